@@ -280,6 +280,11 @@ class Settings(BaseSettings):
         description="Bearer tokens of announcements by webhook: NAME=TOKEN, separated by blanks, by the names of "
         "announcements.yaml.",
     )
+    console_tokens: SecretStr | None = Field(
+        None,
+        description="Who may decide in the console (docs/console.md): NAME=TOKEN, separated by blanks; the governance "
+        "log has the name. Default: the console only reads.",
+    )
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
     )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kfm_dagster.ingest.rehearsal import Rehearsal
 
 LIST_COLUMNS = ("id", "reader", "buckets", "title")
+SHOWN_CHARACTERS = 160
+"""Of a property; a reference system as WKT has a thousand, three times in an Item. `--json` has all."""
 
 
 @click.group()
@@ -126,4 +128,5 @@ def _show(found: Rehearsal) -> None:
     if found.item is not None:
         click.echo(f"  Item {found.item['id']}")
         for name, value in found.item["properties"].items():
-            click.echo(f"    {name}: {value if isinstance(value, str) else json.dumps(value)}")
+            text = value if isinstance(value, str) else json.dumps(value)
+            click.echo(f"    {name}: {text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + '...'}")

@@ -14,11 +14,11 @@ import click
 from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
 from kfm_dagster.errors import KfmError
-from kfm_dagster.governance.log import Decision, UnattributedDecisionError
+from kfm_dagster.governance.log import Decision, UnattributedDecisionError, decision_in
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.plural import counted
-from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,10 +53,7 @@ def _with_decision(command: Command, change_ref: Callable[[Command], Command]) -
 
 def decision_of(settings: Settings, *, actor: str | None, reason: str, change_ref: str | None) -> Decision:
     """Return the decision. Raises UnattributedDecisionError for an empty part, in prod without a change reference."""
-    decision = Decision(actor=actor_of(settings, actor), reason=reason, change_ref=change_ref)
-    if settings.env is Environment.PROD:
-        decision.require_change_ref()
-    return decision
+    return decision_in(settings.env, actor=actor_of(settings, actor), reason=reason, change_ref=change_ref)
 
 
 def proposed_line(proposal_id: int, units: int) -> str:

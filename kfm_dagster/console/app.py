@@ -1,6 +1,7 @@
 """The console's web application: pages for people, metrics for Prometheus, health for monitors.
 
-An answer is made for each request, from a database that refuses writes. Whatever a page might do but show itself
+An answer is made for each request, from a database that refuses writes; only the decision of somebody who is signed in
+goes through a connection that takes them. Whatever a page might do but show itself
 is forbidden by its headers. Belongs here: what all answers have in common, and what a refusal looks like. Does not
 belong here: pages (the modules that give routes), or the server (`serving.py`).
 """
@@ -26,17 +27,20 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kfm_dagster.console import datasets, feeds, overview, runs, units
+from kfm_dagster.console import actions, api, datasets, feeds, overview, replays, runs, units
 from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of
 from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.console.pages import STATIC, Pages, parameters, static
-from kfm_dagster.errors import ContractError, DependencyUnavailableError, KfmError
+from kfm_dagster.console.session import Sessions
+from kfm_dagster.errors import ContractError, DependencyUnavailableError, ExitCode, KfmError
 from kfm_dagster.exports.explanations.explanation import UnknownRunError
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
 from kfm_dagster.exports.unit_filter import BadFilterError
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import report_sections, report_span
+from kfm_dagster.governance.log import UnattributedDecisionError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.recovery.replay.runs import UnknownReplayError
 
 PATH = "/validate"
 METRICS = "/metrics"
@@ -58,18 +62,27 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
     (ContractError, 404),
     (UnknownRunError, 404),
     (NotAcceptableError, 406),
+    (UnattributedDecisionError, 400),
+    (UnknownReplayError, 404),
     (DependencyUnavailableError, 503),
 )
 
 
 def console_app(
-    pipeline: Pipeline, *, hosts: Sequence[str], depths: Callable[[], Mapping[str, int]] = lambda: NO_DEPTHS
+    pipeline: Pipeline,
+    *,
+    hosts: Sequence[str],
+    depths: Callable[[], Mapping[str, int]] = lambda: NO_DEPTHS,
+    deciding: Pipeline | None = None,
 ) -> Starlette:
     """Return the application over a pipeline; it answers requests to these host names, "*" for any.
 
+    Decisions go through `deciding`; without it nobody can make any. Raises ConfigurationError for wrong tokens.
+
     `depths` tells how many messages are on each queue, and must not wait.
     """
-    pages = Pages(pipeline=pipeline)
+    sessions = Sessions.of(pipeline.settings.console_tokens if deciding else None)
+    pages = Pages(pipeline=pipeline, sessions=sessions, deciding=deciding)
 
     def validate(request: Request) -> Response:
         asked = asked_of(parameters(request), accept=request.headers.get("accept", ""))
@@ -104,10 +117,13 @@ def console_app(
             *feeds.routes(pages),
             *datasets.routes(pages),
             *runs.routes(pages),
+            *replays.routes(pages),
+            *actions.routes(pages),
             Route(PATH, validate, methods=["GET"]),
             Route(METRICS, metrics, methods=["GET"]),
             Route(HEALTH, health, methods=["GET"]),
             *(Route(f"/static/{name}", static, methods=["GET"]) for name in STATIC),
+            *api.routes(pipeline),
         ],
         middleware=[
             Middleware(_Hardened),
@@ -140,8 +156,13 @@ class _Hardened:
 
 def _refusal(error: Exception) -> tuple[int, str]:
     if isinstance(error, HTTPException):
-        return error.status_code, f"{error.detail.lower()}; the pages of the console are linked from {overview.FRONT}"
+        known = error.detail in {phrase.phrase for phrase in HTTPStatus}
+        return error.status_code, error.detail.lower() + (
+            f"; the pages of the console are linked from {overview.FRONT}" if known else ""
+        )
     if isinstance(error, KfmError):
-        return next((status for kind, status in _STATUS if isinstance(error, kind)), 500), str(error)
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+        # The command line has an exit code for what the ledger or a guard does not allow.
+        return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
     # Every connection may be in use for too long, and what a driver says may name a user.
     return 503, "the database does not answer; next: see its log, then ask again"

@@ -6,19 +6,24 @@ belong here: what a page says (the module of its routes).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from importlib import resources
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 from kfm_dagster.console.asking import BadRequestError
+from kfm_dagster.console.session import Sessions
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import Pipeline
 
@@ -29,17 +34,45 @@ NAVIGATION: Sequence[tuple[str, str]] = (
     ("/units", "Units"),
     ("/failures", "Failures"),
     ("/gaps", "Gaps"),
+    ("/replays", "Replays"),
+    ("/decisions", "Decisions"),
     ("/validate", "Validation"),
 )
 STATIC: Mapping[str, str] = {"console.css": "text/css", "icon.svg": "image/svg+xml"}
 _LIVE = "live"
 
 
+Answer = Callable[[Request, Mapping[str, str]], Response]
+"""What a form leads to, by its fields."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """Makes the pages of a deployment."""
+    """Makes the pages of a deployment; `pipeline` only reads, `deciding` is for who is signed in, if anybody can be."""
 
     pipeline: Pipeline
+    sessions: Sessions
+    deciding: Pipeline | None = None
+
+    @property
+    def writing(self) -> Pipeline:
+        """The pipeline that decisions go through. Raises HTTPException where the console only reads."""
+        if self.deciding is None:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "the console only reads: KFM_CONSOLE_TOKENS is not set")
+        return self.deciding
+
+    def form(self, path: str, answer: Answer) -> Route:
+        """Return the route of a form; its fields are read here, each once, so that a thread can answer."""
+
+        async def posted(request: Request) -> Response:
+            pairs = parse_qsl(
+                (await request.body()).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=50
+            )
+            if len(dict(pairs)) < len(pairs):
+                raise BadRequestError(observed="a field twice", expected="each once")
+            return await run_in_threadpool(answer, request, dict(pairs))
+
+        return Route(path, posted, methods=["POST"])
 
     def page(self, request: Request, template: str, *, status: int = 200, **content: Any) -> Response:
         """Return a page; `live` views refresh themselves."""
@@ -47,6 +80,8 @@ class Pages:
             "path": request.url.path,
             "navigation": NAVIGATION,
             "env": self.pipeline.settings.env.value,
+            "actor": self.sessions.actor_of(request),
+            "can_sign_in": bool(self.sessions.tokens),
             "at": self.pipeline.clock(),
             "live_seconds": LIVE_SECONDS if is_live(request) else None,
             "live_link": with_query(request, **{_LIVE: None if is_live(request) else "1"}),

@@ -25,15 +25,19 @@ SHUTDOWN_SECONDS = 5
 """What an answer under way has left after the signal."""
 
 
-def serve(pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], None]) -> None:
+def serve(
+    pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], None], deciding: Pipeline | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM, which is raised again afterwards; `ready` gets the address once it answers there.
+
+    `pipeline` only reads; decisions go through `deciding`, where anybody may make some.
 
     Raises ConfigurationError where the address cannot be taken.
     """
     with _listening(host, port) as listening:
         watch = QueueWatch(pipeline)
         hosts = ["localhost", host, f"[{host}]"] if is_loopback(host) else ["*"]
-        app = console_app(pipeline, hosts=hosts, depths=watch.depths)
+        app = console_app(pipeline, hosts=hosts, depths=watch.depths, deciding=deciding)
         config = uvicorn.Config(
             app,
             lifespan="off",

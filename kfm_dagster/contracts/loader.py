@@ -247,6 +247,7 @@ def _refuse_shared_keys(one: DatasetContract, other: DatasetContract) -> None:
                     "two contracts claim the same keys, so a topic cannot be routed",
                     observed=f"{one.id} ({mine!r}) and {other.id} ({theirs!r}) in {shared[0]}",
                     expected="prefixes of which none starts with another",
+                    next_step="lengthen prefixes until they part; where folders are shared, one contract takes both",
                 )
 
 

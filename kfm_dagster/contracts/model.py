@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -133,6 +134,13 @@ class TimeField(ContractPart):
         return value
 
 
+def _refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
+    """Refuse groups that fields use, and the key pattern has not. Raises ValueError, which names both."""
+    if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:
+        named = ", ".join(f"{field} {names}" for field, names in missing.items())
+        raise ValueError(f"groups that are not in the key pattern: {named}; it has {sorted(groups)}")
+
+
 class KeyGrammar(ContractPart):
     """The key's grammar. `pattern` is a full-match regular expression with named groups; times are UTC."""
 
@@ -147,11 +155,12 @@ class KeyGrammar(ContractPart):
             groups = set(re.compile(self.pattern).groupindex)
         except re.error as error:
             raise ValueError(f"pattern is no regular expression: {error}") from None
-        templates = [self.start.value] + ([self.end.value] if self.end else [])
-        used = {name for template in templates for name in re.findall(r"{(\w+)}", template)}
-        used |= {self.end_offset_hours} if self.end_offset_hours else set()
-        if missing := used - groups:
-            raise ValueError(f"groups {sorted(missing)} are not in the pattern, which has {sorted(groups)}")
+        used = {
+            "start": set(re.findall(r"{(\w+)}", self.start.value)),
+            "end": set(re.findall(r"{(\w+)}", self.end.value)) if self.end else set(),
+            "end_offset_hours": {self.end_offset_hours} if self.end_offset_hours else set(),
+        }
+        _refuse_missing(used, groups)
         if self.end and self.end_offset_hours:
             raise ValueError("end and end_offset_hours exclude each other")
         return self
@@ -476,9 +485,7 @@ class DatasetContract(ContractPart):
             "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"},
             "virtual": {name for store in self.virtual for name in store.groups},
         }
-        if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:
-            named = ", ".join(f"{field} {names}" for field, names in missing.items())
-            raise ValueError(f"groups that are not in the key pattern: {named}; it has {sorted(groups)}")
+        _refuse_missing(used, groups)
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):
             raise ValueError(f"ledger.extension_fields {sorted(shadowed)} shadow canonical fields of the ledger")
         return self

@@ -122,6 +122,8 @@ def stage_asset(
         check_specs=gate_specs(key, gates, days=days),
         partitions_def=days,
         group_name=slug(dataset),
+        # Of all its steps: a limit on it is one on the runs that have work of the dataset (dagster.yaml).
+        pool=dataset,
     )
 
 

@@ -16,6 +16,7 @@ import orjson
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
+from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
 
@@ -99,6 +100,14 @@ class Decision:
             )
 
 
+def decision_in(env: Environment, *, actor: str, reason: str, change_ref: str | None) -> Decision:
+    """Return a decision. Raises UnattributedDecisionError for an empty part, in prod without a change reference."""
+    decision = Decision(actor=actor, reason=reason, change_ref=change_ref)
+    if env is Environment.PROD:
+        decision.require_change_ref()
+    return decision
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GovernanceEntry:
     """One entry. `record_version`, `from_status` and `to_status` name the transition that a decision allowed.
@@ -120,6 +129,33 @@ class GovernanceEntry:
     details: Mapping[str, Any] = field(default_factory=dict)
     proposal_id: int | None = None
     approved_by: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "entry_id": self.entry_id,
+            "at": rfc3339(self.at),
+            "actor": self.actor,
+            "action": self.action,
+            "dataset": self.dataset,
+            "wal_id": self.wal_id,
+            "record_version": self.record_version,
+            "from_status": self.from_status,
+            "to_status": self.to_status,
+            "change": self._change(),
+            "change_ref": self.change_ref,
+            "reason": self.reason,
+            "details": dict(self.details),
+            "proposal_id": self.proposal_id,
+            "approved_by": self.approved_by,
+        }
+
+    def _change(self) -> str | None:
+        if self.record_version is not None:
+            return f"{self.from_status} > {self.to_status} (version {self.record_version})"
+        if self.action == GovernanceAction.KILL_SWITCH_ON:
+            return f"until {self.details.get('expires_at') or 'it is taken back'}"
+        return None
 
 
 class GovernanceLog:

@@ -9,7 +9,8 @@ database. Does not belong here: which changes there are (`store.py`), and who de
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum, unique
 from functools import partial
 from typing import Any, Final
@@ -42,6 +43,16 @@ _LEVELS: Final = {
     LedgerEvent.QUARANTINED: logging.WARNING,
     LedgerEvent.RECOVERED: logging.INFO,
 }
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Log no event of this process meanwhile: a unit of a rehearsal is none of the deployment's."""
+    before, _LOG.disabled = _LOG.disabled, True
+    try:
+        yield
+    finally:
+        _LOG.disabled = before
 
 
 def announce(tx: Transaction, event: LedgerEvent, rows: Iterable[Any], *, by_person: bool = False) -> tuple[Any, ...]:

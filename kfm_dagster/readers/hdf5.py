@@ -345,13 +345,14 @@ class Hdf5Dataset(Hdf5Object):
     def storage(self) -> StoredValues:
         """How all values are stored; for who refers to them or reads few. Raises ReadError for what is no number."""
         pipelines = self._messages.get(messages.FILTERS, ())
+        datatype = messages.datatype(self._one(messages.DATATYPE))
         return StoredValues(
             file=self._file,
             name=self.name,
             shape=self.shape,
-            datatype=messages.datatype(self._one(messages.DATATYPE)),
+            datatype=datatype,
             layout=messages.layout(self._one(messages.LAYOUT)),
-            filters=tuple(messages.filters(pipelines[0])) if pipelines else (),
+            filters=tuple(messages.filters(pipelines[0], datatype.size)) if pipelines else (),
             fill=messages.fill_value(self._messages),
         )
 
@@ -386,7 +387,7 @@ class Hdf5Dataset(Hdf5Object):
         if stored > MAX_CHUNK_BYTES or skipped:
             raise unreadable(f"variable {self.name} has a chunk of {stored} bytes with filters skipped")
         pipelines = self._messages.get(messages.FILTERS, ())
-        filters = messages.filters(pipelines[0]) if pipelines else ()
+        filters = messages.filters(pipelines[0], datatype.size) if pipelines else ()
         data = unfiltered(self._file.read(address, stored), filters, chunk_bytes, datatype.size, name=self.name)
         start = (index - offset) * datatype.size
         return _number(datatype, data[start : start + datatype.size])

@@ -18,7 +18,15 @@ from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, fletcher32
 from kfm_dagster.readers.hdf5_forms import unreadable
 from kfm_dagster.readers.hdf5_index import tree_1_children
-from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes, Layout
+from kfm_dagster.readers.hdf5_messages import (
+    DEFLATE,
+    FLETCHER32,
+    SHUFFLE,
+    UNDEFINED,
+    Datatype,
+    FileBytes,
+    Layout,
+)
 
 MAX_CHUNKS = 16_384
 """Of one variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
@@ -26,8 +34,6 @@ MAX_CHUNK_BYTES = 1 << 20
 """Largest chunk that is decompressed here; the ABI's longest axis has 43 KB."""
 MAX_SMALL_BYTES = 1 << 18
 """Largest variable whose values are read; the same axis as 64-bit numbers has 174 KB."""
-DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
-"""Identifiers of the filters that HDF5 itself defines (IV.A.2.l)."""
 
 
 class StoredChunk(NamedTuple):

@@ -25,6 +25,9 @@ UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
 DATASPACE, LINK_INFO, DATATYPE, LINK, LAYOUT, FILTERS, ATTRIBUTE = 0x01, 0x02, 0x03, 0x06, 0x08, 0x0B, 0x0C
 OLD_FILL_VALUE, FILL_VALUE = 0x04, 0x05
 SYMBOL_TABLE, ATTRIBUTE_INFO = 0x11, 0x15
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+"""Identifiers of the filters that HDF5 itself defines (IV.A.2.l)."""
+MAX_DEFLATE_LEVEL = 9
 _CONTINUATION = 0x10
 
 MAX_HEADER_BYTES = 1 << 16
@@ -314,8 +317,11 @@ def layout(body: bytes) -> Layout:
     raise unreadable(f"a data layout of version {version} and class {kind}")
 
 
-def filters(body: bytes) -> list[int]:
-    """List the identifiers in a checked filter pipeline message, in the order of writing (IV.A.2.l)."""
+def filters(body: bytes, element_bytes: int) -> list[int]:
+    """List the identifiers in a checked filter pipeline message, in the order of writing (IV.A.2.l).
+
+    Raises ReadError for a level that deflate has not, and for bytes shuffled by another size than the element's.
+    """
     version, count = body[0], body[1]
     found = []
     at = 8 if version == 1 else 2
@@ -327,7 +333,13 @@ def filters(body: bytes) -> list[int]:
         name = int.from_bytes(body[at + 2 : at + 4], "little") if named else 0
         values_at = at + (8 if named else 6)
         values = int.from_bytes(body[values_at - 2 : values_at], "little")
+        given = Struct(f"<{values}I").unpack_from(body, values_at + name)
         at = values_at + name + 4 * (values + (values & 1 if version == 1 else 0))
+        # libhdf5 reads no chunk of another level, though none is needed to inflate it.
+        if identifier == DEFLATE and (values != 1 or given[0] > MAX_DEFLATE_LEVEL):
+            raise unreadable(f"deflate with {given}; expected one level, up to {MAX_DEFLATE_LEVEL}")
+        if identifier == SHUFFLE and given != (element_bytes,):
+            raise unreadable(f"shuffle with {given}; expected the {element_bytes} bytes of an element")
     return found
 
 

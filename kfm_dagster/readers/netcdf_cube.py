@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.hdf5 import TAIL_BLOCKS, AttributeValue, Hdf5Group, read_hdf5
-from kfm_dagster.readers.hdf5_chunks import DEFLATE, FLETCHER32, SHUFFLE, StoredChunk, StoredValues
+from kfm_dagster.readers.hdf5_chunks import StoredChunk, StoredValues
 from kfm_dagster.readers.hdf5_forms import unreadable
+from kfm_dagster.readers.hdf5_messages import DEFLATE, FLETCHER32, SHUFFLE
 from kfm_dagster.readers.netcdf_header import NamedDataset, named_datasets, shown
 from kfm_dagster.readers.ranges import BlockCache
 

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from kfm_dagster.readers.hdf5_chunks import DEFLATE, FLETCHER32, SHUFFLE, StoredChunk
+from kfm_dagster.readers.hdf5_chunks import StoredChunk
+from kfm_dagster.readers.hdf5_messages import DEFLATE, FLETCHER32, SHUFFLE
 from kfm_dagster.readers.netcdf_cube import CubeStep, StoredVariable
 from kfm_dagster.virtual.zarr3 import METADATA, array_of, is_message, to_version_2, to_version_3
 

@@ -69,6 +69,8 @@ def test_a_sound_sample_gives_its_item_and_leaves_nothing(
     text = call("dataset", "check", str(contract(same)), "--sample", str(sample)).out
     assert text.startswith("hrrr: the contract is in order\n")
     assert "  Item hrrr.20250402." in text
+    assert "    proj:wkt2: PROJCRS" in text
+    assert max(map(len, text.splitlines())) < 200 < len(told["item"]["properties"]["proj:wkt2"])
 
 
 def test_an_object_that_the_listing_sets_leave_out_is_taken_in_and_named(
@@ -117,7 +119,7 @@ AT_FAULT: dict[str, tuple[Change, Change, str]] = {
 
 @pytest.mark.parametrize("what", AT_FAULT)
 def test_what_an_ingest_would_refuse_is_said_with_exit_code_4(
-    what: str, call: Call, contract: Callable[[Change], Path], sample: Path
+    what: str, call: Call, contract: Callable[[Change], Path], sample: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     change, spoil, said = AT_FAULT[what]
     sample.write_bytes(spoil(sample.read_bytes().decode("latin-1")).encode("latin-1"))
@@ -128,6 +130,7 @@ def test_what_an_ingest_would_refuse_is_said_with_exit_code_4(
     assert isinstance(told, dict)
     assert any(said in finding for finding in told["findings"]), told["findings"]
     assert not told["is_sound"]
+    assert caplog.messages == [], "events are of the deployment's own units"
 
 
 def test_a_sample_that_the_contract_does_not_name_is_one_line(
@@ -173,16 +176,20 @@ def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, t
     assert "hrrr is announced by a topic; observed no --topic" in refused.err
 
 
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("region", "stac.item_id ['region'], ledger.extension_fields ['region'], integrity.peers.groups ['region']"),
+        ("lead", "end_offset_hours ['lead']"),
+    ],
+)
 def test_a_group_that_the_pattern_has_not_is_named_with_the_fields_that_use_it(
-    call: Call, contract: Callable[[Change], Path]
+    group: str, said: str, call: Call, contract: Callable[[Change], Path]
 ) -> None:
-    answer = call("dataset", "check", str(contract(lambda text: text.replace("(?P<region>conus", "(?:conus"))))
+    answer = call("dataset", "check", str(contract(lambda text: text.replace(f"(?P<{group}>", "(?:"))))
     assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1)
-    said = (
-        "groups that are not in the key pattern: stac.item_id ['region'], ledger.extension_fields ['region'], "
-        "integrity.peers.groups ['region']; it has"
-    )
-    assert f"observed parts that do not go together; expected {said}" in answer.err
+    wanted = f"groups that are not in the key pattern: {said}; it has"
+    assert f"observed parts that do not go together; expected {wanted}" in answer.err
 
 
 @pytest.mark.parametrize("like", ["hrrr", "nexrad-l3"])

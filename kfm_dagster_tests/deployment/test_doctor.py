@@ -333,7 +333,8 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         "dagster.yaml",
     ),
     "runs that are not queued": (
-        lambda d: d.dagster(run_coordinator=None), "instance", FAULT, "no run_coordinator", "dagster.yaml"
+        lambda d: d.dagster(run_coordinator=None, concurrency=None), "instance", FAULT, "no run_coordinator",
+        "dagster.yaml",
     ),
     "a live share that the limits do not keep": (
         lambda d: d.set(KFM_LIVE_SHARE="1"), "instance", WARNING, "1 of 3 runs", "limit"

@@ -113,6 +113,7 @@ def instance() -> dict[str, Any]:
             "class": daemon["runCoordinator"]["type"],
             "config": snaked(queued),
         },
+        "concurrency": {key: snaked(values["concurrency"][key]) for key in ("pools", "runs")},
         "compute_logs": values["computeLogManager"]["config"]["customComputeLogManager"],
         "run_monitoring": snaked(daemon["runMonitoring"]),
         **({"run_retries": snaked(daemon["runRetries"])} if daemon["runRetries"]["enabled"] else {}),

@@ -6,8 +6,10 @@ that a whole run makes no more (`integration/test_requests.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -23,6 +25,7 @@ from kfm_dagster.storage.s3 import Fetched
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, SUBJECTS, Specimen
 
 KIB, MIB = 1 << 10, 1 << 20
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "datasets.md"
 
 
 class Most(NamedTuple):
@@ -119,6 +122,12 @@ def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
 def indexed(specimen: Specimen) -> bool:
     """Whether a model's object has its index: without one its messages are walked."""
     return specimen.dataset not in {"hrrr", "gfs", "gefs", "nbm"} or specimen.index is not None
+
+
+def test_the_page_has_the_requests_of_every_dataset() -> None:
+    rows = re.findall(r"(?m)^\| (`[^|]+`) \| (\d) \| ", PAGE.read_text(encoding="utf-8"))
+    stated = {name: int(requests) for names, requests in rows for name in re.findall(r"[a-z0-9-]+", names)}
+    assert stated == {name: most.requests for name, most in MOST.items()}
 
 
 @pytest.mark.clause("OPR-06")

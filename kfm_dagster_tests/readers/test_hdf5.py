@@ -301,3 +301,30 @@ def test_a_form_that_libhdf5_refuses_is_refused(forged: Callable[[], bytes]) -> 
         everything_by_libhdf5()
     with pytest.raises(ReadError, match="HDF5: "):
         read_hdf5(BytesSource(content), everything)
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize("change", [(b"deflate\0", 10), (b"deflate\0", 0x202020), (b"shuffle\0", 0), (b"shuffle\0", 4)])
+def test_filters_with_values_that_are_not_theirs_are_refused(change: tuple[bytes, int]) -> None:
+    """libhdf5 refuses the chunk, or undoes another shuffle than the one that was done."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver="earliest") as file:
+        file.create_dataset("v", data=range(1000), dtype="i2", chunks=(500,), compression=4, shuffle=True)
+    whole = buffer.getvalue()
+    assert read_hdf5(BytesSource(whole), _third_and_all)[0] == 3
+    name, value = change
+    at = whole.index(name) + len(name)
+    forged = whole[:at] + struct.pack("<I", value) + whole[at + 4 :]
+    try:
+        with h5py.File(io.BytesIO(forged), "r") as file:
+            assert file["v"][3] != 3
+    except OSError:
+        pass
+    for question in (_third_and_all, lambda root: root.datasets()["v"].storage):
+        with pytest.raises(ReadError, match=f"HDF5: {name[:-1].decode()} with"):
+            read_hdf5(BytesSource(forged), question)
+
+
+def _third_and_all(root: Hdf5Group) -> tuple[float | None, bytes]:
+    variable = root.datasets()["v"]
+    return variable.element(3), variable.storage.values()

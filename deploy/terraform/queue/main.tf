@@ -1,5 +1,6 @@
 # The queue of a dataset, as `kfm queue create` makes it: `kfm queue create --dataset D --print terraform` prints its call.
 # One module call makes the queues; of further datasets on the same queue, add the topics to `topics` of that call.
+# The provider has to be of the topics' region, us-east-1 for NODD's.
 
 terraform {
   required_providers {

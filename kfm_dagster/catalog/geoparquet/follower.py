@@ -2,7 +2,7 @@
 
 A few Items are a small part of their own; parts in which an Item was updated or withdrawn are written again without it,
 so that every part is what it says, for every reader. Does not belong here: which parts are merged (`parts.py`), what
-makes them stand (`days.py`).
+makes them stand (`days.py`), how a day that is over becomes one file (`compaction.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kfm_dagster.catalog.changes import FollowError, ItemChange
+from kfm_dagster.catalog.geoparquet.compaction import candidates, compacted, is_due
 from kfm_dagster.catalog.geoparquet.days import Day, LostPartsError, files_of, folder, read_days, years
 from kfm_dagster.catalog.geoparquet.order import ordered
 from kfm_dagster.catalog.geoparquet.parts import DayPart, parts_of, to_merge
@@ -44,7 +45,8 @@ class GeoParquet:
         with _answering(contract):
             for year, by_day in by_year.items():
                 where = folder(contract.stac.collection, year)
-                files = {day: names for day, names in self._files(where).items() if day in by_day}
+                found = self._files(where)
+                files = {day: names for day, names in found.items() if day in by_day}
                 days = read_days(self._publisher, where, files)
                 for day, of_day in by_day.items():
                     stands = days.get(day, Day(day=day))
@@ -53,6 +55,8 @@ class GeoParquet:
                         self._write(where, stands, new)
                 if files:
                     self._clear(where, files)
+                quiet = {day: names for day, names in found.items() if day not in by_day}
+                self._compact(where, quiet, newest=max(by_day), through=changes[-1].change_id)
 
     def forget(self, contract: DatasetContract) -> None:
         """Take away all files of a collection. Raises FollowError."""
@@ -77,7 +81,11 @@ class GeoParquet:
         through = max(change.change_id for change in changes)
         new = dict(parts_of(ordered(merged(tables)), stands.after(through, ()).prefix)) if tables else {}
         day = stands.after(through, [*(part for part in others if part not in again), *new])
-        parts = {f"{where}/{part.name}": content for part, content in new.items()}
+        self._publish(where, day, {part.name: content for part, content in new.items()})
+
+    def _publish(self, where: str, day: Day, new: Mapping[str, bytes]) -> None:
+        """Put the new parts of a day in their places, then the description that makes them stand."""
+        parts = {f"{where}/{name}": content for name, content in new.items()}
         description = f"{where}/{day.name()}"
         with self._publisher.staging({**parts, description: day.content()}) as staged:
             for level in (list(parts), [description]):
@@ -85,6 +93,26 @@ class GeoParquet:
                     raise failure
                 # A description that survives a power loss without its parts would be none.
                 staged.settle()
+
+    def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
+        """Let one day that is over, and that these changes leave alone, become one file where it is due.
+
+        It is then a day after the change `through`, the last of those that are followed.
+        """
+        if not (days := candidates(files, newest)):
+            return
+        # The one that has been left alone the longest; the number of its last change is in the names.
+        day = min(days, key=lambda one: max(files[one]).removeprefix(one))
+        stands = read_days(self._publisher, where, {day: files[day]}).get(day, Day(day=day))
+        if is_due(stands, through):
+            made = compacted(stands, [self._content(where, part) for part in stands.parts], through)
+            if made is None:
+                return
+            stands, content = made
+            self._publish(where, stands, {stands.parts[0].name: content})
+        if len(stands.parts) == 1:
+            # Also where a crash has kept it from being cleared.
+            self._clear(where, {day: files[day]})
 
     def _clear(self, where: str, files: Mapping[str, Sequence[str]]) -> None:
         """Take away what no longer stands of days that had files: also what a crash or a stalled writer left."""
@@ -103,10 +131,13 @@ class GeoParquet:
         return files_of(self._publisher.names(where))
 
     def _read(self, where: str, part: DayPart, columns: Sequence[str] | None = None) -> pa.Table:
+        return pq.read_table(pa.BufferReader(self._content(where, part)), columns=columns)
+
+    def _content(self, where: str, part: DayPart) -> bytes:
         path = f"{where}/{part.name}"
         if (content := self._publisher.read([path]).get(path)) is None:
             raise LostPartsError(observed=path, next_step="kfm stac rebuild --place geoparquet")
-        return pq.read_table(pa.BufferReader(content), columns=columns)
+        return content
 
     def _ids_of(self, where: str, part: DayPart) -> pa.Array:
         """Return the ids of a part's Items."""

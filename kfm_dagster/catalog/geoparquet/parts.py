@@ -81,18 +81,17 @@ def parts_of(table: pa.Table, prefix: str) -> Iterator[tuple[DayPart, bytes]]:
 def parquet(table: pa.Table) -> bytes:
     """Return the GeoParquet file of ordered rows."""
     sink = pa.BufferOutputStream()
-    described = {b"geo": orjson.dumps(_geo(table)), b"stac-geoparquet": b'{"version":"%s"}' % _VERSION}
-    pq.write_table(
-        table.replace_schema_metadata(described),
-        sink,
-        compression="zstd",
-        row_group_size=GROUP_ROWS,
-        # Statistics of what is asked for; those of assets would make the footer as long as the rows.
-        write_statistics=[f"bbox.{name}" for name in BBOX]
-        + [one.name for one in table.schema if any(is_kind(one.type) for is_kind in _SIMPLE)],
-    )
+    types = _geometry_types(table["geometry"].unique().to_pylist())
+    with _writer(sink, table.schema, types) as writer:
+        writer.write_table(table.replace_schema_metadata(), row_group_size=GROUP_ROWS)
     content: bytes = sink.getvalue().to_pybytes()
     return content
+
+
+def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geo: Iterable[bytes]) -> pq.ParquetWriter:
+    """Open a GeoParquet file for the rows of several, given their descriptions `geo`."""
+    types = {kind for one in geo for kind in orjson.loads(one)["columns"]["geometry"]["geometry_types"]}
+    return _writer(sink, schema, types)
 
 
 def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
@@ -133,7 +132,19 @@ def _text(microseconds: int) -> str:
     return rfc3339(_EPOCH + timedelta(microseconds=microseconds))
 
 
-def _geo(table: pa.Table) -> dict[str, Any]:
+def _writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Iterable[str]) -> pq.ParquetWriter:
+    described = {b"geo": orjson.dumps(_geo(geometry_types)), b"stac-geoparquet": b'{"version":"%s"}' % _VERSION}
+    return pq.ParquetWriter(
+        sink,
+        schema.with_metadata(described),
+        compression="zstd",
+        # Statistics of what is asked for; those of assets would make the footer as long as the rows.
+        write_statistics=[f"bbox.{name}" for name in BBOX]
+        + [one.name for one in schema if any(is_kind(one.type) for is_kind in _SIMPLE)],
+    )
+
+
+def _geo(geometry_types: Iterable[str]) -> dict[str, Any]:
     """GeoParquet's own description; without a CRS coordinates are longitude and latitude (OGC:CRS84)."""
     return {
         "version": GEOPARQUET_VERSION,
@@ -141,7 +152,7 @@ def _geo(table: pa.Table) -> dict[str, Any]:
         "columns": {
             "geometry": {
                 "encoding": "WKB",
-                "geometry_types": sorted(_geometry_types(table["geometry"].unique().to_pylist())),
+                "geometry_types": sorted(geometry_types),
                 "covering": {"bbox": {name: ["bbox", name] for name in BBOX}},
             }
         },

@@ -22,13 +22,13 @@ from kfm_dagster.cli.quarantine.options import json_option, wal_ids_argument
 from kfm_dagster.cli.quarantine.output import say_outcome
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import ExitCode, IllegalTransitionError, RecordMovedError
+from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.cases import CaseConflictError, CaseState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery import overrides
+from kfm_dagster.recovery.quarantined import open_versions
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 
@@ -65,8 +65,7 @@ def release(
     decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
     decision.require_change_ref()
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
-        records = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
-        seen = {WalId(record.wal_id): record.version for record in records}
+        records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
         proposal_id = overrides.release(pipeline, seen, decision=decision, replay_reason=replay_reason, tx=tx)
     if proposal_id is not None:
         proposed = json.dumps({"proposal_id": proposal_id, "units": len(seen)})
@@ -98,34 +97,16 @@ def discard(
     """
     decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
-        records = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
-        seen = {WalId(record.wal_id): record.version for record in records}
+        records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
         cases_of(pipeline).discard(seen, decision=decision, tx=tx)
     say_outcome(records, "discarded", as_json=as_json)
 
 
 def _quarantined(
     pipeline: Pipeline, wal_ids: tuple[str, ...], version: int | None, *, to_status: Status, tx: Transaction
-) -> list[NoddWalRecord]:
-    """Return the named records, if each is quarantined with an open case, at the wanted version."""
+) -> tuple[list[NoddWalRecord], dict[WalId, int]]:
+    """Return the named records and their versions, if each is quarantined with an open case, at the wanted version."""
     if version is not None and len(set(wal_ids)) > 1:
         raise click.UsageError("--version goes with one WAL_ID only")
     records = records_of(pipeline, wal_ids, tx)
-    for record in records:
-        if version is not None and record.version != version:
-            raise RecordMovedError(record.wal_id, version=version, found=record.version)
-        if record.status is not Status.QUARANTINED:
-            raise IllegalTransitionError(
-                wal_id=record.wal_id,
-                from_status=record.status,
-                to_status=to_status,
-                expected="a unit of kfm quarantine list",
-                why="the unit is not quarantined",
-            )
-        if cases_of(pipeline).of(record.wal_id, tx=tx)[0].state is CaseState.DISCARDED:
-            raise CaseConflictError(
-                "the unit was discarded, and that is for good",
-                observed=record.wal_id,
-                next_step=f"kfm quarantine show {record.wal_id} tells who decided it and why",
-            )
-    return records
+    return records, open_versions(pipeline, records, version=version, to_status=to_status, tx=tx)

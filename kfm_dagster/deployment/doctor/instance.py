@@ -92,8 +92,9 @@ def _retries(retries: Mapping[str, Any]) -> Iterator[Diagnosis]:
 
 def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]:
     coordinator = _part(config, "run_coordinator")
-    queued = _part(coordinator, "config")
-    slots = _part(_part(config, "concurrency"), "runs").get("max_concurrent_runs", queued.get("max_concurrent_runs"))
+    # An older dagster.yaml has them with the coordinator; Dagster takes one of both.
+    runs = {**_part(coordinator, "config"), **_part(_part(config, "concurrency"), "runs")}
+    slots = runs.get("max_concurrent_runs")
     if coordinator.get("class") != "QueuedRunCoordinator" and slots is None:
         yield fault(
             "runs are not queued: as many start at a time as are asked for",
@@ -110,7 +111,7 @@ def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]
             next_step="set max_concurrent_runs in dagster.yaml",
         )
         return
-    limits = queued.get("tag_concurrency_limits") or []
+    limits = runs.get("tag_concurrency_limits") or []
     bulk = [one.get("limit") for one in limits if one.get("key") == LANE and one.get("value") == BULK]
     allowed = settings.bulk_runs(slots)
     if not bulk or int(bulk[0]) > allowed:

@@ -1,0 +1,151 @@
+"""Replays: everything that a filter means is let in again, by the replay engine with its guards, pace and account.
+
+A dry run says what is eligible before anything is started; the deployment's daemon lets the batches in, and a replay is
+paused, resumed and stopped here. Does not belong here: the engine (`recovery/replay/`), one unit's release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kfm_dagster.console.actions import DECISIONS, decided, see
+from kfm_dagster.console.asking import given
+from kfm_dagster.console.pages import Pages, parameters
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.exports.unit_filter import BadFilterError, UnitFilter
+from kfm_dagster.exports.unit_search import search_units
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.limits import LIMITS
+from kfm_dagster.recovery.replay.runs import ReplayRun
+from kfm_dagster.recovery.replay.selection import API_VERSION, EVERY_DATASET, Mode, Selection, selection_of
+from kfm_dagster.recovery.starting import start
+
+MOST_NAMED = 10_000
+"""Units that a selection names; one by dataset, code and time has no need to."""
+_PAGE = 1_000
+_TO_BE_GIVEN = "to be given with the decision"
+_MODES = {Status.FAILED: Mode.FAILED_ONLY, Status.QUARANTINED: Mode.REPAIR_AND_REPLACE}
+
+
+def routes(pages: Pages) -> list[Route]:
+    """Return the routes of replays."""
+    pipeline = pages.pipeline
+
+    def listed(request: Request) -> Response:
+        given(parameters(request), known=())
+        return pages.page(request, "replays.html", replays=ReplayEngine(pipeline=pipeline).newest())
+
+    def one(request: Request) -> Response:
+        given(parameters(request), known=())
+        replay_run_id = str(request.path_params["replay_run_id"])
+        return pages.page(request, "replay.html", report=ReplayEngine(pipeline=pipeline).report(replay_run_id))
+
+    def dry_run(request: Request) -> Response:
+        wanted = UnitFilter.of_query(parameters(request))
+        plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, wanted), change_ref=_TO_BE_GIVEN)
+        return pages.page(request, "replay_plan.html", wanted=wanted, query=wanted.query(), plan=plan)
+
+    def begin(request: Request, fields: Mapping[str, str]) -> Response:
+        filters = {name: value for name, value in fields.items() if name not in {"reason", "change_ref"}}
+        form = decided(pages, request, fields, known=tuple(filters))
+        selection = selection_for(pages.writing, UnitFilter.of_query(list(filters.items())))
+        started = start(ReplayEngine(pipeline=pages.writing), selection, form.decision)
+        if started.proposal_id is not None:
+            return see(DECISIONS)
+        return see(f"/replays/{started.replay_run_id}" if started.replay_run_id else "/replays")
+
+    def retry(request: Request, fields: Mapping[str, str]) -> Response:
+        form = decided(pages, request, fields)
+        named = {"wal_ids": [str(request.path_params["wal_id"])]}
+        selection = _selection(pages.writing, Status.FAILED, named)
+        started = start(ReplayEngine(pipeline=pages.writing), selection, form.decision)
+        return see(f"/replays/{started.replay_run_id}" if started.replay_run_id else f"/units/{named['wal_ids'][0]}")
+
+    def change(by: Callable[[ReplayEngine, str, Decision], ReplayRun]) -> Callable[..., Response]:
+        def answer(request: Request, fields: Mapping[str, str]) -> Response:
+            form = decided(pages, request, fields)
+            replay_run_id = str(request.path_params["replay_run_id"])
+            by(ReplayEngine(pipeline=pages.writing), replay_run_id, form.decision)
+            return see(f"/replays/{replay_run_id}")
+
+        return answer
+
+    return [
+        Route("/replays", listed, methods=["GET"]),
+        Route("/replays/dry-run", dry_run, methods=["GET"]),
+        pages.form("/replays", begin),
+        pages.form("/units/{wal_id:uuid}/retry", retry),
+        Route("/replays/{replay_run_id:uuid}", one, methods=["GET"]),
+        pages.form("/replays/{replay_run_id:uuid}/pause", change(ReplayEngine.pause)),
+        pages.form("/replays/{replay_run_id:uuid}/resume", change(ReplayEngine.resume)),
+        pages.form("/replays/{replay_run_id:uuid}/stop", change(ReplayEngine.stop)),
+    ]
+
+
+def selection_for(pipeline: Pipeline, wanted: UnitFilter) -> Selection:
+    """Return what a filter means as a replay's selection: the first units, as many as one replay may have.
+
+    Raises BadFilterError where the filter means no failed or quarantined units, or more than a selection can name.
+    """
+    if wanted.status is None or wanted.status not in _MODES:
+        raise BadFilterError(observed=f"status {wanted.status or 'of any kind'}", expected=" or ".join(_MODES))
+    # A selection has no such filters: it names the units.
+    by_name = wanted.text or wanted.operator
+    return _selection(pipeline, wanted.status, _named(pipeline, wanted) if by_name else _ranges(pipeline, wanted))
+
+
+def _selection(pipeline: Pipeline, status: Status, filters: Mapping[str, Any]) -> Selection:
+    env = pipeline.settings.env
+    spec = {
+        "mode": _MODES[status],
+        "filters": {"status": [status], **filters},
+        "limits": {"max_records": LIMITS[env].max_selection_records},
+        "options": {"allow_repair_and_replace": status is Status.QUARANTINED},
+    }
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": "ReplaySelection",
+        "metadata": {"name": "console", "env": env},
+        "spec": spec,
+    }
+    return selection_of(document, source="the console")
+
+
+def _ranges(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
+    found: dict[str, Any] = {"datasets": [wanted.dataset or EVERY_DATASET]}
+    if wanted.code is not None:
+        found["error_codes"] = [wanted.code]
+    times = {"start": wanted.since, "end": wanted.until}
+    if any(times.values()):
+        found["event_time"] = {name: rfc3339(at) for name, at in times.items() if at is not None}
+    else:
+        # What comes from now on is no part of it.
+        found["created"] = {"before": rfc3339(pipeline.clock())}
+    return found
+
+
+def _named(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
+    wal_ids: list[str] = []
+    after: str | None = None
+    while True:
+        page = search_units(pipeline, wanted, after=after, limit=_PAGE)
+        wal_ids += [row["wal_id"] for row in page.rows]
+        if len(wal_ids) > MOST_NAMED:
+            raise BadFilterError(
+                observed=f"more than {MOST_NAMED} units by a part of their key, or by operator",
+                expected="a dataset, a code or a time that means fewer",
+            )
+        if page.after is None:
+            break
+        after = page.after
+    if not wal_ids:
+        raise BadFilterError("no unit is meant", observed="none", expected="one unit or more")
+    return {"wal_ids": wal_ids}

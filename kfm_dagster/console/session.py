@@ -1,0 +1,114 @@
+"""Who decides: a person signs in with a token of KFM_CONSOLE_TOKENS, and a signed cookie says so for some hours.
+
+The governance log has the name that the token belongs to. A form is taken only from a page of this server: the cookie
+goes along with no request of another site (SameSite=Strict), and the Origin that browsers state has to be this host.
+Does not belong here: what is decided (`actions.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kfm_dagster.errors import ConfigurationError
+
+COOKIE = "kfm_console"
+SESSION_SECONDS = 8 * 3600
+"""A working day."""
+SHORTEST_TOKEN = 16
+"""Characters; 16 random ones of base64 have 96 bits."""
+_NAME = re.compile(r"[\w.@-]{1,80}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sessions:
+    """Signs people in. `tokens` are theirs by name; nobody can sign in where there are none."""
+
+    tokens: Mapping[str, SecretStr]
+
+    @classmethod
+    def of(cls, tokens: SecretStr | None) -> Sessions:
+        """Read NAME=TOKEN, separated by blanks. Raises ConfigurationError, which shows no token."""
+        found: dict[str, SecretStr] = {}
+        for part in (tokens.get_secret_value() if tokens else "").split():
+            name, _, token = part.partition("=")
+            if not _NAME.fullmatch(name) or len(token) < SHORTEST_TOKEN or name in found:
+                raise ConfigurationError(
+                    "environment variable KFM_CONSOLE_TOKENS is wrong",
+                    observed="a value that is not shown",
+                    expected=f"NAME=TOKEN, separated by blanks, each name once, {SHORTEST_TOKEN} characters or more",
+                    next_step="correct or unset KFM_CONSOLE_TOKENS",
+                )
+            found[name] = SecretStr(token)
+        return cls(tokens=found)
+
+    def actor_of(self, request: Request) -> str | None:
+        """Return who is signed in, or None."""
+        name, _, rest = request.cookies.get(COOKIE, "").partition("|")
+        until, _, signature = rest.partition("|")
+        if name not in self.tokens or not hmac.compare_digest(
+            signature.encode(), self._signature(name, until).encode()
+        ):
+            return None
+        # Signed, so a number.
+        return name if int(until) > time.time() else None
+
+    def sign_in(self, token: str, request: Request, response: Response) -> str | None:
+        """Sign in whom a token belongs to, and return the name; None for a token of nobody."""
+        given = hashlib.sha256(token.encode()).digest()
+        actor = None
+        for name, own in self.tokens.items():
+            # Each is compared, and digests are of one length: time tells nothing.
+            if hmac.compare_digest(given, hashlib.sha256(own.get_secret_value().encode()).digest()):
+                actor = name
+        if actor is not None:
+            until = str(int(time.time()) + SESSION_SECONDS)
+            response.set_cookie(
+                COOKIE,
+                f"{actor}|{until}|{self._signature(actor, until)}",
+                max_age=SESSION_SECONDS,
+                httponly=True,
+                samesite="strict",
+                secure=request.url.scheme == "https",
+            )
+        return actor
+
+    def sign_out(self, response: Response) -> None:
+        """Forget who is signed in."""
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+
+    def require_actor(self, request: Request) -> str:
+        """Return who decides by a form. Raises HTTPException for one that is not signed in, or another site's form."""
+        require_own_form(request)
+        actor = self.actor_of(request)
+        if actor is None:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "sign in to decide; the console only reads without a token")
+        return actor
+
+    def _signature(self, name: str, until: str) -> str:
+        # Of the person's own token and this process: another token, or another start, ends the session.
+        key = _PROCESS_KEY + self.tokens[name].get_secret_value().encode()
+        return hmac.new(key, f"{name}|{until}".encode(), "sha256").hexdigest()
+
+
+def require_own_form(request: Request) -> None:
+    """Refuse a form that a page of another site has sent. Raises HTTPException."""
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    if (origin is not None and urlsplit(origin).netloc != request.headers.get("host")) or site != "same-origin":
+        raise HTTPException(HTTPStatus.FORBIDDEN, "the form is of another site")
+
+
+_PROCESS_KEY = secrets.token_bytes(32)

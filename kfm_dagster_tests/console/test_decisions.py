@@ -1,0 +1,212 @@
+"""Decisions by forms: who may make them, what they do, and that each is in the governance log; on SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from kfm_dagster.console import session
+from kfm_dagster.console.app import console_app
+from kfm_dagster.console.session import COOKIE, SESSION_SECONDS, Sessions
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.settings import Environment
+from kfm_dagster_tests.factories import envelope, failed
+from kfm_dagster_tests.integration.chain import Clock, open_pipeline
+
+pytestmark = pytest.mark.one_database
+
+TOKENS = {"anna": "annas-token-of-20-chars", "bob": "bobs-token-of-20-letters"}
+REASON = {"reason": "the source is repaired", "change_ref": "INC-1"}
+QUARANTINED, FAILED = 3, 2
+PERSON = Decision(actor="person", reason="looked odd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Console:
+    """A console over a ledger with three quarantined units and two that failed."""
+
+    pipeline: Pipeline
+    quarantined: list[WalId] = field(default_factory=list)
+    failed: list[WalId] = field(default_factory=list)
+
+    def browser(self, person: str | None = None) -> TestClient:
+        settings = self.pipeline.settings
+        tokens = SecretStr(" ".join(f"{name}={token}" for name, token in TOKENS.items()))
+        self.pipeline.settings = settings.model_copy(update={"console_tokens": tokens})
+        client = TestClient(
+            console_app(self.pipeline, hosts=["testserver"], deciding=self.pipeline), follow_redirects=False
+        )
+        if person is not None:
+            assert client.post("/sign-in", data={"token": TOKENS[person]}).status_code == 303
+        return client
+
+    def record(self, wal_id: WalId) -> NoddWalRecord:
+        found = self.pipeline.ledger.get(wal_id)
+        assert found is not None
+        return found
+
+    def decisions(self) -> list[tuple[str, str]]:
+        """The governance log without what made the fixture, the oldest first."""
+        entries = reversed(self.pipeline.ledger.log.entries())
+        return [(entry.actor, entry.action) for entry in entries if entry.action != GovernanceAction.QUARANTINE]
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[Console]:
+    pipeline = open_pipeline(tmp_path / "home", None)
+    pipeline.clock = clock = Clock()
+    units = [envelope(number) for number in range(QUARANTINED + FAILED)]
+    ledger = pipeline.ledger
+    ledger.ensure(units)
+    out, broken = ([unit.wal_id for unit in part] for part in (units[:QUARANTINED], units[QUARANTINED:]))
+    claimed = ledger.claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=9, wal_ids=broken)
+    ledger.settle([failed(unit) for unit in claimed], run_id="run-1")
+    ledger.quarantine(out, reason_code="looked_odd", decision=PERSON)
+    clock.forward(1)
+    yield Console(pipeline=pipeline, quarantined=out, failed=broken)
+    pipeline.close()
+
+
+def every_form(console: Console) -> list[str]:
+    wal_id = console.quarantined[0]
+    return [
+        *(f"/units/{wal_id}/{verb}" for verb in ("release", "discard", "retry")),
+        *(f"/datasets/nexrad-l2/{verb}" for verb in ("switch-off", "switch-on")),
+        *(f"/proposals/1/{verb}" for verb in ("approve", "withdraw")),
+        "/replays",
+        *(f"/replays/{wal_id}/{verb}" for verb in ("pause", "resume", "stop")),
+    ]
+
+
+def test_nothing_is_decided_without_a_token_or_from_another_site(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anna = console.browser("anna")
+    strangers = [
+        (console.browser(), {}),
+        (anna, {"origin": "http://evil.example"}),
+        (anna, {"origin": "null"}),
+        (anna, {"sec-fetch-site": "cross-site"}),
+        (TestClient(anna.app, cookies={COOKIE: anna.cookies[COOKIE].replace("anna", "bob")}), {}),
+        (TestClient(anna.app, cookies={COOKIE: "anna"}), {}),
+    ]
+    for path in every_form(console):
+        for client, headers in strangers:
+            answer = client.post(path, data=REASON, headers=headers)
+            assert (answer.status_code, answer.text.count("\n")) == (403, 1), (path, headers)
+    monkeypatch.setattr(session.time, "time", lambda: 2e9 + SESSION_SECONDS)
+    assert anna.post("/replays", data={"status": "failed", **REASON}).status_code == 403
+    assert console.decisions() == []
+
+
+def test_a_console_without_tokens_only_reads(console: Console) -> None:
+    client = TestClient(console_app(console.pipeline, hosts=["testserver"]))
+    assert client.post("/sign-in", data={"token": ""}).status_code == 403
+    for path in every_form(console):
+        assert client.post(path, data=REASON).status_code == 403
+    page = client.get(f"/units/{console.quarantined[0]}", headers={"accept": "text/html"}).text
+    assert "<form" not in page
+    assert "kfm release" in page
+
+
+def test_a_unit_is_released_discarded_or_retried_once_and_logged(console: Console) -> None:
+    anna = console.browser("anna")
+    first, second, third = console.quarantined
+    assert (
+        anna.post(f"/units/{first}/release", data={"version": "2", **REASON}).headers["location"] == f"/units/{first}"
+    )
+    assert console.record(first).status is Status.PENDING
+    for version, fields, status in (("2", REASON, 409), ("1", REASON, 409), ("x", REASON, 400)):
+        assert anna.post(f"/units/{first}/release", data={"version": version, **fields}).status_code == status
+    assert anna.post(f"/units/{second}/release", data={"version": "2", "reason": "x"}).status_code == 400
+    assert anna.post(f"/units/{second}/discard", data={"version": "2", "reason": " "}).status_code == 400
+    assert anna.post(f"/units/{second}/discard", data={"version": "2", "reason": "gone"}).status_code == 303
+    [case] = QuarantineCases(console.pipeline.database, clock=console.pipeline.clock).of(second)
+    assert (case.state, case.closed_by) == (CaseState.DISCARDED, "anna")
+    assert anna.post(f"/units/{second}/release", data={"version": "2", **REASON}).status_code == 409
+    [replay] = [anna.post(f"/units/{console.failed[0]}/retry", data={"reason": "again"}).headers["location"]]
+    assert "0 of 1 units are done" in anna.get(replay).text
+    assert console.record(third).version == 2
+    assert console.decisions() == [("anna", "release"), ("anna", "discard"), ("anna", "replay_started")]
+
+
+@pytest.mark.parametrize(("query", "units"), [("status=quarantined", 3), ("status=failed&text=KTLX", 2)])
+def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
+    console: Console, query: str, units: int
+) -> None:
+    anna = console.browser("anna")
+    plan = anna.get(f"/replays/dry-run?{query}").text
+    assert f"eligible<b>{units}</b>" in plan
+    assert console.decisions() == []
+    fields = dict(part.split("=") for part in query.split("&"))
+    replay = anna.post("/replays", data={**fields, **REASON}).headers["location"]
+    engine = ReplayEngine(pipeline=console.pipeline)
+    for change, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped"), ("resume", "running")):
+        assert anna.post(f"{replay}/{change}", data={"reason": change}).status_code == 303
+        assert f'<span class="badge {state}">' in anna.get(replay).text
+    engine.advance_all()
+    page = anna.get(replay).text
+    assert f"{units} pending" in page
+    assert f'<progress aria-labelledby="progress" max="{units}" value="0">' in page
+
+
+def test_a_filter_that_means_no_failures_is_no_replay(console: Console) -> None:
+    anna = console.browser("anna")
+    for query in ("", "status=succeeded", "status=failed&text=nothing-has-it"):
+        assert anna.get(f"/replays/dry-run?{query}").status_code == 400
+    assert anna.post("/replays", data={"status": "failed", "days": "1", **REASON}).status_code == 400
+
+
+def test_a_dataset_is_switched_off_for_some_hours_and_on_again(console: Console) -> None:
+    anna = console.browser("anna")
+    assert anna.post("/datasets/nexrad-l2/switch-off", data={"reason": "bad sites", "hours": "2"}).status_code == 303
+    [switch] = console.pipeline.ledger.switches.engaged().values()
+    assert (switch.engaged_by, switch.reason) == ("anna", "bad sites")
+    assert switch.expires_at is not None
+    assert (switch.expires_at - switch.engaged_at).total_seconds() == 7200
+    assert "Switched off by anna" in anna.get("/datasets/nexrad-l2").text
+    assert anna.post("/datasets/nexrad-l2/switch-off", data={"reason": "twice"}).status_code == 409
+    assert anna.post("/datasets/nexrad-l2/switch-on", data={"reason": "over"}).status_code == 303
+    assert console.pipeline.ledger.switches.engaged() == {}
+    assert anna.post("/datasets/all/switch-off", data={"reason": "stop"}).headers["location"] == "/decisions"
+    assert "Every dataset is switched off by anna" in anna.get("/decisions").text
+    assert anna.post("/datasets/x/switch-off", data={"reason": "stop"}).status_code == 404
+
+
+@pytest.mark.clause("WSM-21")
+def test_in_prod_a_release_waits_for_another_person_s_token(console: Console) -> None:
+    console.pipeline.settings = console.pipeline.settings.model_copy(update={"env": Environment.PROD})
+    anna, bob = console.browser("anna"), console.browser("bob")
+    wal_id = console.quarantined[0]
+    released = anna.post(f"/units/{wal_id}/release", data={"version": "2", **REASON})
+    assert released.headers["location"] == "/decisions"
+    [proposal] = console.pipeline.ledger.review.waiting()
+    approve = f"/proposals/{proposal.proposal_id}/approve"
+    assert approve not in anna.get("/decisions").text
+    assert approve in bob.get("/decisions").text
+    assert anna.post(approve, data=REASON).status_code == 409
+    assert bob.post(approve, data={"reason": "seen"}).status_code == 400
+    assert console.record(wal_id).status is Status.QUARANTINED
+    assert bob.post(approve, data=REASON).status_code == 303
+    assert console.record(wal_id).status is Status.PENDING
+    assert console.decisions() == [("anna", "override_proposed"), ("bob", "override_approved"), ("anna", "release")]
+
+
+@pytest.mark.parametrize("tokens", ["anna", "anna=short", "=long-enough-for-a-token", f"a={'x' * 16} a={'y' * 16}"])
+def test_wrong_tokens_are_refused_and_not_shown(tokens: str) -> None:
+    with pytest.raises(ConfigurationError, match="KFM_CONSOLE_TOKENS") as refused:
+        Sessions.of(SecretStr(tokens))
+    assert "long-enough" not in str(refused.value)
+    assert "short" not in str(refused.value)
