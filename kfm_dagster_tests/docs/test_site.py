@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, expect
 
 from docs_site.__main__ import SiteError, navigation
 from docs_site.commands import MEANINGS
+from docs_site.pages import README
 from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.cli.main import kfm
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue, StacIssue
@@ -131,6 +132,11 @@ def test_a_page_without_a_place_and_a_place_without_a_page_are_refused() -> None
     for pages in ({"a.md", "c.md"}, {"b/1.md"}):
         with pytest.raises(SiteError, match=r"docs_site/mkdocs\.yml"):
             navigation(places, pages)
+
+
+def test_each_part_of_the_readme_is_a_page() -> None:
+    headings = re.findall(r"^##? (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings == list(README)
 
 
 def test_each_setting_has_its_place(site: Site) -> None:
