@@ -104,6 +104,11 @@ class Settings(BaseSettings):
         description="KFM_WAL_DSN's database under the role of retention (kfm init --retention-role). Default: the role "
         "of KFM_WAL_DSN.",
     )
+    backup_url: str = Field(
+        "",
+        description="Where dumps of the databases are put, folder or s3://bucket/prefix: kfm doctor looks how old the "
+        "newest one is (docs/backup.md). Default: it does not.",
+    )
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
     catalog_public_url: str = Field(
@@ -348,14 +353,16 @@ class Settings(BaseSettings):
             raise ValueError("redis://HOST:PORT/NUMBER, or rediss://HOST:PORT/NUMBER?ssl_cert_reqs=required for TLS")
         return value
 
-    @field_validator("virtual_url")
+    @field_validator("backup_url", "virtual_url")
     @classmethod
     def _a_folder_or_bucket(cls, value: str) -> str:
         if "://" in value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
-            raise ValueError("a folder or s3://bucket/prefix; unset, there are no virtual stores")
+            raise ValueError("a folder or s3://bucket/prefix")
         return value
 
-    @field_validator("run_state", "storage_url", "catalog_url", "lineage_url", "virtual_url", "compute_logs_url")
+    @field_validator(
+        "backup_url", "run_state", "storage_url", "catalog_url", "lineage_url", "virtual_url", "compute_logs_url"
+    )
     @classmethod
     def _no_credentials_in_an_address(cls, value: str) -> str:
         # No store reads them there, and these addresses stand in records, artifacts and Dagster's metadata.

@@ -140,6 +140,14 @@ def deployment_url(deployment_role: str, postgres_url: str) -> str:
     return databases.as_role(postgres_url, deployment_role)
 
 
+@pytest.fixture(scope="session")
+def retention_role(postgres_server: str) -> Iterator[str]:
+    """Name of a role that must be quoted wherever it stands; dropped when every database with its rights is."""
+    name = f"kfm retention %s {secrets.token_hex(4)}"
+    yield name
+    databases.drop_role(postgres_server, name)
+
+
 @pytest.fixture
 def empty_postgres_url(postgres_server: str) -> Iterator[str]:
     """URL of a fresh database on the server, with no table."""

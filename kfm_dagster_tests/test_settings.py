@@ -70,6 +70,7 @@ BAD: dict[str, list[str]] = {
     ],
     "dagster_url": ["dagster", "ftp://dagster.example", f"https://{SECRET}@dagster.example", "https://a.example/?x"],
     "contact": ["someone", "mailto:", "ftp://example.com"],
+    "backup_url": ["gs://bucket", "s3://", f"s3://{SECRET}@bucket"],
     "virtual_url": ["gs://bucket", "s3://", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "compute_logs_url": ["logs", "s3://", "gs://bucket", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "celery_broker": ["", "redis", f"amqp://kfm:{SECRET}@host//", f"redis://:{SECRET}@host/first"],

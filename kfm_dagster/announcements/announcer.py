@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from kfm_dagster.announcements.aws import aws_receiver
+from kfm_dagster.announcements.aws import AwsReceiver, aws_receiver
 from kfm_dagster.announcements.event import EventWriter
 from kfm_dagster.announcements.plan import AnnouncementPlan, Subscription, TargetKind
 from kfm_dagster.announcements.receiver import Receiver, Reception
@@ -170,7 +170,7 @@ def announcer(
     )
 
 
-def receiver_of(subscription: Subscription, token: SecretStr | None) -> Receiver:
+def receiver_of(subscription: Subscription, token: SecretStr | None) -> AwsReceiver | Webhook:
     """Return what speaks to a subscription's target; connects to nothing."""
     target = subscription.target
     if target.kind is TargetKind.WEBHOOK:

@@ -29,6 +29,9 @@ _OF_US = re.compile(r"Throttl|AccessDenied|Authoriz|KMS|Internal|Unavailable|Tim
 """Codes of one entry that are about the sender, the moment or the place, whatever they say of whose fault it is."""
 _REGION_OF_URL = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
 
+_MAY_NOT_ASK = re.compile(r"AccessDenied|Authoriz|Forbidden")
+"""Codes of a target that is there and says no more: sending to it is the only right that is needed."""
+
 Connect = Callable[[str, str | None], Any]
 
 
@@ -65,12 +68,27 @@ class AwsReceiver(ABC):
                 return [ReceiverAnswer(reception=Reception.REFUSED, error=code)] * len(events)
             raise ReceiverUnavailableError(f"{self.service}: {code}") from None
 
+    def ask(self) -> bool:
+        """Ask whether the target is there; False where that may not be asked. Raises ReceiverUnavailableError."""
+        try:
+            self._describe()
+        except (BotoCoreError, ClientError) as error:
+            code = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+            if _MAY_NOT_ASK.search(code):
+                return False
+            raise ReceiverUnavailableError(f"{self.service}: {code}") from None
+        return True
+
     @property
     def _client(self) -> Any:
         with self._lock:
             if self._connected is None:
                 self._connected = self._connect(self.service, self._region)
             return self._connected
+
+    @abstractmethod
+    def _describe(self) -> object:
+        """Request what is known of the target."""
 
     @abstractmethod
     def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
@@ -81,6 +99,9 @@ class SnsTopic(AwsReceiver):
     """A topic of SNS; one whose name ends with `.fifo` tells duplicates apart by the event's id."""
 
     service = "sns"
+
+    def _describe(self) -> object:
+        return self._client.get_topic_attributes(TopicArn=self._address)
 
     def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
         entries = [
@@ -101,6 +122,9 @@ class SqsQueue(AwsReceiver):
 
     service = "sqs"
 
+    def _describe(self) -> object:
+        return self._client.get_queue_attributes(QueueUrl=self._address, AttributeNames=["QueueArn"])
+
     def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
         entries = [
             {
@@ -118,6 +142,9 @@ class EventBus(AwsReceiver):
     """A bus of EventBridge: source `kfm.nodd`, the type of the event as detail-type, all of the event as detail."""
 
     service = "events"
+
+    def _describe(self) -> object:
+        return self._client.describe_event_bus(Name=self._address)
 
     def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
         entries = [

@@ -61,6 +61,14 @@ class Webhook:
         redirect = ", a redirect, which is not followed" if 300 <= status < 400 else ""
         raise ReceiverUnavailableError(f"HTTP {status}{redirect}")
 
+    def ask(self) -> bool:
+        """Ask by HEAD, without a token, whether anything answers there. Raises ReceiverUnavailableError."""
+        try:
+            with self._client.head(self._url).build_streamed():
+                return True  # whatever the answer is: what takes POST need know no HEAD
+        except (PyreqwestError, OSError) as error:
+            raise ReceiverUnavailableError(f"no answer ({type(error).__name__})") from None
+
     def _post(self, event: OutgoingEvent) -> int:
         request = self._client.post(self._url).header("Content-Type", event.content_type).body_bytes(event.body)
         if self._token is not None:

@@ -28,7 +28,7 @@ from kfm_dagster.settings import Settings
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with every finding.")
 def doctor(*, seconds: float, as_json: bool) -> int:
-    """Look at a deployment: database, queues, clock, Dagster instance, stores, buckets, senders, disks.
+    """Look at a deployment: databases, backups, queues, clock, Dagster instance, stores, senders, receivers, disks.
 
     Every finding that is not ok says what was observed, what was expected and what to do. Nothing is changed, and every
     check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with one, 2 for settings that cannot
@@ -38,7 +38,7 @@ def doctor(*, seconds: float, as_json: bool) -> int:
     """
     settings = Settings.load()
     read = read_configuration(settings)
-    found = examine(checks_of(settings, read.registry, read.card, clock=utc_now), seconds=seconds)
+    found = examine(checks_of(settings, read, clock=utc_now), seconds=seconds)
     _show(found, as_json=as_json)
     return ExitCode.FINISHED_WITH_FAILURES if _count(found)[Health.FAULT] else ExitCode.DONE
 

@@ -25,20 +25,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
+import sqlalchemy as sa
 import yaml
+from sqlalchemy.engine import make_url
 
+from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.deployment.doctor import celery_broker
 from kfm_dagster.deployment.doctor.finding import Health, examine, ok
 from kfm_dagster.deployment.doctor.times import check_clock
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.roles import grant_retention_role
 from kfm_dagster.telemetry.clock import kernel
 from kfm_dagster.telemetry.clock.decision import ClockRules
 from kfm_dagster.telemetry.clock.kernel import NtpState
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
-from kfm_dagster_tests.databases import migrated_sqlite
+from kfm_dagster_tests.databases import as_role, migrated_sqlite
 
 Planted = Callable[["Deployed"], object]
 GONE = "http://127.0.0.1:1"
@@ -86,6 +93,30 @@ class Deployed:
             )
             at = (datetime.now(UTC) - ago).strftime("%Y-%m-%d %H:%M:%S.%f")
             connection.execute("INSERT OR REPLACE INTO daemon_heartbeats VALUES (?, ?, ?)", (kind, daemon, at))
+
+    def configs(self, **files: str) -> None:
+        """Files of the configuration in the place of this release's."""
+        folder = self.home.parent / "configs"
+        shutil.copytree(own_folder(), folder)
+        for name, text in files.items():
+            (folder / f"{name}.yaml").write_text(f'version: "1.0.0"\n{text}\n')
+        self.set(KFM_CONFIGS_DIR=str(folder))
+
+    def backup(self, *, ago: timedelta) -> None:
+        """A folder with a backup of then."""
+        file = self.home.parent / "backups" / "monday" / "kfm.dump"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        at = (datetime.now(UTC) - ago).timestamp()
+        os.utime(file, (at, at))
+        self.set(KFM_BACKUP_URL=str(file.parents[1]))
+
+    def celery(self, **worker: object) -> None:
+        """A broker that answers, and a worker with that configuration; none without one."""
+        self.set(KFM_CELERY_BROKER="redis://127.0.0.1:1/0")
+        self.patch.setattr(redis.Redis, "info", lambda *_: MEMORY)
+        found = {"celery@one": worker} if worker else {}
+        self.patch.setattr(celery_broker, "workers", lambda _: found)
 
     def objects(self) -> Path:
         """A folder in the place of the providers' buckets."""
@@ -141,7 +172,7 @@ def refusing() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(said)
 
-        do_POST = do_PUT = do_GET = _refuse  # noqa: N815 - names that the server looks for
+        do_POST = do_PUT = do_GET = do_HEAD = _refuse  # noqa: N815 - names that the server looks for
 
         def log_message(self, *_: object) -> None:
             pass
@@ -255,6 +286,18 @@ def _lost_letters(deployed: Deployed) -> None:
     sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="lost")["QueueUrl"])
 
 
+def _told(deployed: Deployed, target: str) -> None:
+    deployed.configs(announcements=f"subscriptions: [{{name: kansas, target: {{{target}}}}}]")
+
+
+def _forgetting(deployed: Deployed) -> None:
+    deployed.celery(**AS_MEANT)
+    limited = {"maxmemory": 1 << 30, "maxmemory_policy": "allkeys-lru"}
+    deployed.patch.setattr(redis.Redis, "info", lambda *_: limited)
+
+
+MEMORY = {"maxmemory": 0, "maxmemory_policy": "noeviction"}
+AS_MEANT = {"task_acks_late": True, "task_reject_on_worker_lost": True}
 FAULT, WARNING = Health.FAULT, Health.WARNING
 ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     # what is planted: how, check, verdict, what is observed, what to do
@@ -344,6 +387,40 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     ),
     "two daemons": (lambda d: d.beat("another", "SCHEDULER"), "daemons", FAULT, "2 ids", "end all but one"),
     "two daemons on this machine": (_two_processes, "daemons", FAULT, "processes ", "end all but one"),
+    "no backup": (
+        lambda d: d.set(KFM_BACKUP_URL=str(d.home.parent / "none")), "backups", FAULT, "no file in", "docs/backup.md"
+    ),
+    "an old backup": (
+        lambda d: d.backup(ago=timedelta(hours=37)), "backups", WARNING, "37 hours ago", "docs/backup.md"
+    ),
+    "backups without their bucket": (
+        lambda d: d.set(KFM_BACKUP_URL="s3://gone/dumps"), "backups", FAULT, "no such bucket", "KFM_BACKUP_URL"
+    ),
+    "a STAC API's database that is away": (
+        lambda d: d.set(KFM_STAC_API_DSN="postgresql://stac:s3cret@127.0.0.1:1/stac"), "STAC API", FAULT,
+        "stac:***@127.0.0.1", "KFM_STAC_API_DSN",
+    ),
+    "a broker that is away": (
+        lambda d: d.set(KFM_CELERY_BROKER="redis://:s3cret@127.0.0.1:1/0"), "Celery", FAULT, ":***@127.0.0.1:1/0",
+        "KFM_CELERY_BROKER",
+    ),
+    "a broker that forgets": (_forgetting, "Celery", FAULT, "allkeys-lru", "redis.conf"),
+    "a worker that acknowledges early": (
+        lambda d: d.celery(task_acks_late=True), "Celery", FAULT, "celery@one without", "kfm_dagster.defs.celery_worker"
+    ),
+    "no worker": (lambda d: d.celery(), "Celery", WARNING, "no answer within", "kfm_dagster.defs.celery_worker"),
+    "a queue of events that is not there": (
+        lambda d: _told(d, f"sqs: {d.cloud.endpoint_url}/123456789012/gone"), "announcements", FAULT,
+        "NonExistentQueue", "announcements.yaml",
+    ),
+    "a topic of events that is not there": (
+        lambda d: _told(d, "sns: 'arn:aws:sns:us-east-1:123456789012:gone'"), "announcements", FAULT, "NotFound",
+        "announcements.yaml",
+    ),
+    "a webhook that is away": (
+        lambda d: _told(d, f"webhook: '{GONE}/items?code=s3cret'"), "announcements", FAULT, "code=***",
+        "announcements.yaml",
+    ),
     "a full disk": (lambda d: _full(d, (1 << 30) - 1), "room", FAULT, "1.0 GiB free", "free some"),
     "little room": (lambda d: _full(d, (5 << 30) - 1), "room", WARNING, "5.0 GiB free", "free some"),
 }  # fmt: skip
@@ -432,6 +509,69 @@ def test_the_owner_of_the_tables_is_no_role_to_work_with(
     assert "kfm init --role" in one["next_step"]
     deployed.set(KFM_WAL_DSN=deployment_url)
     assert findings(call) == (ExitCode.DONE, [])
+
+
+RETENTION = "keep: {landing: 30d}"
+
+
+@pytest.mark.clause("BEY-11")
+def test_retention_needs_no_right_to_write(
+    deployed: Deployed, postgres_url: str, deployment_url: str, retention_role: str, call: Call
+) -> None:
+    owner = Database.open(postgres_url)
+    grant_retention_role(owner, retention_role)
+    owner.dispose()
+    deployed.configs(retention=RETENTION)
+    deployed.set(KFM_WAL_DSN=deployment_url, KFM_ENV="stage")
+    assert findings(call) == (ExitCode.DONE, [])
+    deployed.set(KFM_RETENTION_DSN=deployment_url)
+    [one] = findings(call)[1]
+    assert (one["check"], one["verdict"]) == ("retention", WARNING)
+    assert "kfm init --retention-role" in one["next_step"]
+    deployed.set(KFM_RETENTION_DSN=as_role(postgres_url, retention_role))
+    assert findings(call) == (ExitCode.DONE, [])
+
+
+@pytest.mark.clause("BEY-11")
+def test_a_database_in_prod_is_backed_up(deployed: Deployed, postgres_url: str, call: Call) -> None:
+    def said() -> list[tuple[str, str]]:
+        return [(one["verdict"], one["observed"]) for one in findings(call)[1] if one["check"] == "backups"]
+
+    deployed.set(KFM_WAL_DSN=postgres_url, KFM_ENV="prod")
+    assert said() == [(WARNING, "archive_mode off, no standby, no KFM_BACKUP_URL")]
+    deployed.backup(ago=timedelta(hours=35))
+    assert said() == []
+    # What PostgreSQL says of its archive once a segment cannot be put there; found before its own by the search path.
+    engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE VIEW pg_stat_archiver AS SELECT '0001'::text AS last_failed_wal, now() AS last_failed_time, "
+            "now() - interval '1 minute' AS last_archived_time"
+        )
+    engine.dispose()
+    sought = make_url(postgres_url).update_query_dict({"options": "-csearch_path=public,pg_catalog"})
+    deployed.set(KFM_WAL_DSN=sought.render_as_string(hide_password=False))
+    assert said() == [(FAULT, "0001 was the last to fail, after the last that was archived")]
+
+
+@pytest.mark.clause("BEY-11")
+def test_receivers_and_workers_that_are_there_are_well_and_get_nothing(
+    deployed: Deployed, refusing: str, call: Call
+) -> None:
+    queue = deployed.cloud.client("sqs").create_queue(QueueName="items")["QueueUrl"]
+    deployed.celery(**AS_MEANT)
+    deployed.configs(
+        announcements=f"subscriptions: [{{name: queue, target: {{sqs: '{queue}'}}}}, "
+        f"{{name: hook, target: {{webhook: '{refusing}/items'}}}}]"
+    )
+    assert findings(call) == (ExitCode.DONE, [])
+    # Who may send need not be let in to look.
+    deployed.set(AWS_ENDPOINT_URL_SQS=refusing)
+    assert "announcements" not in {one["check"] for one in findings(call)[1]}
+    deployed.patch.delenv("AWS_ENDPOINT_URL_SQS")
+    sqs = deployed.cloud.client("sqs")
+    attributes = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["ApproximateNumberOfMessages"])["Attributes"]
+    assert attributes == {"ApproximateNumberOfMessages": "0"}
 
 
 @pytest.mark.clause("BEY-11")

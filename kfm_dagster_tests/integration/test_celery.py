@@ -26,6 +26,7 @@ from kfm_dagster.defs.executors import BROKER
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.deployment.doctor.celery_broker import check_broker
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.failpoints import Failpoint
@@ -167,6 +168,8 @@ def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
         "KFM_CHAOS_PLAN": str(plan),
     }
     with environment(variables), worker("one@here", tmp_path) as one, worker("two@here", tmp_path) as two:
+        # What kfm doctor asks of Redis and of both workers.
+        assert [one.what for one in check_broker(broker)][1:] == ["2 Celery workers answer"]
         pipeline = Pipeline.open(Settings.load())
         counters = FaultCounters(state_folder(home, load_plan(plan)))
 

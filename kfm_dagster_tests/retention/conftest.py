@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from kfm_dagster.retention.pruning import Retention
 from kfm_dagster.retention.stored_files import stored_files
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_retention_role
-from kfm_dagster_tests.databases import as_role, drop_role
+from kfm_dagster_tests.databases import as_role
 from kfm_dagster_tests.integration.chain import open_pipeline
 
 Keeping = Callable[..., Retention]
@@ -27,14 +26,6 @@ def objects(tmp_path: Path) -> Path:
     folder = tmp_path / "objects"
     folder.mkdir()
     return folder
-
-
-@pytest.fixture(scope="session")
-def retention_role(postgres_server: str) -> Iterator[str]:
-    """Name of a role that must be quoted wherever it stands; dropped when every database with its rights is."""
-    name = f"kfm retention %s {secrets.token_hex(4)}"
-    yield name
-    drop_role(postgres_server, name)
 
 
 @pytest.fixture

@@ -10,30 +10,32 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.announcements.plan import AnnouncementPlan
+from kfm_dagster.deployment.doctor.backups import check_backups
+from kfm_dagster.deployment.doctor.celery_broker import check_broker
 from kfm_dagster.deployment.doctor.daemons import check_daemons
-from kfm_dagster.deployment.doctor.databases import check_database
+from kfm_dagster.deployment.doctor.databases import check_database, check_retention, check_stac_api
 from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, ok
 from kfm_dagster.deployment.doctor.instance import check_instance, dagster_home
 from kfm_dagster.deployment.doctor.places import check_bucket, check_room, check_store
 from kfm_dagster.deployment.doctor.queues import check_dead_letters, check_queue
+from kfm_dagster.deployment.doctor.receivers import check_receivers
 from kfm_dagster.deployment.doctor.senders import check_senders
 from kfm_dagster.deployment.doctor.times import check_clock
 from kfm_dagster.ingest.chain import read_configuration
+from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.preflight import stores
 from kfm_dagster.notifications.sqs import Queue, connect
 from kfm_dagster.settings import Settings
-from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.decision import ClockRules
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
 
-def checks_of(
-    settings: Settings, registry: ContractRegistry, card: Card, *, clock: Callable[[], datetime]
-) -> Mapping[str, Check]:
+def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], datetime]) -> Mapping[str, Check]:
     """Return the checks of the settings' deployment."""
-    rules = ClockRules(tau_calib=card.machine.clock.tau_calib, max_offset=card.machine.clock.max_offset)
+    registry, rule = read.registry, read.card.machine.clock
+    rules = ClockRules(tau_calib=rule.tau_calib, max_offset=rule.max_offset)
     objects = ObjectStores(object_root=settings.object_root, anonymous=settings.anonymous)
     chosen = stores(settings)
 
@@ -47,6 +49,8 @@ def checks_of(
     return {
         "configuration": partial(_configuration, settings),
         "database": partial(check_database, settings),
+        "backups": partial(check_backups, settings, clock),
+        "retention": partial(check_retention, settings),
         "queue": partial(check_queue, settings, registry, queue),
         "dead letters": partial(check_dead_letters, settings, queue),
         "clock": partial(check_clock, rules, heard, clock),
@@ -59,7 +63,18 @@ def checks_of(
             for bucket, contracts in registry.buckets.items()
         },
         "room": partial(check_room, folders),
+        **dict(_chosen(settings, read.announcements)),
     }
+
+
+def _chosen(settings: Settings, announcements: AnnouncementPlan) -> Iterator[tuple[str, Check]]:
+    """Yield the checks of what a deployment has only where it is set."""
+    if settings.stac_api_dsn:
+        yield "STAC API", partial(check_stac_api, settings.stac_api_dsn)
+    if settings.celery_broker is not None:
+        yield "Celery", partial(check_broker, settings.celery_broker.get_secret_value())
+    if announcements.subscriptions:
+        yield "announcements", partial(check_receivers, settings, announcements)
 
 
 def _configuration(settings: Settings) -> Iterator[Diagnosis]:

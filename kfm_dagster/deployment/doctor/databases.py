@@ -1,4 +1,4 @@
-"""The ledger's database: whether it answers, has the schema of this release, and is entered by the right role."""
+"""Databases of the ledger and the STAC API: whether they answer, have this release's schema, and by which role."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from kfm_dagster.addresses import shown
+from kfm_dagster.catalog.stac_api.database import StacApiDatabase
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
+from kfm_dagster.retention.policy import RetentionPolicy
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
 
@@ -48,3 +50,42 @@ def _role(settings: Settings, database: Database) -> Iterator[Diagnosis]:
         )
     else:
         yield ok(f"the role is {own.role}")
+
+
+def check_stac_api(dsn: str) -> Iterator[Diagnosis]:
+    """Look whether the STAC API's database has what Items are loaded into. Raises FollowError where it has not."""
+    with StacApiDatabase(dsn).connected():
+        yield ok(f"{shown(dsn)} has pgstac")
+
+
+def check_retention(settings: Settings) -> Iterator[Diagnosis]:
+    """Look under which role what is old is removed. Raises KfmError for a wrong policy or a database that is away."""
+    kinds = ", ".join(RetentionPolicy.load(settings.configs_dir).ages)
+    if not kinds:
+        yield ok("everything is kept: retention.yaml names no kind")
+        return
+    bounded = f"the ages of {kinds} are bounded"
+    lacking = {
+        "expected": "a role that only reads (docs/retention.md)",
+        "next_step": "run kfm init --retention-role NAME as the owner, then name that role in KFM_RETENTION_DSN",
+    }
+    what = f"what removes {kinds} works under a role that may write to the ledger"
+    if settings.retention_dsn:
+        role, only_reads = _retention_role(settings.retention_dsn)
+        yield (
+            ok(f"{bounded}, under {role}, which only reads") if only_reads else warning(what, observed=role, **lacking)
+        )
+    elif settings.env is Environment.PROD and not settings.database_url.startswith("sqlite"):
+        yield warning(what, observed="no KFM_RETENTION_DSN", **lacking)
+    else:
+        yield ok(bounded)
+
+
+def _retention_role(dsn: str) -> tuple[str, bool]:
+    database = Database.open(dsn, read_only=True)
+    try:
+        with database.snapshot() as tx:
+            own = tx.run("roles.may_migrate").one()
+            return str(own.role), bool(own.only_reads)
+    finally:
+        database.dispose()
