@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.decision_options import decision_of, decision_options
-from kfm_dagster.cli.entries import entry_row
 from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
@@ -56,7 +55,7 @@ def log(*, action: str | None, dataset: str | None, wal_id: str | None, limit: i
         if not entries and dataset not in {None, EVERY_DATASET}:
             # A dataset that is no more has its decisions still; a misspelt one has neither.
             _ = pipeline.registry[dataset]
-    show_rows([entry_row(entry) for entry in entries], COLUMNS, as_json=as_json)
+    show_rows([entry.as_json() for entry in entries], COLUMNS, as_json=as_json)
 
 
 @governance.command()

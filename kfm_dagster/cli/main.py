@@ -97,6 +97,10 @@ COMMANDS = {
     "kill-switch": Lazy(
         "kfm_dagster.cli.kill_switch:kill_switch", "Switch datasets off and on again, or list what is off."
     ),
+    "mcp": Lazy(
+        "kfm_dagster.cli.mcp:mcp",
+        "Serve search, explanations, status, failures and gaps to an assistant over stdio, until it hangs up.",
+    ),
     "quarantine": Lazy(
         "kfm_dagster.cli.quarantine.commands:quarantine",
         "Look at units that were taken out of automatic flows, or take some out.",

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 import click
 
 from kfm_dagster.cli.decision_options import unknown_record
-from kfm_dagster.cli.entries import entry_row
 from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
-from kfm_dagster.cli.quarantine.cases import case_row
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import KfmError
-from kfm_dagster.exports.explanations.unit_issues import issues_of
+from kfm_dagster.exports.explanations.unit_history import unit_history
+from kfm_dagster.exports.json_rows import json_row
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
-from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import IgnoreReason
-from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.settings import Settings
 
 LIST_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri")
@@ -102,14 +94,14 @@ def show(*, wal_id: str, as_json: bool) -> None:
         record = pipeline.ledger.get(whole_wal_id(pipeline.database, wal_id))
         if record is None:
             raise unknown_record(wal_id)
-        story = _story(pipeline, record)
+        history = unit_history(pipeline, record)
     document = record.model_dump(mode="json")
     if as_json:
-        click.echo(json.dumps(document | story))
+        click.echo(json.dumps(document | history))
         return
     show_fields(document)
     for title, columns in SECTIONS.items():
-        show_section(title, story[title], columns)
+        show_section(title, history[title], columns)
 
 
 @wal.command()
@@ -155,8 +147,8 @@ def ignored(
         _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
     wanted = IgnoredFilter(dataset=dataset, reason=reason, bucket=bucket, key_prefix=key_prefix, message_id=message_id)
     with opened_pipeline(read_only=True) as pipeline:
-        totals = _plain(count_ignored(pipeline.database, wanted)) if counts or not as_json else []
-        records = [] if counts else _plain(find_ignored(pipeline.database, wanted, limit=limit))
+        totals = [json_row(one) for one in count_ignored(pipeline.database, wanted)] if counts or not as_json else []
+        records = [] if counts else [json_row(one) for one in find_ignored(pipeline.database, wanted, limit=limit)]
     if as_json:
         show_rows(totals or records, (), as_json=True)
         return
@@ -183,7 +175,7 @@ def rejected(*, reason: str | None, message_id: str | None, body: bool, limit: i
             click.echo(_body(pipeline, message_id))
             return
         found = pipeline.deliveries.rejected(reason_code=reason, message_id=message_id, limit=limit)
-    show_rows(_plain(found), REJECTED_COLUMNS, as_json=as_json)
+    show_rows(map(json_row, found), REJECTED_COLUMNS, as_json=as_json)
 
 
 def _body(pipeline: Pipeline, message_id: str) -> str:
@@ -191,34 +183,3 @@ def _body(pipeline: Pipeline, message_id: str) -> str:
     if body is None:
         raise KfmError("no message of that id was rejected", observed=message_id, next_step="kfm wal rejected")
     return body
-
-
-def _story(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, list[dict[str, Any]]]:
-    """Return what stands about a unit outside its record; only a unit in progress is under a lease."""
-    ledger = pipeline.ledger
-    held = [
-        lease
-        for lease in ledger.leases.all()
-        if record.status is Status.IN_PROGRESS
-        and (lease.run_id, lease.dataset) == (record.ingest_run_id, record.dataset)
-    ]
-    cases = QuarantineCases(pipeline.database, clock=pipeline.clock).of(record.wal_id)
-    run_states = looked_up_states(pipeline.database, pipeline.settings)
-    return {
-        "issues": _plain(issues_of(record, run_states, pipeline.artifacts)),
-        "versions": _plain(ledger.versions(record.wal_id)),
-        "lease": _plain(held),
-        "cases": [case_row(case) for case in cases],
-        "governance": [entry_row(entry) for entry in ledger.log.entries(wal_id=record.wal_id)],
-        "history": [entry.model_dump(mode="json") for entry in ledger.history(record.wal_id)],
-    }
-
-
-def _plain(values: Iterable[Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            name: rfc3339(value) if isinstance(value, datetime) else value
-            for name, value in dataclasses.asdict(one).items()
-        }
-        for one in values
-    ]

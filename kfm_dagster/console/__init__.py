@@ -1,1 +1,1 @@
-"""What a browser or a monitor asks over HTTP; it only looks. Not here: the counts (`exports/`), Dagster's own UI."""
+"""What a browser, a monitor, a program or an assistant asks; it only looks. Not here: counts, Dagster's own UI."""

@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kfm_dagster.console import actions, datasets, feeds, overview, replays, runs, units
+from kfm_dagster.console import actions, api, datasets, feeds, overview, replays, runs, units
 from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of
 from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.console.pages import STATIC, Pages, parameters, static
@@ -123,6 +123,7 @@ def console_app(
             Route(METRICS, metrics, methods=["GET"]),
             Route(HEALTH, health, methods=["GET"]),
             *(Route(f"/static/{name}", static, methods=["GET"]) for name in STATIC),
+            *api.routes(pipeline),
         ],
         middleware=[
             Middleware(_Hardened),

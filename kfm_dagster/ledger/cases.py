@@ -8,7 +8,7 @@ Does not belong here: making the evidence (`ingest/evidence.py`), releasing (`Le
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum, unique
 from itertools import groupby
@@ -72,6 +72,26 @@ class QuarantineCase:
     object_uri: str
     attempts: int
     error_code: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "wal_id": self.key.wal_id,
+            "quarantined_version": self.key.version,
+            "dataset": self.dataset,
+            "object_uri": self.object_uri,
+            "reason": self.reason,
+            "error_code": self.error_code,
+            "attempts": self.attempts,
+            "state": self.state.value,
+            "opened_at": rfc3339(self.opened_at),
+            "evidence_file": None if self.evidence is None else asdict(self.evidence),
+            "collected_at": None if self.collected_at is None else rfc3339(self.collected_at),
+            "closed_at": None if self.closed_at is None else rfc3339(self.closed_at),
+            "closed_by": self.closed_by,
+            "closing_reason": self.closing_reason,
+            "change_ref": self.change_ref,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -153,11 +153,18 @@ class Gaps:
             return [date.fromisoformat(day) for day in rows]
 
     def list(
-        self, *, since: datetime, dataset: str | None = None, closed: bool = False, tx: Transaction | None = None
+        self,
+        *,
+        since: datetime,
+        dataset: str | None = None,
+        closed: bool = False,
+        limit: int = 1_000_000,
+        tx: Transaction | None = None,
     ) -> list[Gap]:
         """Return the gaps of hours since then, and what is silent or has dropped now, however long that has been so."""
+        where = {"since": rfc3339(since), "dataset": dataset, "closed": int(closed), "limit": limit}
         with reading(self.database, tx) as view:
-            rows = view.run("gaps.list", since=rfc3339(since), dataset=dataset, closed=int(closed)).mappings().all()
+            rows = view.run("gaps.list", where).mappings().all()
         return [Gap(**{**row, "kind": GapKind(row["kind"])}) for row in rows]
 
     def _note(

@@ -128,8 +128,7 @@ def test_failures_are_added_up_by_code_dataset_and_operator(
     assert min(times) < max(times)
     assert {one.dataset for one in failure_groups(searched.pipeline, dataset="goes-abi")} == {"goes-abi"}
     assert failure_groups(searched.pipeline, since=datetime(2026, 1, 1, tzinfo=UTC)) == []
-    monkeypatch.setattr(unit_search, "MOST_EXAMINED", 1)
-    monkeypatch.setattr(unit_search, "MOST_GROUPS", 200)
+    monkeypatch.setattr(unit_search, "MOST_ADDED_UP", 1)
     capped = failure_groups(searched.pipeline)
     assert not all(one.exact for one in capped)
     assert {one.code for one in capped} == {one.code for one in groups}

@@ -103,7 +103,8 @@ FROM nodd_gaps
 WHERE
     (:dataset IS NULL OR dataset = :dataset) AND (:closed = 1 OR closed_at IS NULL)
     AND (hour >= :since OR (closed_at IS NULL AND kind <> 'hole'))
-ORDER BY dataset, product, hour, kind;
+ORDER BY dataset, product, hour, kind
+LIMIT :limit;
 
 -- name: arrivals_of_day
 -- How long after its start each announced object of a day was announced, in whole seconds.

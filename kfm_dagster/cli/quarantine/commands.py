@@ -18,7 +18,7 @@ from kfm_dagster.cli.decision_options import (
     unknown_record,
 )
 from kfm_dagster.cli.ids import whole_wal_id
-from kfm_dagster.cli.quarantine.cases import CASE_COLUMNS, case_row, cases_of
+from kfm_dagster.cli.quarantine.cases import CASE_COLUMNS, cases_of
 from kfm_dagster.cli.quarantine.options import json_option, wal_ids_argument
 from kfm_dagster.cli.quarantine.output import say_outcome, show_case
 from kfm_dagster.cli.session import opened_pipeline
@@ -91,7 +91,7 @@ def list_cases(*, state: str, dataset: str | None, reason: str | None, limit: in
         if dataset is not None:
             _ = pipeline.registry[dataset]
         found = cases_of(pipeline).find(CaseState(state), dataset=dataset, reason=reason, limit=limit)
-    show_rows([case_row(case) for case in found], CASE_COLUMNS, as_json=as_json)
+    show_rows([case.as_json() for case in found], CASE_COLUMNS, as_json=as_json)
 
 
 @quarantine.command()
@@ -106,7 +106,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
         wal_id = whole_wal_id(pipeline.database, wal_id)
         if pipeline.ledger.get(wal_id) is None:
             raise unknown_record(wal_id)
-        found = [(case_row(case), _evidence(pipeline, case)) for case in cases_of(pipeline).of(wal_id)]
+        found = [(case.as_json(), _evidence(pipeline, case)) for case in cases_of(pipeline).of(wal_id)]
     if not found:
         raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")
     if as_json:

@@ -1,0 +1,124 @@
+"""What the JSON API and the MCP server answer: parameters as texts, JSON values, each answer bounded. Only reads.
+
+A wrong parameter raises BadFilterError, an unknown dataset ContractError. Does not belong here: HTTP (`api.py`), the
+protocol of assistants (`mcp_server.py`), finding (`exports/`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from kfm_dagster.catalog.publisher import PublishError, open_publisher
+from kfm_dagster.console.openapi import BASE, MOST_DAYS, MOST_GAPS
+from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.exports.deployment_status import GAPS_SINCE, deployment_status
+from kfm_dagster.exports.explanations.unit_history import unit_history
+from kfm_dagster.exports.json_rows import json_row
+from kfm_dagster.exports.unit_filter import BadFilterError, UnitFilter
+from kfm_dagster.exports.unit_search import MOST_OF_A_PAGE, PAGE, failure_groups, search_units
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.record import NoddWalRecord
+
+Given = Mapping[str, str]
+Answer = Callable[[Pipeline, Given], dict[str, Any]]
+
+
+class UnknownUnitError(KfmError):
+    """There is no such unit, or it has no Item."""
+
+
+def units(pipeline: Pipeline, given: Given) -> dict[str, Any]:
+    """Return a page of units, and the address of the next."""
+    limit = _number(given.get("limit", str(PAGE)), "limit", most=MOST_OF_A_PAGE)
+    wanted = UnitFilter.of_query([(name, value) for name, value in given.items() if name not in {"limit", "after"}])
+    page = search_units(pipeline, wanted, after=given.get("after"), limit=limit)
+    query = [*wanted.query(), ("limit", str(limit)), ("after", page.after or "")]
+    return {
+        "units": [json_row(row) for row in page.rows],
+        "next": f"{BASE}/units?{urlencode(query)}" if page.after else None,
+    }
+
+
+def unit(pipeline: Pipeline, given: Given) -> dict[str, Any]:
+    """Return a unit's record with its whole history. Raises UnknownUnitError."""
+    record = _record(pipeline, given)
+    return record.model_dump(mode="json") | unit_history(pipeline, record)
+
+
+def failures(pipeline: Pipeline, given: Given) -> dict[str, Any]:
+    """Return failures in groups."""
+    wanted = UnitFilter.of_query(list(given.items()))
+    groups = failure_groups(pipeline, dataset=wanted.dataset, since=wanted.since)
+    return {"failures": [json_row(group) for group in groups]}
+
+
+def gaps(pipeline: Pipeline, given: Given) -> dict[str, Any]:
+    """Return gaps, MOST_GAPS at most."""
+    days = _number(given.get("days", str(GAPS_SINCE.days)), "days", most=MOST_DAYS)
+    closed = given.get("closed", "false")
+    if closed not in {"true", "false"}:
+        raise BadFilterError(observed=f"closed={closed[:80]!r}", expected="true or false")
+    dataset = given.get("dataset")
+    found = pipeline.gaps.list(
+        since=pipeline.clock() - timedelta(days=days),
+        dataset=None if dataset is None else pipeline.registry[dataset].id,
+        closed=closed == "true",
+        limit=MOST_GAPS + 1,
+    )
+    return {"gaps": [json_row(gap) for gap in found[:MOST_GAPS]], "complete": len(found) <= MOST_GAPS}
+
+
+def datasets(pipeline: Pipeline, _: Given) -> dict[str, Any]:
+    """Return the datasets that are ingested here."""
+    off = pipeline.ledger.switches.engaged()
+    return {
+        "datasets": [
+            {
+                "id": contract.id,
+                "title": contract.metadata.title,
+                "collection": contract.stac.collection,
+                "switched_off": not off.keys().isdisjoint({contract.id, "*"}),
+            }
+            for contract in pipeline.registry
+        ]
+    }
+
+
+def status(pipeline: Pipeline, _: Given) -> dict[str, Any]:
+    """Return what waits for somebody, and units by dataset and status."""
+    return deployment_status(pipeline).as_json()
+
+
+def item(pipeline: Pipeline, given: Given) -> dict[str, Any]:
+    """Return the STAC Item of a unit. Raises UnknownUnitError where there is none."""
+    href = _record(pipeline, given).stac_item_href
+    try:
+        content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
+    except PublishError as error:
+        raise DependencyUnavailableError(
+            "the catalog's place does not answer", observed=error, next_step="see KFM_CATALOG_URL"
+        ) from error
+    if content is None:
+        raise UnknownUnitError("the unit has no Item in the catalog", observed=given["wal_id"])
+    found: dict[str, Any] = json.loads(content)
+    return found
+
+
+def _record(pipeline: Pipeline, given: Given) -> NoddWalRecord:
+    wal_id = given.get("wal_id", "")
+    record = pipeline.ledger.get(wal_id)
+    if record is None:
+        raise UnknownUnitError("there is no such unit", observed=repr(wal_id[:80]), next_step="search units")
+    return record
+
+
+def _number(text: str, name: str, *, most: int) -> int:
+    # No more digits than a number may have: Python reads any script's, and thousands of them.
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= most:
+        raise BadFilterError(observed=f"{name}={text[:40]!r}", expected=f"a whole number from 1 to {most}")
+    return int(text)
