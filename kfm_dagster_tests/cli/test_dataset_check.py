@@ -180,7 +180,7 @@ def test_a_group_that_the_pattern_has_not_is_named_with_the_fields_that_use_it(
     assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1)
     said = (
         "groups that are not in the key pattern: stac.item_id ['region'], ledger.extension_fields ['region'], "
-        "integrity.peers.groups ['region']; it has"
+        "integrity.peers.groups ['region'], virtual ['region']; it has"
     )
     assert f"observed parts that do not go together; expected {said}" in answer.err
 
