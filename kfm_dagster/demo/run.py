@@ -22,14 +22,14 @@ from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.recovery.backfill.days import start_backfill
-from kfm_dagster.settings import EARLIEST_DAY, Settings, environment
+from kfm_dagster.settings import EARLIEST_DAY, FeedKind, Settings, environment
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
     "KFM_SENSOR_INTERVAL_SECONDS": "2",
     "KFM_RETRY_BACKOFF_SECONDS": "1",
-    # A few objects of a day, samples or the user's: no day of a network.
-    "KFM_FEED": "sample",
+    # A few objects of a day, samples or the user's: no day of a network, unless the user says that they are one.
+    "KFM_FEED": FeedKind.SAMPLE,
     # These are not of today, and what no topic announces of them has a backfill (`feed_demo`).
     "KFM_SCHEDULED_LISTINGS": "false",
 }
@@ -65,7 +65,9 @@ def run_demo(
     with EmbeddedCloud() as cloud:
         cloud.provision(registry)
         feed = Feed(cloud, registry)
-        with environment({**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_HOME": str(home.absolute())}):
+        feed_kind = {"KFM_FEED": settings.feed.value} if "feed" in settings.model_fields_set else {}
+        own = {**DEMO_ENVIRONMENT, **feed_kind, "KFM_HOME": str(home.absolute())}
+        with environment({**cloud.environment(), **own}):
             settings = Settings.load()
             pipeline = Pipeline.open(settings)
             earlier = sum(pipeline.deliveries.counts().values())

@@ -20,7 +20,7 @@ _NUMBERS = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 def is_message(array: Mapping[str, Any]) -> bool:
-    """Tell whether chunks of an array (`.zarray`) are GRIB2 messages."""
+    """Return whether chunks of an array (`.zarray`) are GRIB2 messages."""
     return any(one["id"] == MESSAGE_CODEC for one in array.get("filters") or ())
 
 

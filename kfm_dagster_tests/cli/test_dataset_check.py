@@ -179,7 +179,11 @@ def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, t
 @pytest.mark.parametrize(
     ("group", "said"),
     [
-        ("region", "stac.item_id ['region'], ledger.extension_fields ['region'], integrity.peers.groups ['region']"),
+        (
+            "region",
+            "stac.item_id ['region'], ledger.extension_fields ['region'], integrity.peers.groups ['region'], "
+            "virtual ['region']",
+        ),
         ("lead", "end_offset_hours ['lead']"),
     ],
 )

@@ -32,7 +32,7 @@ def candidates(files: Mapping[str, Sequence[str]], newest: str) -> list[str]:
 
 
 def is_due(stands: Day, through: int) -> bool:
-    """Tell whether a day is to become one file after the change `through` of others."""
+    """Return whether a day is to become one file after the change `through` of others."""
     return len(stands.parts) > 1 and stands.rows <= min(MOST_ROWS, through - stands.through)
 
 
