@@ -1,7 +1,7 @@
 """CPython's cyclic collector in processes that ingest: it looks rarely.
 
 Left alone it looks at every container of a process again and again while a run makes its own; an eighth of a run's CPU
-went into it. Does not belong here: who calls it (code server, the process that runs are forked from, worker).
+went into it. Does not belong here: who calls it (code server, the process that runs are forked from, worker, tests).
 """
 
 from __future__ import annotations

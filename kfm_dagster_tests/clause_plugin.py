@@ -1,7 +1,7 @@
 """Pytest plugin: collects `@pytest.mark.clause(...)` and writes the conformance page on request.
 
     pytest --clauses                      print the page after collection, run nothing
-    pytest --clauses-out FILE             also write it as Markdown
+    pytest --clauses-out FILE             also write it as Markdown; with workers the first of them does
 
 The page has each clause with its tests, and each requirement of the documents with its clauses, tests and page.
 
@@ -41,7 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 name = item.nodeid.split("[")[0]
                 if name not in claims[clause]:
                     claims[clause].append(name)
-    config.stash[_TABLE] = render(clauses, claims)
+    table = config.stash[_TABLE] = render(clauses, claims)
+    out = config.getoption("--clauses-out")
+    # Every worker of pytest-xdist collects everything, and the process that started them nothing.
+    if out and getattr(config, "workerinput", {}).get("workerid", _FIRST_WORKER) == _FIRST_WORKER:
+        out.write_text(table, encoding="utf-8")
     if config.getoption("--clauses"):
         items.clear()
 
@@ -53,13 +57,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     table = config.stash.get(_TABLE, None)
-    if table is None:
-        return
-    if config.getoption("--clauses"):
+    if table is not None and config.getoption("--clauses"):
         terminalreporter.write_line(table)
-    out = config.getoption("--clauses-out")
-    if out:
-        out.write_text(table, encoding="utf-8")
 
 
 def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
@@ -107,3 +106,4 @@ def _tests(row: dict[str, Any], claims: dict[str, list[str]]) -> list[str]:
 
 
 _TABLE = pytest.StashKey[str]()
+_FIRST_WORKER = "gw0"

@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from benchmarks import postgis
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
@@ -43,6 +44,9 @@ for _number, _disposition in ((signal.SIGINT, signal.default_int_handler), (sign
 
 # Workers of pytest-xdist are given a width of their own, which the tables of commands would obey.
 os.environ.pop("COLUMNS", None)
+
+# The collector would look at every module and at thousands of collected tests again and again.
+collect_rarely()
 
 scratch.use_memory()  # before pytest, or a module of tests, asks for a temporary folder
 

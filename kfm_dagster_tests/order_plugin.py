@@ -14,6 +14,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 LONGEST = [
     "docs/test_runbooks.py",
+    "chaos/test_every_failpoint.py",
     "benchmarks/test_campaign.py",
     "integration/test_kill.py",
     "recovery/test_dead_letter_kill.py",
@@ -22,19 +23,14 @@ LONGEST = [
     "demo/test_demo.py",
     "simulation/test_simulation.py",
     "browser/test_dagster_ui.py",
-    "chaos/test_every_failpoint.py",
-    "ingest/test_mail.py",
     "integration/test_ui_backfill.py",
     "integration/test_run_rollback.py",
     "integration/test_lanes.py",
     "ingest/test_heaviest.py",
     "deployment/test_deployment.py",
-    "integration/test_convergence.py",
     "integration/test_backfill.py",
-    "governance/test_governing_commands.py",
-    "catalog/test_undo.py",
 ]
-"""Modules of a minute and more, by the processor time that they take; one that is missing costs balance alone."""
+"""Modules of twenty seconds and more, by the processor time that they take; one that is missing costs balance alone."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
