@@ -30,7 +30,8 @@ _FLOAT = Struct("<HHBBBBI")
 _PADS, _CHARACTER_SETS = 3, 2
 _INTEGER, _REAL, _TEXT, _COMPOUND, _REFERENCE, _SEQUENCE = 0, 1, 3, 6, 7, 9
 _REFERENCE_SIZES = {0: 8, 1: 12}
-_INFORMATION = {0x02: (18, 8, 8), 0x0A: (2, 4, 4), 0x15: (18, 2, 8)}
+_LINK_INFO = 0x02
+_INFORMATION = {_LINK_INFO: (18, 8, 8), 0x0A: (2, 4, 4), 0x15: (18, 2, 8)}
 """Of links, groups and attributes: bytes at least, and bytes more for each of two flags (IV.A.2.c, k, v)."""
 _FILTERS = 0x0B
 """Message that variables have, and groups whose links or attributes would be filtered."""
@@ -52,6 +53,9 @@ def check_message(kind: int, body: bytes, *, version: int) -> None:
         flags = body[1]
         if body[0] or flags & ~0x03 or len(body) < least + first * (flags & 1) + second * (flags >> 1):
             raise unreadable(f"an information message of {len(body)} bytes with flags {flags:#x}")
+        if kind == _LINK_INFO and flags & 1 and body[9] & 0x80:
+            # Of links it is a number with a sign, of attributes it has none.
+            raise unreadable("a highest creation order of links that is negative")
     if kind == 0x16 and (version == 1 or body[0] or len(body) < 5):
         raise unreadable("a reference count that is none")
     if kind == 0x12 and (body[0] != 1 or len(body) < 8):

@@ -276,6 +276,19 @@ def a_group_with_filters_that_are_none() -> bytes:
     return bytes(content)
 
 
+def a_group_whose_links_were_created_before_the_first() -> bytes:
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver="v110", track_order=True) as file:
+        file["v"] = 1
+    content = bytearray(buffer.getvalue())
+    start, length = header(content, "/")
+    # Version 0, both flags, and one link so far.
+    at = content.index(bytes((0, 3)) + struct.pack("<Q", 1), start)
+    content[at + 2 : at + 10] = struct.pack("<q", -129)
+    sealed(content, start, length)
+    return bytes(content)
+
+
 @pytest.mark.clause("OPR-07")
 @pytest.mark.parametrize(
     "forged",
@@ -285,6 +298,7 @@ def a_group_with_filters_that_are_none() -> bytes:
         a_heap_of_smaller_objects_than_it_holds,
         a_variable_of_nothing_with_bytes,
         a_group_with_filters_that_are_none,
+        a_group_whose_links_were_created_before_the_first,
     ],
 )
 def test_a_form_that_libhdf5_refuses_is_refused(forged: Callable[[], bytes]) -> None:
