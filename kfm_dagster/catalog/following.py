@@ -24,7 +24,6 @@ from kfm_dagster.catalog.changes import ChangeKind, Follower, FollowError, ItemC
 from kfm_dagster.catalog.index import CollectionIndex
 from kfm_dagster.catalog.item import content_sha256
 from kfm_dagster.catalog.publisher import Publisher
-from kfm_dagster.catalog.read_back import ReadBackItems
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -75,19 +74,10 @@ class _Turn:
 
 
 class Following:
-    """Brings followers up to date. Any number of processes may do so.
-
-    Items that this process has just read back (`read_back`) are not read again.
-    """
+    """Brings followers up to date. Any number of processes may do so."""
 
     def __init__(
-        self,
-        database: Database,
-        registry: ContractRegistry,
-        publisher: Publisher,
-        *,
-        clock: Callable[[], datetime],
-        read_back: ReadBackItems | None = None,
+        self, database: Database, registry: ContractRegistry, publisher: Publisher, *, clock: Callable[[], datetime]
     ) -> None:
         self._database = database
         self._owners = {
@@ -95,7 +85,6 @@ class Following:
         }
         self._publisher = publisher
         self._clock = clock
-        self._read_back = read_back or ReadBackItems()
 
     def catch_up(self, followers: Iterable[Follower], *, within: float = 10.0) -> int:
         """Bring followers up to date, and return how many changes they took; after `within` seconds the rest waits.
@@ -243,9 +232,7 @@ class Following:
                 )
             }
         current = [change for change in changes if standing.get(change.item_id) == change.content_sha256]
-        wanted = {change.path: change.content_sha256 for change in current if change.content_sha256}
-        files = self._read_back.found(wanted)
-        files.update(self._publisher.read([path for path in wanted if path not in files]))
+        files = self._publisher.read([change.path for change in current if change.content_sha256])
         found: list[ItemChange] = []
         unsure: list[ItemChange] = []
         for change in current:

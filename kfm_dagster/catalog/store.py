@@ -22,7 +22,6 @@ from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
 from kfm_dagster.catalog.item import Candidate, content_of
 from kfm_dagster.catalog.promotions import PromotionLog
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged
-from kfm_dagster.catalog.read_back import ReadBackItems
 from kfm_dagster.catalog.undo import UndoReport, undo_items, undo_run
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
@@ -53,8 +52,7 @@ class CatalogUndoError(KfmError):
 class Catalog:
     """A static STAC catalog and its index. Any number of processes may register at the same time.
 
-    `mirrored` has its Collections say that their Items are published as GeoParquet, too. `read_back` gets the Items
-    that `verify` reads.
+    `mirrored` has its Collections say that their Items are published as GeoParquet, too.
     """
 
     def __init__(
@@ -65,14 +63,12 @@ class Catalog:
         *,
         page_size: int = PAGE_SIZE,
         mirrored: bool = False,
-        read_back: ReadBackItems | None = None,
     ) -> None:
         self._database = database
         self._publisher = publisher
         self._registry = registry
         self._page_size = page_size
         self._mirrored = mirrored
-        self._read_back = read_back
 
     def register(self, candidates: Sequence[Candidate], *, fence: Fence) -> list[StacResult]:
         """Register a batch of one dataset; results stand in the order of the candidates.
@@ -197,12 +193,7 @@ class Catalog:
             raise CatalogVerificationError(
                 observed=str(error), next_step="see whether the catalog's place answers; the stage is tried again"
             ) from error
-        contents = {path: content_of(found.get(path)) for path in wanted}
-        if self._read_back is not None:
-            for path, digest in contents.items():
-                if digest is not None:
-                    self._read_back.keep(path, digest, found[path])
-        return contents
+        return {path: content_of(found.get(path)) for path in wanted}
 
     def _register_latest(
         self,

@@ -21,7 +21,6 @@ from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
-from kfm_dagster.catalog.read_back import ReadBackItems
 from kfm_dagster.catalog.stac_api.database import StacApiDatabase
 from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
@@ -210,24 +209,12 @@ class Pipeline:
             open_publisher(self.settings.catalog),
             self.registry,
             mirrored=self.settings.geoparquet,
-            read_back=self.read_back,
         )
-
-    @cached_property
-    def read_back(self) -> ReadBackItems:
-        """Items that this process has verified a moment ago."""
-        return ReadBackItems()
 
     @cached_property
     def following(self) -> Following:
         """How far the catalog's followers have come."""
-        return Following(
-            self.database,
-            self.registry,
-            open_publisher(self.settings.catalog),
-            clock=self.clock,
-            read_back=self.read_back,
-        )
+        return Following(self.database, self.registry, open_publisher(self.settings.catalog), clock=self.clock)
 
     @cached_property
     def followers(self) -> Sequence[Follower]:
