@@ -56,9 +56,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    table = config.stash.get(_TABLE, None)
-    if table is not None and config.getoption("--clauses"):
-        terminalreporter.write_line(table)
+    out = config.getoption("--clauses-out")
+    if out and out.exists():
+        terminalreporter.write_line(out.read_text(encoding="utf-8"))
+    elif config.getoption("--clauses"):
+        terminalreporter.write_line(config.stash.get(_TABLE, ""))
 
 
 def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
