@@ -181,8 +181,10 @@ def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, t
     [
         (
             "region",
-            "stac.item_id ['region'], ledger.extension_fields ['region'], integrity.peers.groups ['region'], "
-            "virtual ['region']",
+            (
+                "stac.item_id ['region'], ledger.extension_fields ['region'], integrity.peers.groups ['region'], "
+                "virtual ['region']"
+            ),
         ),
         ("lead", "end_offset_hours ['lead']"),
     ],
