@@ -17,7 +17,7 @@ ANY_TEXT = {
     "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "configs_dir", "object_root",
     "sqs_primary_queue", "sqs_dlq_queue", "worker_id", "chaos_plan", "actor", "alert_urls", "webhook_tokens",
     "image_digest", "energy_grid", "signing_key", "signing_passphrase", "sns_trusted_ca",
-    "sensitive_areas", "masking_salt",
+    "sensitive_areas", "masking_salt", "console_tokens",
 }  # fmt: skip
 """Variables that take any text; what they name is checked where it is opened."""
 BAD: dict[str, list[str]] = {

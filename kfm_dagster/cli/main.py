@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "console": Lazy(
         "kfm_dagster.cli.console:console",
-        "Serve what kfm status and kfm validate say, and the metrics, to browsers and monitors, until Ctrl-C.",
+        "Serve the deployment to browsers, its metrics to Prometheus, and /healthz to monitors, until Ctrl-C.",
     ),
     "dataset": Lazy("kfm_dagster.cli.dataset:dataset", "Look at, begin and check dataset contracts."),
     "demo": Lazy(

@@ -40,20 +40,20 @@ Take = Callable[[Pipeline, NoddWalRecord, int, Decision, Transaction], str | Non
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decided:
+class FormDecision:
     """What a form said, and by whom."""
 
     decision: Decision
     fields: Mapping[str, str]
 
 
-def decided(pages: Pages, request: Request, fields: Mapping[str, str], *, known: tuple[str, ...] = ()) -> Decided:
+def decided(pages: Pages, request: Request, fields: Mapping[str, str], *, known: tuple[str, ...] = ()) -> FormDecision:
     """Read the decision of a form. Raises HTTPException where nobody is signed in, BadRequestError, KfmError."""
     actor = pages.sessions.require_actor(request)
     values = given(list(fields.items()), known=(*_DECISION, *known))
     reason, change_ref = values.get("reason", "").strip(), values.get("change_ref", "").strip()
     decision = decision_in(pages.pipeline.settings.env, actor=actor, reason=reason, change_ref=change_ref or None)
-    return Decided(decision=decision, fields=values)
+    return FormDecision(decision=decision, fields=values)
 
 
 def see(path: str) -> Response:

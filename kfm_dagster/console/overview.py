@@ -81,7 +81,7 @@ def newest_boxes(pipeline: Pipeline) -> Iterator[dict[str, Any]]:
     with pipeline.database.snapshot() as view:
         wal_ids = [
             record.wal_id
-            for dataset in view.run("ledger.datasets_of_status", status=Status.SUCCEEDED).scalars().all()
+            for dataset in pipeline.ledger.datasets(Status.SUCCEEDED, tx=view)
             for record in pipeline.ledger.find(
                 dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view
             )

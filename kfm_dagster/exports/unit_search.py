@@ -187,8 +187,8 @@ def _ranges(pipeline: Pipeline, wanted: UnitFilter, view: Transaction) -> Iterat
     if wanted.dataset is not None:
         _ = pipeline.registry[wanted.dataset]
     for status in [wanted.status] if wanted.status else Status:
-        names = [wanted.dataset] if wanted.dataset else view.run("ledger.datasets_of_status", status=status).scalars()
-        for name in list(names):
+        names = [wanted.dataset] if wanted.dataset else pipeline.ledger.datasets(status, tx=view)
+        for name in names:
             yield "status", {"status": status, "dataset": name}
 
 

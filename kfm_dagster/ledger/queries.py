@@ -97,7 +97,7 @@ class LedgerQueries:
             for state in [status] if status else Status:
                 if error_code is not None and state is Status.SUCCEEDED:
                     continue  # a success has no error, and there are too many of them to look through
-                datasets = [dataset] if dataset else view.run("ledger.datasets_of_status", status=state).scalars().all()
+                datasets = [dataset] if dataset else self.datasets(state, tx=view)
                 for name in datasets:
                     rows = view.run(statement, filters, status=state, dataset=name)
                     ranges.append(opened.enter_context(closing(rows.mappings())))
@@ -105,6 +105,11 @@ class LedgerQueries:
             # one in fifteen.
             newest = heapq.merge(*ranges, key=lambda row: (row["event_time"], row["wal_id"]), reverse=True)
             return [record_of(row) for row in itertools.islice(newest, limit)]
+
+    def datasets(self, status: Status, *, tx: Transaction | None = None) -> list[str]:
+        """Return the ids of the datasets that have units of this status; one index lookup each."""
+        with reading(self.database, tx) as view:
+            return list(view.run("ledger.datasets_of_status", status=status).scalars())
 
     def versions(self, wal_id: str, *, tx: Transaction | None = None) -> list[ObjectVersion]:
         """Return every known version of a unit's object, oldest event first; empty for an unknown id."""
