@@ -68,7 +68,7 @@ COMMANDS = {
     ),
     "doctor": Lazy(
         "kfm_dagster.cli.doctor:doctor",
-        "Look at a deployment: database, queues, clock, Dagster instance, stores, buckets, senders, disks.",
+        "Look at a deployment: databases, backups, queues, clock, Dagster instance, stores, senders, receivers, disks.",
     ),
     "drain": Lazy(
         "kfm_dagster.cli.drain:drain",
