@@ -7,6 +7,7 @@ as requests, so that 32 of them would have everybody else refused. Does not belo
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import h11
 from starlette.responses import PlainTextResponse
@@ -24,11 +25,16 @@ MOST_BODY_BYTES = 64 * 1024
 """Of a request: a form's few fields."""
 
 
+_TURNS = itertools.count(1)
+
+
 class BoundedConnection(H11Protocol):
     """HTTP/1.1 with a deadline for each request; beyond MOST_CONNECTIONS the one that waits longest makes room."""
 
     deadline: asyncio.TimerHandle | None = None
     """When it is closed, while the server waits for a request of it."""
+    turn: int = 0
+    """Its place among those that wait: a loop's clock may give several of them one time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection."""
@@ -36,8 +42,8 @@ class BoundedConnection(H11Protocol):
         self._watch()
         if len(self.connections) > MOST_CONNECTIONS:
             ours = (one for one in self.connections if isinstance(one, BoundedConnection))
-            waiting = {one: one.deadline.when() for one in ours if one.deadline is not None}
-            min(waiting, key=lambda one: waiting[one]).transport.abort()
+            oldest = min((one for one in ours if one.deadline is not None), key=lambda one: one.turn)
+            oldest.make_room()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request."""
@@ -54,11 +60,17 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
         self._unwatch()
 
+    def make_room(self) -> None:
+        """Close the connection; it counts until then, and does not wait any more."""
+        self._unwatch()
+        self.transport.abort()
+
     def _watch(self) -> None:
         if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY}:
             self._unwatch()
         elif self.deadline is None:
             self.deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+            self.turn = next(_TURNS)
 
     def _unwatch(self) -> None:
         if self.deadline is not None:
