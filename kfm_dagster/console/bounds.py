@@ -43,7 +43,9 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > MOST_CONNECTIONS:
             ours = (one for one in self.connections if isinstance(one, BoundedConnection))
             oldest = min((one for one in ours if one.deadline is not None), key=lambda one: one.turn)
-            oldest.make_room()
+            # It counts until it is closed, and is not chosen twice.
+            oldest.deadline = None
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request."""
@@ -59,11 +61,6 @@ class BoundedConnection(H11Protocol):
         """Forget the connection."""
         super().connection_lost(exc)
         self._unwatch()
-
-    def make_room(self) -> None:
-        """Close the connection; it counts until then, and does not wait any more."""
-        self._unwatch()
-        self.transport.abort()
 
     def _watch(self) -> None:
         if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY}:
