@@ -28,7 +28,7 @@ def console(*, host: str, port: int) -> None:
         if not is_loopback(host):
             click.echo(f"# anybody who reaches {host} may read: only decisions take a token", err=True)
         click.echo(address)
-        click.echo("# and /validate, /metrics; serving until Ctrl-C", err=True)
+        click.echo("# for a browser; /api/v1 and /metrics for programs; until Ctrl-C", err=True)
 
     # The way to end it, not a failure.
     with opened_pipeline(read_only=True) as pipeline, suppress(KeyboardInterrupt), ExitStack() as opened:

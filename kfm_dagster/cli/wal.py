@@ -94,7 +94,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
         record = pipeline.ledger.get(whole_wal_id(pipeline.database, wal_id))
         if record is None:
             raise unknown_record(wal_id)
-        history = unit_history(pipeline, record)
+        history = unit_history(pipeline, record).as_json()
     document = record.model_dump(mode="json")
     if as_json:
         click.echo(json.dumps(document | history))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from kfm_dagster.console.answers import record_of
 from kfm_dagster.console.asking import given, whole_number
 from kfm_dagster.console.pages import Pages, parameters
 from kfm_dagster.console.session import require_own_form
@@ -102,9 +102,7 @@ def _of_units(pages: Pages) -> list[Route]:
             version = whole_number("version", form.fields.get("version", ""), most=10**9)
             wal_id = str(request.path_params["wal_id"])
             with pages.writing.database.transaction() as tx:
-                record = pages.writing.ledger.get(wal_id, tx=tx)
-                if record is None:
-                    raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such unit")
+                record = record_of(pages.writing, wal_id, tx=tx)
                 path = take(pages.writing, record, version, form.decision, tx)
             return see(path or f"/units/{wal_id}")
 

@@ -1,28 +1,29 @@
 """What the JSON API and the MCP server answer: parameters as texts, JSON values, each answer bounded. Only reads.
 
-A wrong parameter raises BadFilterError, an unknown dataset ContractError. Does not belong here: HTTP (`api.py`), the
-protocol of assistants (`mcp_server.py`), finding (`exports/`).
+A wrong parameter raises BadFilterError or BadRequestError, an unknown dataset ContractError. Does not belong here: HTTP
+(`api.py`), the protocol of assistants (`mcp_server.py`), finding (`exports/`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
+from kfm_dagster.console.asking import BadRequestError, whole_number
 from kfm_dagster.console.openapi import BASE, MOST_DAYS, MOST_GAPS
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.exports.deployment_status import GAPS_SINCE, deployment_status
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.json_rows import json_row
-from kfm_dagster.exports.unit_filter import BadFilterError, UnitFilter
+from kfm_dagster.exports.unit_filter import UnitFilter
 from kfm_dagster.exports.unit_search import MOST_OF_A_PAGE, PAGE, failure_groups, search_units
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.storage.database import Transaction
 
 Given = Mapping[str, str]
 Answer = Callable[[Pipeline, Given], dict[str, Any]]
@@ -34,7 +35,7 @@ class UnknownUnitError(KfmError):
 
 def units(pipeline: Pipeline, given: Given) -> dict[str, Any]:
     """Return a page of units, and the address of the next."""
-    limit = _number(given.get("limit", str(PAGE)), "limit", most=MOST_OF_A_PAGE)
+    limit = whole_number("limit", given.get("limit", str(PAGE)), most=MOST_OF_A_PAGE)
     wanted = UnitFilter.of_query([(name, value) for name, value in given.items() if name not in {"limit", "after"}])
     page = search_units(pipeline, wanted, after=given.get("after"), limit=limit)
     query = [*wanted.query(), ("limit", str(limit)), ("after", page.after or "")]
@@ -46,8 +47,8 @@ def units(pipeline: Pipeline, given: Given) -> dict[str, Any]:
 
 def unit(pipeline: Pipeline, given: Given) -> dict[str, Any]:
     """Return a unit's record with its whole history. Raises UnknownUnitError."""
-    record = _record(pipeline, given)
-    return record.model_dump(mode="json") | unit_history(pipeline, record)
+    record = record_of(pipeline, given.get("wal_id", ""))
+    return record.model_dump(mode="json") | unit_history(pipeline, record).as_json()
 
 
 def failures(pipeline: Pipeline, given: Given) -> dict[str, Any]:
@@ -59,10 +60,10 @@ def failures(pipeline: Pipeline, given: Given) -> dict[str, Any]:
 
 def gaps(pipeline: Pipeline, given: Given) -> dict[str, Any]:
     """Return gaps, MOST_GAPS at most."""
-    days = _number(given.get("days", str(GAPS_SINCE.days)), "days", most=MOST_DAYS)
+    days = whole_number("days", given.get("days", str(GAPS_SINCE.days)), most=MOST_DAYS)
     closed = given.get("closed", "false")
     if closed not in {"true", "false"}:
-        raise BadFilterError(observed=f"closed={closed[:80]!r}", expected="true or false")
+        raise BadRequestError(observed=f"closed={closed[:80]!r}", expected="true or false")
     dataset = given.get("dataset")
     found = pipeline.gaps.list(
         since=pipeline.clock() - timedelta(days=days),
@@ -96,7 +97,7 @@ def status(pipeline: Pipeline, _: Given) -> dict[str, Any]:
 
 def item(pipeline: Pipeline, given: Given) -> dict[str, Any]:
     """Return the STAC Item of a unit. Raises UnknownUnitError where there is none."""
-    href = _record(pipeline, given).stac_item_href
+    href = record_of(pipeline, given.get("wal_id", "")).stac_item_href
     try:
         content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
     except PublishError as error:
@@ -109,16 +110,9 @@ def item(pipeline: Pipeline, given: Given) -> dict[str, Any]:
     return found
 
 
-def _record(pipeline: Pipeline, given: Given) -> NoddWalRecord:
-    wal_id = given.get("wal_id", "")
-    record = pipeline.ledger.get(wal_id)
+def record_of(pipeline: Pipeline, wal_id: str, *, tx: Transaction | None = None) -> NoddWalRecord:
+    """Return the record of a unit. Raises UnknownUnitError."""
+    record = pipeline.ledger.get(wal_id, tx=tx)
     if record is None:
         raise UnknownUnitError("there is no such unit", observed=repr(wal_id[:80]), next_step="search units")
     return record
-
-
-def _number(text: str, name: str, *, most: int) -> int:
-    # No more digits than a number may have: Python reads any script's, and thousands of them.
-    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= most:
-        raise BadFilterError(observed=f"{name}={text[:40]!r}", expected=f"a whole number from 1 to {most}")
-    return int(text)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,17 +18,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from kfm_dagster.console import answers
+from kfm_dagster.console.asking import given
 from kfm_dagster.console.openapi import BASE, JSON, OPERATIONS, document
-from kfm_dagster.errors import ContractError, DependencyUnavailableError, KfmError
-from kfm_dagster.exports.unit_filter import BadFilterError
+from kfm_dagster.console.refusals import REFUSALS, refusal
 from kfm_dagster.ingest.pipeline import Pipeline
-
-_STATUS: Sequence[tuple[type[KfmError], HTTPStatus]] = (
-    (DependencyUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
-    (ContractError, HTTPStatus.NOT_FOUND),
-    (answers.UnknownUnitError, HTTPStatus.NOT_FOUND),
-    (BadFilterError, HTTPStatus.BAD_REQUEST),
-)
 
 
 def routes(pipeline: Pipeline) -> list[BaseRoute]:
@@ -45,12 +36,7 @@ def routes(pipeline: Pipeline) -> list[BaseRoute]:
 
     api = Starlette(
         routes=[Route(path, endpoint(path), methods=["GET"]) for path in _ANSWERS],
-        exception_handlers={
-            KfmError: _refused,
-            DBAPIError: _no_database,
-            NoConnectionFreeError: _no_database,
-            HTTPException: _no_such,
-        },
+        exception_handlers={**dict.fromkeys(REFUSALS, _refused), HTTPException: _no_such},
     )
     api.router.redirect_slashes = False
     mount = Mount(BASE, app=api)
@@ -71,15 +57,10 @@ _ANSWERS: Mapping[str, answers.Answer] = {
 
 
 def _given(request: Request, path: str) -> dict[str, str]:
-    """Return the parameters with a value. Raises BadFilterError for one that is unknown, or given twice."""
+    """Return the parameters with a value. Raises BadRequestError for one that is unknown, or given twice."""
     known = [parameter["name"] for parameter in OPERATIONS[path].parameters if parameter["in"] == "query"]
-    pairs = request.query_params.multi_items()
-    names = {name for name, _ in pairs}
-    if unknown := sorted(names - set(known)):
-        raise BadFilterError(observed=repr(unknown[0][:40]), expected=", ".join(known) or "no parameter")
-    if len(names) < len(pairs):
-        raise BadFilterError(observed="a parameter twice", expected="each once at most")
-    return {name: value for name, value in pairs if value}
+    found = given(request.query_params.multi_items(), known=known)
+    return {name: value for name, value in found.items() if value}
 
 
 def _problem(request: Request, status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -94,14 +75,7 @@ def _problem(request: Request, status: int, detail: str, headers: Mapping[str, s
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
-    return _problem(request, status, str(error))
-
-
-def _no_database(request: Request, _: Exception) -> Response:  # what a driver says may name a user
-    return _problem(
-        request, HTTPStatus.SERVICE_UNAVAILABLE, "the database does not answer; next: see its log, then ask again"
-    )
+    return _problem(request, *refusal(error))
 
 
 def _no_such(request: Request, error: Exception) -> Response:

@@ -15,8 +15,6 @@ from http import HTTPStatus
 
 from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -28,19 +26,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kfm_dagster.console import actions, api, datasets, feeds, overview, replays, runs, units
-from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of
+from kfm_dagster.console.asking import Form, asked_of
 from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.console.pages import STATIC, Pages, parameters, static
+from kfm_dagster.console.refusals import REFUSALS, refusal
 from kfm_dagster.console.session import Sessions
-from kfm_dagster.errors import ContractError, DependencyUnavailableError, ExitCode, KfmError
-from kfm_dagster.exports.explanations.explanation import UnknownRunError
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
-from kfm_dagster.exports.unit_filter import BadFilterError
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import report_sections, report_span
-from kfm_dagster.governance.log import UnattributedDecisionError
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.recovery.replay.runs import UnknownReplayError
 
 PATH = "/validate"
 METRICS = "/metrics"
@@ -52,20 +46,10 @@ HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # It tells how things are now.
+    # It says how things are now.
     "cache-control": "no-store",
     "vary": "accept",
 }
-_STATUS: Sequence[tuple[type[KfmError], int]] = (
-    (BadRequestError, 400),
-    (BadFilterError, 400),
-    (ContractError, 404),
-    (UnknownRunError, 404),
-    (NotAcceptableError, 406),
-    (UnattributedDecisionError, 400),
-    (UnknownReplayError, 404),
-    (DependencyUnavailableError, 503),
-)
 
 
 def console_app(
@@ -109,7 +93,6 @@ def console_app(
             return answer
         return PlainTextResponse(f"{line}\n", status_code=status, headers=headers)
 
-    kinds = (KfmError, DBAPIError, NoConnectionFreeError, HTTPException)
     application = Starlette(
         routes=[
             *overview.routes(pages, depths),
@@ -131,7 +114,7 @@ def console_app(
             # A page of somebody else's whose name is made to lead here (DNS rebinding) reads nothing.
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
         ],
-        exception_handlers=dict.fromkeys(kinds, refused),
+        exception_handlers=dict.fromkeys((*REFUSALS, HTTPException), refused),
     )
     application.router.redirect_slashes = False
     return application
@@ -160,9 +143,4 @@ def _refusal(error: Exception) -> tuple[int, str]:
         return error.status_code, error.detail.lower() + (
             f"; the pages of the console are linked from {overview.FRONT}" if known else ""
         )
-    if isinstance(error, KfmError):
-        status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-        # The command line has an exit code for what the ledger or a guard does not allow.
-        return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
-    # Every connection may be in use for too long, and what a driver says may name a user.
-    return 503, "the database does not answer; next: see its log, then ask again"
+    return refusal(error)

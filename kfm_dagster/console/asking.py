@@ -15,7 +15,7 @@ _QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 
 
 class BadRequestError(KfmError):
-    """A parameter is none that there is, or has no such value."""
+    """A request has no such parameter, field or value."""
 
 
 class NotAcceptableError(KfmError):
@@ -64,8 +64,8 @@ def given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dic
     unknown = sorted(set(found) - set(known))
     if unknown or len(found) != len(parameters):
         raise BadRequestError(
-            observed=repr(unknown[0]) if unknown else "a parameter twice",
-            expected=f"{' and '.join(known) or 'none'}, {'each ' if len(known) > 1 else ''}once at most",
+            observed=repr(unknown[0][:40]) if unknown else "a parameter twice",
+            expected=f"{', '.join(known)}; each once at most" if known else "no parameter",
         )
     return found
 

@@ -37,7 +37,8 @@ def routes(pages: Pages) -> list[Route]:
 
     def gaps(request: Request) -> Response:
         dataset, days = asked(request)
-        found = pipeline.gaps.list(since=pipeline.clock() - timedelta(days=days), dataset=dataset)
+        since = pipeline.clock() - timedelta(days=days)
+        found = pipeline.gaps.list(since=since, dataset=dataset, limit=MOST_GAPS + 1)
         return pages.page(
             request,
             "gaps.html",
@@ -46,7 +47,7 @@ def routes(pages: Pages) -> list[Route]:
             most_days=MOST_DAYS,
             datasets=sorted(pipeline.registry.contracts),
             gaps=found[:MOST_GAPS],
-            more=len(found) - MOST_GAPS,
+            more=len(found) > MOST_GAPS,
         )
 
     return [Route("/gaps", gaps, methods=["GET"]), Route("/gaps.svg", picture, methods=["GET"])]

@@ -13,13 +13,11 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
 from kfm_dagster import __version__
 from kfm_dagster.console import answers
 from kfm_dagster.console.openapi import MOST_DAYS
-from kfm_dagster.errors import KfmError
+from kfm_dagster.console.refusals import REFUSALS, refusal
 from kfm_dagster.ingest.pipeline import Pipeline
 
 MOST_UNITS = 50
@@ -104,7 +102,5 @@ def _asked(pipeline: Pipeline, answer: answers.Answer, given: answers.Given) -> 
     """Return an answer; a parameter without text is not given. Raises ToolError, whose words the assistant reads."""
     try:
         return answer(pipeline, {name: value for name, value in given.items() if value})
-    except KfmError as error:
-        raise ToolError(str(error)) from None
-    except (DBAPIError, NoConnectionFreeError):  # what a driver says may name a user
-        raise ToolError("the database does not answer; next: see its log, then ask again") from None
+    except REFUSALS as error:
+        raise ToolError(refusal(error)[1]) from None

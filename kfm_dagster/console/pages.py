@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import jinja2
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -26,6 +26,7 @@ from kfm_dagster.console.asking import BadRequestError
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Environment
 
 LIVE_SECONDS = 15
 """From one look to the next of a live view; a page costs some hundredths of a second."""
@@ -81,6 +82,8 @@ class Pages:
             "navigation": NAVIGATION,
             "env": self.pipeline.settings.env.value,
             "actor": self.sessions.actor_of(request),
+            # What a decision's form asks for; a release asks for it everywhere.
+            "change_ref": "required" if self.pipeline.settings.env is Environment.PROD else "",
             "can_sign_in": bool(self.sessions.tokens),
             "at": self.pipeline.clock(),
             "live_seconds": LIVE_SECONDS if is_live(request) else None,
@@ -96,7 +99,7 @@ class Pages:
 
 
 def is_live(request: Request) -> bool:
-    """Tell whether a live view is asked for."""
+    """Return whether a live view is asked for."""
     return request.query_params.get(_LIVE) == "1"
 
 
@@ -147,10 +150,10 @@ def _number(value: float) -> str:
     return f"{value:,}"
 
 
-_TEMPLATES = Environment(
-    loader=PackageLoader("kfm_dagster.console"),
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("kfm_dagster.console"),
     autoescape=True,
-    undefined=StrictUndefined,
+    undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
     auto_reload=False,

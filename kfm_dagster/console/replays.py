@@ -30,7 +30,8 @@ from kfm_dagster.recovery.starting import start
 
 MOST_NAMED = 10_000
 """Units that a selection names; one by dataset, code and time has no need to."""
-_PAGE = 1_000
+_PAGE, _MOST_PAGES = 1_000, 20
+"""Of a search for them, each of which examines a bounded number of rows: some seconds at most."""
 _TO_BE_GIVEN = "to be given with the decision"
 _MODES = {Status.FAILED: Mode.FAILED_ONLY, Status.QUARANTINED: Mode.REPAIR_AND_REPLACE}
 
@@ -135,17 +136,17 @@ def _ranges(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
 def _named(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
     wal_ids: list[str] = []
     after: str | None = None
-    while True:
+    for _ in range(_MOST_PAGES):
         page = search_units(pipeline, wanted, after=after, limit=_PAGE)
         wal_ids += [row["wal_id"] for row in page.rows]
-        if len(wal_ids) > MOST_NAMED:
-            raise BadFilterError(
-                observed=f"more than {MOST_NAMED} units by a part of their key, or by operator",
-                expected="a dataset, a code or a time that means fewer",
-            )
-        if page.after is None:
-            break
         after = page.after
+        if after is None or len(wal_ids) > MOST_NAMED:
+            break
+    if after is not None or len(wal_ids) > MOST_NAMED:
+        raise BadFilterError(
+            observed=f"more than {MOST_NAMED} units by key or operator, or too many to look through",
+            expected="a dataset, a code or a time that means fewer",
+        )
     if not wal_ids:
         raise BadFilterError("no unit is meant", observed="none", expected="one unit or more")
     return {"wal_ids": wal_ids}

@@ -44,11 +44,12 @@ class Sessions:
         found: dict[str, SecretStr] = {}
         for part in (tokens.get_secret_value() if tokens else "").split():
             name, _, token = part.partition("=")
-            if not _NAME.fullmatch(name) or len(token) < SHORTEST_TOKEN or name in found:
+            taken = name in found or token in {one.get_secret_value() for one in found.values()}
+            if not _NAME.fullmatch(name) or len(token) < SHORTEST_TOKEN or taken:
                 raise ConfigurationError(
                     "environment variable KFM_CONSOLE_TOKENS is wrong",
                     observed="a value that is not shown",
-                    expected=f"NAME=TOKEN, separated by blanks, each name once, {SHORTEST_TOKEN} characters or more",
+                    expected=f"NAME=TOKEN, separated by blanks, each once, {SHORTEST_TOKEN} characters or more",
                     next_step="correct or unset KFM_CONSOLE_TOKENS",
                 )
             found[name] = SecretStr(token)
@@ -70,7 +71,7 @@ class Sessions:
         given = hashlib.sha256(token.encode()).digest()
         actor = None
         for name, own in self.tokens.items():
-            # Each is compared, and digests are of one length: time tells nothing.
+            # Each is compared, and digests are of one length: time betrays nothing.
             if hmac.compare_digest(given, hashlib.sha256(own.get_secret_value().encode()).digest()):
                 actor = name
         if actor is not None:

@@ -5,20 +5,19 @@ Belongs here: those pages. Does not belong here: finding units (`exports/unit_se
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.catalog.publisher import open_publisher
+from kfm_dagster.console import answers
 from kfm_dagster.console.asking import given
 from kfm_dagster.console.pages import Pages, parameters, with_query
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
-from kfm_dagster.exports.explanations.unit_issues import issues_of
+from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.unit_filter import UnitFilter
 from kfm_dagster.exports.unit_search import count_units, failure_groups, search_units
 from kfm_dagster.ingest.evidence import read_evidence
@@ -27,7 +26,6 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.run_state.choice import looked_up_states
 
 PAGE = 50
 """Rows of a page, which is then read in some seconds."""
@@ -66,14 +64,12 @@ def routes(pages: Pages) -> list[Route]:
 
     def unit(request: Request) -> Response:
         given(parameters(request), known=())
-        return pages.page(request, "unit.html", **history(pipeline, _record(pipeline, request)))
+        record = answers.record_of(pipeline, str(request.path_params["wal_id"]))
+        return pages.page(request, "unit.html", **history(pipeline, record))
 
     def item(request: Request) -> Response:
-        href = _record(pipeline, request).stac_item_href
-        content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
-        if content is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "the unit has no Item in the catalog")
-        return Response(content, media_type="application/geo+json")
+        found = answers.item(pipeline, {"wal_id": str(request.path_params["wal_id"])})
+        return Response(json.dumps(found), media_type="application/geo+json")
 
     return [
         Route("/units", units, methods=["GET"]),
@@ -85,34 +81,21 @@ def routes(pages: Pages) -> list[Route]:
 
 def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
     """Return all that is recorded about a unit, from its message to its lineage."""
-    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+    found = unit_history(pipeline, record)
     with pipeline.database.snapshot() as view:
         lineage = view.run("lineage.of_unit", wal_id=record.wal_id).all()
-        transitions = pipeline.ledger.history(record.wal_id, tx=view)
-        versions = pipeline.ledger.versions(record.wal_id, tx=view)
-        decisions = pipeline.ledger.log.entries(wal_id=record.wal_id, tx=view)
-        own_cases = cases.of(record.wal_id, tx=view)
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     message_id = record.sqs_message_id
-    states = looked_up_states(pipeline.database, pipeline.settings)
     return {
         "record": record,
         "key": record.object_uri.rpartition("/")[2],
         "message": cases.messages([message_id]).get(message_id) if message_id else None,
-        "transitions": transitions,
-        "issues": issues_of(record, states, pipeline.artifacts),
+        "found": found,
         "lineage": lineage,
-        "versions": [one for one in versions if one.wal_id != record.wal_id],
-        "cases": [(case, _evidence(pipeline, case)) for case in own_cases],
-        "decisions": decisions,
+        "versions": [one for one in found.versions if one.wal_id != record.wal_id],
+        "cases": [(case, _evidence(pipeline, case)) for case in found.cases],
         "catalog": pipeline.settings.catalog_public_url.rstrip("/"),
     }
-
-
-def _record(pipeline: Pipeline, request: Request) -> NoddWalRecord:
-    record = pipeline.ledger.get(str(request.path_params["wal_id"]))
-    if record is None:
-        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such unit")
-    return record
 
 
 def _evidence(pipeline: Pipeline, case: QuarantineCase) -> Mapping[str, Any] | None:

@@ -337,9 +337,9 @@ def filters(body: bytes, element_bytes: int) -> list[int]:
         at = values_at + name + 4 * (values + (values & 1 if version == 1 else 0))
         # libhdf5 reads no chunk of another level, though none is needed to inflate it.
         if identifier == DEFLATE and (values != 1 or given[0] > MAX_DEFLATE_LEVEL):
-            raise unreadable(f"deflate with {given}; expected one level, up to {MAX_DEFLATE_LEVEL}")
+            raise unreadable(f"deflate with {given[:4]}; expected one level, up to {MAX_DEFLATE_LEVEL}")
         if identifier == SHUFFLE and given != (element_bytes,):
-            raise unreadable(f"shuffle with {given}; expected the {element_bytes} bytes of an element")
+            raise unreadable(f"shuffle with {given[:4]}; expected the {element_bytes} bytes of an element")
     return found
 
 

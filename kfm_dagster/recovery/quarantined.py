@@ -45,6 +45,6 @@ def open_versions(
             raise CaseConflictError(
                 "the unit was discarded, and that is for good",
                 observed=record.wal_id,
-                next_step=f"kfm quarantine show {record.wal_id} tells who decided it and why",
+                next_step=f"kfm quarantine show {record.wal_id} says who decided it and why",
             )
     return {WalId(record.wal_id): record.version for record in records}

@@ -61,7 +61,8 @@ def test_it_serves_until_it_is_told_to_end(
         finally:
             serving.send_signal(number)
         out, err = serving.communicate(timeout=60)
-    assert (serving.returncode, out, err) == (ExitCode.DONE, "", "# and /validate, /metrics; serving until Ctrl-C\n")
+    said = "# for a browser; /api/v1 and /metrics for programs; until Ctrl-C\n"
+    assert (serving.returncode, out, err) == (ExitCode.DONE, "", said)
     assert state_of(tmp_path) == before
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0

@@ -56,7 +56,7 @@ def test_a_client_that_takes_neither_is_told_what_there_is(accept: str) -> None:
         ([("days", "9" * 100_000)], "days='9999"),
         ([("days", "1"), ("days", "2")], "a parameter twice"),
         ([("format", "xml")], "format='xml'; expected json or html"),
-        ([("since", "2026")], "'since'; expected days and format"),
+        ([("since", "2026")], "'since'; expected days, format; each once"),
     ],
 )
 def test_a_parameter_that_is_wrong_is_one_short_line(parameters: list[tuple[str, str]], said: str) -> None:

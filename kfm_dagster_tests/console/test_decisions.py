@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from kfm_dagster.console import session
+from kfm_dagster.console import replays, session
 from kfm_dagster.console.app import console_app
 from kfm_dagster.console.session import COOKIE, SESSION_SECONDS, Sessions
 from kfm_dagster.contracts.envelope import WalId
@@ -169,6 +169,18 @@ def test_a_filter_that_means_no_failures_is_no_replay(console: Console) -> None:
     assert anna.post("/replays", data={"status": "failed", "days": "1", **REASON}).status_code == 400
 
 
+def test_a_filter_that_takes_too_long_to_look_through_is_no_replay(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody has to sign in for a dry run: it must not read a ledger of any size.
+    anna = console.browser("anna")
+    monkeypatch.setattr(replays, "_PAGE", 1)
+    assert anna.get("/replays/dry-run?status=failed&text=KTLX").status_code == 200
+    monkeypatch.setattr(replays, "_MOST_PAGES", 1)
+    refused = anna.get("/replays/dry-run?status=failed&text=KTLX")
+    assert (refused.status_code, "too many to look through" in refused.text) == (400, True)
+
+
 def test_a_dataset_is_switched_off_for_some_hours_and_on_again(console: Console) -> None:
     anna = console.browser("anna")
     assert anna.post("/datasets/nexrad-l2/switch-off", data={"reason": "bad sites", "hours": "2"}).status_code == 303
@@ -204,7 +216,10 @@ def test_in_prod_a_release_waits_for_another_person_s_token(console: Console) ->
     assert console.decisions() == [("anna", "override_proposed"), ("bob", "override_approved"), ("anna", "release")]
 
 
-@pytest.mark.parametrize("tokens", ["anna", "anna=short", "=long-enough-for-a-token", f"a={'x' * 16} a={'y' * 16}"])
+@pytest.mark.parametrize(
+    "tokens",
+    ["anna", "anna=short", "=long-enough-for-a-token", f"a={'x' * 16} a={'y' * 16}", f"a={'x' * 16} b={'x' * 16}"],
+)
 def test_wrong_tokens_are_refused_and_not_shown(tokens: str) -> None:
     with pytest.raises(ConfigurationError, match="KFM_CONSOLE_TOKENS") as refused:
         Sessions.of(SecretStr(tokens))

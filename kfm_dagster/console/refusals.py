@@ -1,0 +1,43 @@
+"""What an error of an answer is over HTTP, for pages, the JSON API and assistants alike.
+
+Does not belong here: how a refusal is written (`app.py`, `api.py`, `mcp_server.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
+
+from kfm_dagster.console.answers import UnknownUnitError
+from kfm_dagster.console.asking import BadRequestError, NotAcceptableError
+from kfm_dagster.errors import ContractError, DependencyUnavailableError, ExitCode, KfmError
+from kfm_dagster.exports.explanations.explanation import UnknownRunError
+from kfm_dagster.exports.unit_filter import BadFilterError
+from kfm_dagster.governance.log import UnattributedDecisionError
+from kfm_dagster.recovery.replay.runs import UnknownReplayError
+
+REFUSALS: tuple[type[Exception], ...] = (KfmError, DBAPIError, NoConnectionFreeError)
+"""Errors that have a line for the client; every connection may be in use for too long."""
+_STATUS: Sequence[tuple[type[KfmError], int]] = (
+    (BadRequestError, 400),
+    (BadFilterError, 400),
+    (UnattributedDecisionError, 400),
+    (ContractError, 404),
+    (UnknownRunError, 404),
+    (UnknownReplayError, 404),
+    (UnknownUnitError, 404),
+    (NotAcceptableError, 406),
+    (DependencyUnavailableError, 503),
+)
+
+
+def refusal(error: Exception) -> tuple[int, str]:
+    """Return the status and the line for one of REFUSALS."""
+    if not isinstance(error, KfmError):
+        # What a driver says may name a user.
+        return 503, "the database does not answer; next: see its log, then ask again"
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+    # The command line has an exit code for what the ledger or a guard does not allow.
+    return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
