@@ -30,119 +30,38 @@ class OutputError(KfmError):
 
 
 COMMANDS = {
-    "alerts": Lazy(
-        "kfm_dagster.cli.alerts:alerts", "Look at alerts over the stages, take them on, and try the channels."
-    ),
-    "announcements": Lazy(
-        "kfm_dagster.cli.announcements:announcements",
-        "Look at who is notified of the catalog's Items, and send again what was given up.",
-    ),
-    "backfill": Lazy(
-        "kfm_dagster.cli.backfill:backfill",
-        "List and ingest days of datasets, beside the live messages and never instead of them.",
-    ),
-    "clock": Lazy(
-        "kfm_dagster.cli.clock:clock",
-        "Show this machine's clock: its last offsets and stability, and whether stages may write by it.",
-    ),
-    "cloud": Lazy(
-        "kfm_dagster.cli.cloud:cloud",
-        "Serve S3, SNS and SQS on loopback, with the sample objects announced, until Ctrl-C.",
-    ),
-    "console": Lazy(
-        "kfm_dagster.cli.console:console",
-        "Serve the deployment to browsers, its metrics to Prometheus, and /healthz to monitors, until Ctrl-C.",
-    ),
-    "dataset": Lazy("kfm_dagster.cli.dataset:dataset", "Look at, begin and check dataset contracts."),
-    "demo": Lazy(
-        "kfm_dagster.cli.demo:demo",
-        "Ingest objects through a real queue, daemon and runs, and show what became of each.",
-    ),
-    "discard": Lazy(
-        "kfm_dagster.cli.quarantine.decisions:discard",
-        "Close the cases of quarantined units for good: they stay out, whatever is released later.",
-    ),
-    "dlq": Lazy(
-        "kfm_dagster.cli.dlq.commands:dlq",
-        "Look at the dead-letter queue, and drain, redrive or discard what is on it.",
-    ),
-    "doctor": Lazy(
-        "kfm_dagster.cli.doctor:doctor",
-        "Look at a deployment: databases, backups, queues, clock, Dagster instance, stores, senders, receivers, disks.",
-    ),
-    "drain": Lazy(
-        "kfm_dagster.cli.drain:drain",
-        "Work the queue until it is empty, with a daemon and code server of its own.",
-    ),
-    "explain": Lazy(
-        "kfm_dagster.cli.explain:explain",
-        "Explain a run: what each node did, or why it had nothing to do.",
-    ),
-    "export": Lazy(
-        "kfm_dagster.cli.export.commands:export",
-        "Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.",
-    ),
-    "gaps": Lazy(
-        "kfm_dagster.cli.gaps:gaps", "List the hours that lack objects, and the products that are silent or slow now."
-    ),
-    "governance": Lazy(
-        "kfm_dagster.cli.governance:governance",
-        "Look into the governance log, and decide on overrides that wait for a second person.",
-    ),
-    "init": Lazy(
-        "kfm_dagster.cli.init:init",
-        "Bring the ledger's database and Dagster's own up to date, and check that stores and queue are there.",
-    ),
-    "items": Lazy("kfm_dagster.cli.items:items", "Search the Items of the catalog."),
-    "kill-switch": Lazy(
-        "kfm_dagster.cli.kill_switch:kill_switch", "Switch datasets off and on again, or list what is off."
-    ),
-    "mcp": Lazy(
-        "kfm_dagster.cli.mcp:mcp",
-        "Serve search, explanations, status, failures and gaps to an assistant over stdio, until it hangs up.",
-    ),
-    "quarantine": Lazy(
-        "kfm_dagster.cli.quarantine.commands:quarantine",
-        "Look at units that were taken out of automatic flows, or take some out.",
-    ),
-    "queue": Lazy(
-        "kfm_dagster.cli.queue:queue",
-        "Make the queue of a dataset, with its dead-letter queue, policies and subscriptions.",
-    ),
-    "reconcile": Lazy(
-        "kfm_dagster.cli.reconcile:reconcile",
-        "Compare the buckets' days with ledger, catalog and lineage, in both directions. Changes nothing by itself.",
-    ),
-    "release": Lazy(
-        "kfm_dagster.cli.quarantine.decisions:release",
-        "Let quarantined units in again: each gets one more attempt, and comes back if that fails.",
-    ),
-    "replay": Lazy(
-        "kfm_dagster.cli.replay.commands:replay",
-        "Have units done again, always through the ledger: select, dry-run, run, and watch.",
-    ),
-    "retention": Lazy(
-        "kfm_dagster.cli.retention:retention",
-        "Remove what is old, bulky and needed by nothing, by the policy of retention.yaml.",
-    ),
-    "stac": Lazy(
-        "kfm_dagster.cli.stac:stac",
-        "Look at the STAC API beside the catalog, compare it with the catalog, and fill it again.",
-    ),
-    "status": Lazy(
-        "kfm_dagster.cli.status:status",
-        "Show what waits for somebody, with the command that helps, and how many units stand where.",
-    ),
-    "ui": Lazy("kfm_dagster.cli.ui:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."),
-    "validate": Lazy(
-        "kfm_dagster.cli.validate:validate",
-        "Show units, stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.",
-    ),
-    "wal": Lazy("kfm_dagster.cli.wal:wal", "Look into the ledger (the NODD WAL)."),
-    "worker": Lazy(
-        "kfm_dagster.cli.worker:worker",
-        "Ingest within seconds of a message: wait at the queue, beside sensors and runs, until SIGTERM or Ctrl-C.",
-    ),
+    "alerts": Lazy("kfm_dagster.cli.alerts:alerts"),
+    "announcements": Lazy("kfm_dagster.cli.announcements:announcements"),
+    "backfill": Lazy("kfm_dagster.cli.backfill:backfill"),
+    "clock": Lazy("kfm_dagster.cli.clock:clock"),
+    "cloud": Lazy("kfm_dagster.cli.cloud:cloud"),
+    "console": Lazy("kfm_dagster.cli.console:console"),
+    "dataset": Lazy("kfm_dagster.cli.dataset:dataset"),
+    "demo": Lazy("kfm_dagster.cli.demo:demo"),
+    "discard": Lazy("kfm_dagster.cli.quarantine.decisions:discard"),
+    "dlq": Lazy("kfm_dagster.cli.dlq.commands:dlq"),
+    "doctor": Lazy("kfm_dagster.cli.doctor:doctor"),
+    "drain": Lazy("kfm_dagster.cli.drain:drain"),
+    "explain": Lazy("kfm_dagster.cli.explain:explain"),
+    "export": Lazy("kfm_dagster.cli.export.commands:export"),
+    "gaps": Lazy("kfm_dagster.cli.gaps:gaps"),
+    "governance": Lazy("kfm_dagster.cli.governance:governance"),
+    "init": Lazy("kfm_dagster.cli.init:init"),
+    "items": Lazy("kfm_dagster.cli.items:items"),
+    "kill-switch": Lazy("kfm_dagster.cli.kill_switch:kill_switch"),
+    "mcp": Lazy("kfm_dagster.cli.mcp:mcp"),
+    "quarantine": Lazy("kfm_dagster.cli.quarantine.commands:quarantine"),
+    "queue": Lazy("kfm_dagster.cli.queue:queue"),
+    "reconcile": Lazy("kfm_dagster.cli.reconcile:reconcile"),
+    "release": Lazy("kfm_dagster.cli.quarantine.decisions:release"),
+    "replay": Lazy("kfm_dagster.cli.replay.commands:replay"),
+    "retention": Lazy("kfm_dagster.cli.retention:retention"),
+    "stac": Lazy("kfm_dagster.cli.stac:stac"),
+    "status": Lazy("kfm_dagster.cli.status:status"),
+    "ui": Lazy("kfm_dagster.cli.ui:ui"),
+    "validate": Lazy("kfm_dagster.cli.validate:validate"),
+    "wal": Lazy("kfm_dagster.cli.wal:wal"),
+    "worker": Lazy("kfm_dagster.cli.worker:worker"),
 }
 
 

@@ -138,7 +138,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
     listed = " ".join(call("--help").out.split())
     for name, command in kfm.commands.items():
         summary = " ".join((command.help or "").split("\n\n")[0].split())
-        assert COMMANDS[name].summary == summary
+        assert COMMANDS[name].summary() == summary
         assert f"{name} {summary}" in listed.replace("dry- run", "dry-run")
 
 
