@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kfm_dagster.cli.completion import BACKFILL, DATASET
 from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.ids import whole_backfill_id
 from kfm_dagster.cli.session import opened_pipeline
@@ -49,7 +50,7 @@ def backfill() -> None:
 
 
 @backfill.command()
-@click.argument("datasets", nargs=-1, required=True, metavar="DATASET...")
+@click.argument("datasets", type=DATASET, nargs=-1, required=True, metavar="DATASET...")
 @click.option("--from", "first", type=_DAY, required=True, help="First day, UTC, YYYY-MM-DD.")
 @click.option("--to", "last", type=_DAY, required=True, help="Last day, itself included.")
 @decision_options
@@ -88,7 +89,7 @@ def run(
 
 
 @backfill.command()
-@click.argument("backfill_id", required=False)
+@click.argument("backfill_id", type=BACKFILL, required=False)
 @click.option(
     "--follow", is_flag=True, help="Show a progress bar until the backfill is over; 4 if units did not succeed."
 )
@@ -118,7 +119,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
 
 
 @backfill.command()
-@click.argument("backfill_id")
+@click.argument("backfill_id", type=BACKFILL)
 @decision_options
 def cancel(*, backfill_id: str, reason: str, change_ref: str | None, actor: str | None) -> None:
     """List no further day. What is listed already is ingested all the same; kfm kill-switch stops that, too.

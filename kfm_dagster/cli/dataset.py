@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.draft import draft
@@ -57,7 +58,7 @@ def list_datasets(*, as_json: bool) -> None:
 
 
 @dataset.command()
-@click.argument("dataset_id", metavar="DATASET")
+@click.argument("dataset_id", type=DATASET, metavar="DATASET")
 @click.option("--like", required=True, help="Dataset that ships with the package and has the same format.")
 @click.option("--bucket", required=True, help="Bucket of its objects.")
 @click.option("--topic", help="ARN of the SNS topic that announces them; none where the other dataset has none.")

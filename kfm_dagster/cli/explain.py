@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.completion import RUN
 from kfm_dagster.cli.session import explanations, opened_database
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
@@ -20,7 +21,7 @@ OVERVIEW = ("node", "what", "outcome", "passed", "why")
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", type=RUN, metavar="RUN")
 @click.option("--full", is_flag=True, help="With the inputs, hashes, times and measurements of each node.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def explain(*, run: str, full: bool, as_json: bool) -> None:

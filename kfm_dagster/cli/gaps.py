@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
@@ -29,7 +30,7 @@ UNFOLLOWED = "nothing is expected yet: no product with a `coverage` was announce
 
 
 @click.command()
-@click.option("--dataset", help="Only this one; the picture then has a row for each of its products.")
+@click.option("--dataset", type=DATASET, help="Only this one; the picture then has a row for each of its products.")
 @click.option(
     "--days", type=click.IntRange(1, MOST_DAYS), help="So many days back. Default: 3, and 90 with --arrivals."
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.completion import DATASET, UNIT
 from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.session import opened_pipeline
@@ -37,8 +38,8 @@ def governance() -> None:
 
 @governance.command()
 @click.option("--action", type=click.Choice([action.value for action in GovernanceAction]), help="Only this action.")
-@click.option("--dataset", help="Only this dataset (* for switches over all).")
-@click.option("--wal-id", help="Only this unit.")
+@click.option("--dataset", type=DATASET, help="Only this dataset (* for switches over all).")
+@click.option("--wal-id", type=UNIT, help="Only this unit.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def log(*, action: str | None, dataset: str | None, wal_id: str | None, limit: int, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.completion import DATASET_OR_ALL
 from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
@@ -37,7 +38,7 @@ def kill_switch() -> None:
 
 
 @kill_switch.command()
-@click.argument("dataset", metavar="DATASET|all")
+@click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @click.option("--expires", help="After so long (30m, 4h, 2d) or at this time (2026-01-31T12:00:00Z). Default: never.")
 @decision_options
 def on(*, dataset: str, expires: str | None, reason: str, change_ref: str | None, actor: str | None) -> None:
@@ -55,7 +56,7 @@ def on(*, dataset: str, expires: str | None, reason: str, change_ref: str | None
 
 
 @kill_switch.command()
-@click.argument("dataset", metavar="DATASET|all")
+@click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @decision_options
 def off(*, dataset: str, reason: str, change_ref: str | None, actor: str | None) -> None:
     """Take the switch back: the dataset is received, claimed and written again.

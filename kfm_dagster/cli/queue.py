@@ -9,6 +9,7 @@ from dataclasses import asdict
 import boto3
 import click
 
+from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.provisioning.making import Part, PartState, QueueMaker
 from kfm_dagster.deployment.provisioning.plan import QueuePlan, iam_policy, terraform_module
@@ -26,7 +27,7 @@ def queue() -> None:
 
 
 @queue.command()
-@click.option("--dataset", required=True, help="Dataset whose topics the queue takes messages of.")
+@click.option("--dataset", type=DATASET, required=True, help="Dataset whose topics the queue takes messages of.")
 @click.option("--dry-run", is_flag=True, help="Ask what is there, say what would be done, and do nothing.")
 @click.option("--update", is_flag=True, help="Mend what is there and differs; without it, that is only said.")
 @click.option(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kfm_dagster.catalog.publisher import PublishError
+from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of, proposed_line
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
@@ -31,7 +32,7 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 
 
 @click.command()
-@click.option("--dataset", "datasets", multiple=True, help="Only this one; may be given several times.")
+@click.option("--dataset", "datasets", type=DATASET, multiple=True, help="Only this one; may be given several times.")
 @click.option("--days", type=click.IntRange(1, 366), default=2, show_default=True, help="So many days back, today too.")
 @click.option("--from", "first", type=_DAY, help="First day instead, UTC, YYYY-MM-DD.")
 @click.option("--to", "last", type=_DAY, help="Last day, itself included. Default: today.")

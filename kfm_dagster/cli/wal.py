@@ -7,6 +7,7 @@ from datetime import datetime
 
 import click
 
+from kfm_dagster.cli.completion import DATASET, ERROR_CODE, REJECTED_MESSAGE, UNIT
 from kfm_dagster.cli.decision_options import unknown_record
 from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
 from kfm_dagster.cli.session import opened_pipeline
@@ -47,10 +48,10 @@ def wal() -> None:
 
 
 @wal.command("list")
-@click.option("--dataset", help="Only this dataset.")
+@click.option("--dataset", type=DATASET, help="Only this dataset.")
 @click.option("--status", type=click.Choice([status.value for status in Status]), help="Only this status.")
 @click.option("--partition", type=click.DateTime(["%Y-%m-%d"]), help="Only this day, YYYY-MM-DD.")
-@click.option("--error-code", help="Only this error code.")
+@click.option("--error-code", type=ERROR_CODE, help="Only this error code.")
 @click.option("--suspect", is_flag=True, help="Only with suspect integrity or metadata; kfm wal show says why.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -83,7 +84,7 @@ def list_records(
 
 
 @wal.command()
-@click.argument("wal_id")
+@click.argument("wal_id", type=UNIT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(*, wal_id: str, as_json: bool) -> None:
     """Show the whole story of one unit: record, issues, versions of its object, lease, cases, decisions, changes.
@@ -105,7 +106,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 
 
 @wal.command()
-@click.argument("wal_id")
+@click.argument("wal_id", type=UNIT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def history(*, wal_id: str, as_json: bool) -> None:
     """Show every transition of one record, oldest first.
@@ -120,7 +121,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
 
 
 @wal.command()
-@click.option("--dataset", help="Only of this dataset.")
+@click.option("--dataset", type=DATASET, help="Only of this dataset.")
 @click.option("--reason", type=click.Choice([reason.value for reason in IgnoreReason]), help="Only for this reason.")
 @click.option("--bucket", help="Only of this bucket.")
 @click.option("--key-prefix", help="Only objects whose key begins so.")
@@ -159,7 +160,7 @@ def ignored(
 
 @wal.command()
 @click.option("--reason", type=click.Choice([issue.value for issue in ParseIssue]), help="Only for this reason.")
-@click.option("--message", "message_id", help="Only of the SQS message whose id begins so.")
+@click.option("--message", "message_id", type=REJECTED_MESSAGE, help="Only of the SQS message whose id begins so.")
 @click.option("--body", is_flag=True, help="Print the one message that is named, as it came.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")

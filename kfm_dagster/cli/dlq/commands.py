@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.completion import DATASET, ERROR_CODE
 from kfm_dagster.cli.confirm import confirm_option, require_confirmation
 from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.dlq.output import bar, show_plan, show_report
@@ -65,8 +66,10 @@ class _Asked:
 _CLASSES = click.Choice([kind.value for kind in DeadLetterClass])
 _SELECTING = (
     click.option("--class", "classes", multiple=True, type=_CLASSES, help="Only this class; may be repeated."),
-    click.option("--dataset", "datasets", multiple=True, help="Only this dataset; may be repeated."),
-    click.option("--error-code", "error_codes", multiple=True, help="Only this error code; may be repeated."),
+    click.option("--dataset", "datasets", type=DATASET, multiple=True, help="Only this dataset; may be repeated."),
+    click.option(
+        "--error-code", "error_codes", type=ERROR_CODE, multiple=True, help="Only this error code; may be repeated."
+    ),
 )
 _BOUNDING = (
     click.option(

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.completion import DATASET, UNIT
 from kfm_dagster.cli.decision_options import (
     decision_of,
     decision_options,
@@ -78,7 +79,7 @@ def add(
     show_default=True,
     help="Cases that stand so.",
 )
-@click.option("--dataset", help="Only this dataset.")
+@click.option("--dataset", type=DATASET, help="Only this dataset.")
 @click.option("--reason", help="Only units that were quarantined for this, e.g. attempts_exhausted.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @json_option
@@ -95,7 +96,7 @@ def list_cases(*, state: str, dataset: str | None, reason: str | None, limit: in
 
 
 @quarantine.command()
-@click.argument("wal_id")
+@click.argument("wal_id", type=UNIT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(*, wal_id: str, as_json: bool) -> None:
     """Show the evidence of a unit, of every time that it was quarantined.

@@ -15,6 +15,7 @@ import click
 import yaml
 from rich.console import Console
 
+from kfm_dagster.cli.completion import DATASET, REPLAY, RUN
 from kfm_dagster.cli.confirm import confirm_option, require_confirmation
 from kfm_dagster.cli.decision_options import (
     actor_option,
@@ -115,7 +116,7 @@ def from_spec(*, shell: Shell, file: Path, dry: bool, how: How) -> ExitCode:
 
 
 @replay.command()
-@click.argument("replay_run_id", required=False)
+@click.argument("replay_run_id", type=REPLAY, required=False)
 @selecting
 @click.option("--fields", help="Fields to show, with commas.")
 @click.option("--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="At most so many.")
@@ -143,7 +144,7 @@ def inspect(
 
 
 @replay.command()
-@click.argument("replay_run_id", required=False)
+@click.argument("replay_run_id", type=REPLAY, required=False)
 @everywhere
 def status(*, shell: Shell, replay_run_id: str | None) -> None:
     """Show where a replay stands, or list the newest ones.
@@ -159,7 +160,7 @@ def status(*, shell: Shell, replay_run_id: str | None) -> None:
 
 
 @replay.command()
-@click.argument("replay_run_id")
+@click.argument("replay_run_id", type=REPLAY)
 @decision_options
 @everywhere
 def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
@@ -171,7 +172,7 @@ def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
 
 @replay.command()
-@click.argument("replay_run_id")
+@click.argument("replay_run_id", type=REPLAY)
 @decision_options
 @everywhere
 def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
@@ -183,7 +184,7 @@ def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
 
 @replay.command()
-@click.argument("replay_run_id")
+@click.argument("replay_run_id", type=REPLAY)
 @decision_options
 @everywhere
 def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
@@ -195,8 +196,8 @@ def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
 
 @replay.command()
-@click.argument("run", metavar="RUN")
-@click.option("--dataset", help="Only this dataset of the run.")
+@click.argument("run", type=RUN, metavar="RUN")
+@click.option("--dataset", type=DATASET, help="Only this dataset of the run.")
 @everywhere
 def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
     """Do a run's stages again from their checkpoints, last one first, and compare. Changes nothing; 4 says it differs.
@@ -209,7 +210,7 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
 
 
 @replay.command()
-@click.option("--dataset", help="Only this dataset's.")
+@click.option("--dataset", type=DATASET, help="Only this dataset's.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="The first so many.")
 @click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done with each.")
 @click.option("--reason", help="Why, for readers of the governance log; needed where units are let in again.")

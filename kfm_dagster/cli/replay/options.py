@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 
+from kfm_dagster.cli.completion import DATASET, ERROR_CODE, UNIT
 from kfm_dagster.cli.confirm import confirm_option
 from kfm_dagster.cli.decision_options import REPLAY_REASON, actor_option, change_ref_option
 from kfm_dagster.cli.ids import whole_wal_id
@@ -218,17 +219,17 @@ _SELECTING = (
     click.option("--selection-file", type=click.Path(path_type=Path), help="Selection spec (YAML); no other option."),
     click.option("--name", help="Name of the replay."),
     click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="Default: failed-only."),
-    click.option("--dataset", multiple=True, help="This dataset; may be repeated."),
+    click.option("--dataset", type=DATASET, multiple=True, help="This dataset; may be repeated."),
     click.option("--dataset-in", callback=_listed, help="These datasets, with commas."),
     click.option("--status", multiple=True, type=click.Choice([each.value for each in Status]), help="This status."),
-    click.option("--error-code", multiple=True, help="This last error; may be repeated."),
+    click.option("--error-code", type=ERROR_CODE, multiple=True, help="This last error; may be repeated."),
     click.option("--error-code-in", callback=_listed, help="These last errors, with commas."),
     click.option("--event-time-start", callback=_moment, help="Written then or later (2025-12-04T00:00:00Z)."),
     click.option("--event-time-end", callback=_moment, help="Written before."),
     click.option("--created-after", callback=_moment, help="Discovered then or later."),
     click.option("--created-before", callback=_moment, help="Discovered before."),
     click.option("--attempts-max", type=click.IntRange(min=0), help="Tried so often or less."),
-    click.option("--wal-id", multiple=True, help="Exactly this unit; may be repeated."),
+    click.option("--wal-id", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
     click.option("--limit", type=_POSITIVE, help="The first so many, by event time."),
     click.option("--batch-size", type=_POSITIVE, help="Units let in at a time."),
     click.option("--max-batches", type=_POSITIVE, help="Refuse a selection that needs more."),

@@ -1,0 +1,96 @@
+"""What a shell completes: names that the deployment has, and nothing at all where it cannot be asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import BashComplete
+
+from kfm_dagster.cli import completion
+from kfm_dagster.cli.main import kfm
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.factories import envelope
+
+NAMES = {
+    "backfill_id": completion.BACKFILL,
+    "dataset": completion.DATASET,
+    "dataset_id": completion.DATASET,
+    "datasets": completion.DATASET,
+    "error_code": completion.ERROR_CODE,
+    "error_codes": completion.ERROR_CODE,
+    "replay_run_id": completion.REPLAY,
+    "run": completion.RUN,
+    "wal_id": completion.UNIT,
+    "wal_ids": completion.UNIT,
+}
+"""What a parameter of each of these names means, whichever command has it."""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in os.environ:
+        if name.startswith("KFM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def offered(*typed: str) -> list[str]:
+    *before, incomplete = typed
+    shell = BashComplete(kfm, {}, "kfm", "_KFM_COMPLETE")
+    return [item.value for item in shell.get_completions(before, incomplete)]
+
+
+def parameters(group: click.Group, *path: str) -> Iterator[tuple[str, click.Parameter]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from parameters(command, *path, name)
+        yield from ((" ".join((*path, name)), one) for one in command.params)
+
+
+def test_every_parameter_that_names_a_thing_completes_it() -> None:
+    named = [(command, one) for command, one in parameters(kfm) if one.name in NAMES and not one.is_eager]
+    assert len(named) > 30
+    for command, one in named:
+        meant = completion.DATASET_OR_ALL if command.startswith("kill-switch") else NAMES[str(one.name)]
+        assert one.type is meant, (command, one.name)
+
+
+def test_the_shell_offers_what_the_deployment_has(home: Path) -> None:
+    assert offered("wal", "show", "") == []
+    assert not home.exists()
+    pipeline = Pipeline.open(Settings.load())
+    units = [envelope(number) for number in range(60)]
+    pipeline.ledger.ensure(units)
+    wal_ids = sorted(record.wal_id for record in pipeline.ledger.find(limit=100))
+    pipeline.close()
+
+    assert offered("wal", "show", "") == wal_ids[: completion.MOST_OFFERED]
+    assert offered("wal", "show", wal_ids[55][:9]) == [wal_ids[55]]
+    assert offered("release", wal_ids[0], wal_ids[1][:9]) == [wal_ids[1]]
+    assert offered("wal", "list", "--dataset", "hr") == ["hrrr"]
+    assert offered("kill-switch", "on", "a") == ["all"]
+    assert offered("wal", "list", "--error-code", "gate_") == offered("replay", "select", "--error-code", "gate_")
+    assert offered("explain", "la") == ["latest"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "typed"),
+    [
+        ({"KFM_WAL_DSN": "postgresql://127.0.0.1:1/kfm"}, ["wal", "show", "0"]),
+        ({"KFM_WAL_DSN": "no address"}, ["explain", "0"]),
+        ({"KFM_CONTRACTS_DIR": "nowhere"}, ["queue", "create", "--dataset", "h"]),
+    ],
+)
+def test_a_deployment_that_cannot_be_asked_offers_nothing(
+    setting: dict[str, str], typed: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    assert offered(*typed) == []
+    assert not home.exists()
