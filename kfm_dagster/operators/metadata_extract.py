@@ -7,6 +7,7 @@ belong here: formats (`readers/`) and Items (`catalog/`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -117,12 +118,21 @@ def _read(
 def _failure(error: Exception, store: _StoreWatch) -> Finding:
     # A library between the reader and the store may have wrapped the store's error into one of its own.
     if store.failure is not None:
-        return MetadataIssue.STORAGE_UNAVAILABLE, str(store.failure.observed)
+        return MetadataIssue.STORAGE_UNAVAILABLE, store.failure
     if isinstance(error, ReadError):
         return error.code, str(error)
     if isinstance(error, MemoryError):
         return MetadataIssue.RESOURCE_LIMIT, "the headers need more memory than there is"
     return MetadataIssue.UNREADABLE_FORMAT, f"{type(error).__name__} while reading the headers"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the watches of one object and its sidecars saw."""
+
+    failure: str | None = None
+    """Its text: the error itself would hold on to the frames that it went through, and they to the object."""
+    written: dict[str, datetime] = field(default_factory=dict)
 
 
 class _StoreWatch:
@@ -131,13 +141,21 @@ class _StoreWatch:
     integrity-check has just seen the object, so whatever the store says now, the next attempt has to look again.
     """
 
-    def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, shared: _StoreWatch | None = None) -> None:
+    def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, seen: _Seen | None = None) -> None:
         self._source = source
         self._open_sidecar = open_sidecar
-        self._shared = shared or self
-        self.failure: ObjectReadError | None = None
-        self.written: dict[str, datetime] = {}
+        # Apart from the watches: one that referred to itself would keep the object until the cyclic collector looks.
+        self._seen = _Seen() if seen is None else seen
+
+    @property
+    def failure(self) -> str | None:
+        """What the store failed of first, for the object or a sidecar."""
+        return self._seen.failure
+
+    @property
+    def written(self) -> Mapping[str, datetime]:
         """When each sidecar that was opened was written, by suffix; without those of which nobody says."""
+        return self._seen.written
 
     @property
     def size(self) -> int:
@@ -152,14 +170,14 @@ class _StoreWatch:
         """Open a sidecar, watched, too."""
         found = self._watched(lambda: self._open_sidecar(suffix))
         if isinstance(found, DatedSource) and found.last_modified is not None:
-            self._shared.written[suffix] = found.last_modified
-        return None if found is None else _StoreWatch(found, self._open_sidecar, self._shared)
+            self._seen.written[suffix] = found.last_modified
+        return None if found is None else _StoreWatch(found, self._open_sidecar, self._seen)
 
     def _watched(self, ask: Callable[[], Answer]) -> Answer:
         try:
             return ask()
         except ObjectReadError as error:
-            self._shared.failure = self._shared.failure or error
+            self._seen.failure = self._seen.failure or str(error.observed)
             raise
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -363,3 +366,35 @@ def test_unknown_reader_is_a_configuration_error() -> None:
     rules = HRRR.metadata_extract.model_copy(update={"reader": "bufr"})
     with pytest.raises(ContractError, match="bufr"):
         extract(header(), contract=HRRR.model_copy(update={"metadata_extract": rules}))
+
+
+class GoneSource(BytesSource):
+    """An object that the store no longer gives."""
+
+    def read(self, start: int, length: int) -> bytes:
+        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, f"s3://b/k at {start}, {length}", "the store is away")
+
+
+def reading(request: ReadRequest) -> HeaderMetadata:
+    request.source.read(0, 4)
+    beside = request.sidecar(".idx")
+    assert beside is not None
+    beside.read(0, 4)
+    return header()
+
+
+@pytest.mark.parametrize("sidecar", [BytesSource, GoneSource])
+@pytest.mark.parametrize("source", [BytesSource, GoneSource])
+def test_an_object_goes_when_it_is_read_and_waits_for_no_collector(
+    source: type[BytesSource], sidecar: type[BytesSource]
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        kept, beside = source(b"GRIB"), sidecar(b"1:0:")
+        objects = [weakref.ref(kept), weakref.ref(beside)]
+        extract(reading, source=kept, open_sidecar=partial(lambda one, _: one, beside))
+        del kept, beside
+        assert [one() for one in objects] == [None, None]
+    finally:
+        gc.enable()
