@@ -30,11 +30,15 @@ from kfm_dagster.settings import Environment
 
 LIVE_SECONDS = 15
 """From one look to the next of a live view; a page costs some hundredths of a second."""
+PAGE = 50
+"""Rows of a page, which is then read in some seconds."""
 NAVIGATION: Sequence[tuple[str, str]] = (
     ("/", "Overview"),
     ("/units", "Units"),
     ("/failures", "Failures"),
+    ("/rejected", "Rejected"),
     ("/gaps", "Gaps"),
+    ("/alerts", "Alerts"),
     ("/replays", "Replays"),
     ("/decisions", "Decisions"),
     ("/validate", "Validation"),

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from kfm_dagster.console import answers
 from kfm_dagster.console.asking import given
-from kfm_dagster.console.pages import Pages, parameters, with_query
+from kfm_dagster.console.pages import PAGE, Pages, parameters, with_query
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.unit_filter import UnitFilter
@@ -27,8 +27,6 @@ from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 
-PAGE = 50
-"""Rows of a page, which is then read in some seconds."""
 _AFTER = "after"
 
 
