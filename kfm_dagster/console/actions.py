@@ -19,7 +19,7 @@ from starlette.routing import Route
 from kfm_dagster.console.answers import record_of
 from kfm_dagster.console.asking import given, whole_number
 from kfm_dagster.console.pages import Pages, parameters
-from kfm_dagster.console.session import require_own_form
+from kfm_dagster.console.session import came_from, own_path, require_own_form
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.governance.log import Decision, decision_in
 from kfm_dagster.governance.switches import EVERY_DATASET
@@ -79,19 +79,20 @@ def routes(pages: Pages) -> list[Route]:
 
 
 def _of_session(pages: Pages) -> list[Route]:
+    offered = bool(pages.sessions.tokens)
+
     def sign_in_page(request: Request) -> Response:
         given(parameters(request), known=())
-        return pages.page(request, "sign_in.html", refused=False, offered=bool(pages.sessions.tokens))
+        return pages.page(request, "sign_in.html", refused=False, offered=offered, to=came_from(request))
 
     def sign_in(request: Request, fields: Mapping[str, str]) -> Response:
         require_own_form(request)
-        token = given(list(fields.items()), known=("token",)).get("token", "")
-        answer = see("/")
-        if pages.sessions.sign_in(token, request, answer) is None:
+        values = given(list(fields.items()), known=("token", "to"))
+        to = own_path(values.get("to", ""))
+        answer = see(to)
+        if pages.sessions.sign_in(values.get("token", ""), request, answer) is None:
             refused = HTTPStatus.FORBIDDEN
-            return pages.page(
-                request, "sign_in.html", status=refused, refused=True, offered=bool(pages.sessions.tokens)
-            )
+            return pages.page(request, "sign_in.html", status=refused, refused=True, offered=offered, to=to)
         return answer
 
     def sign_out(request: Request, _: Mapping[str, str]) -> Response:

@@ -15,11 +15,14 @@ from kfm_dagster.cli.ui import ui
 from kfm_dagster.errors import ConfigurationError
 
 
-def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_the_console", [False, True], ids=["its own", "the console's"])
+def test_a_taken_port_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_the_console: bool
+) -> None:
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        result = CliRunner().invoke(ui, ["--port", str(port)])
+        result = CliRunner().invoke(ui, ["--port", str(port - of_the_console)])
     assert isinstance(result.exception, ConfigurationError)
     assert f"the port is taken; observed {port}" in str(result.exception)
     assert not (tmp_path / "home").exists()

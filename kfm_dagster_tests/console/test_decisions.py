@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -114,6 +114,28 @@ def test_nothing_is_decided_without_a_token_or_from_another_site(
     monkeypatch.setattr(session.time, "time", lambda: 2e9 + SESSION_SECONDS)
     assert anna.post("/replays", data={"status": "failed", **REASON}).status_code == 403
     assert console.decisions() == []
+
+
+@pytest.mark.parametrize(
+    ("referer", "to"),
+    [
+        ("http://testserver/units?status=quarantined&code=x", "/units?status=quarantined&code=x"),
+        ("http://testserver/sign-in", "/"),
+        ("http://evil.example/units", "/"),
+        ("http://testserver//evil.example", "/"),
+        ("", "/"),
+    ],
+)
+def test_who_signs_in_comes_back_to_the_page_on_which_it_was_chosen(console: Console, referer: str, to: str) -> None:
+    client = console.browser()
+    page = client.get("/sign-in", headers={"referer": referer}).text
+    assert f'name="to" value="{escape(to)}"' in page
+    assert client.post("/sign-in", data={"token": TOKENS["anna"], "to": to}).headers["location"] == to
+
+
+@pytest.mark.parametrize("to", ["//evil.example", "/\\evil.example", "https://evil.example", "/a\r\nx: y", "units", ""])
+def test_nobody_is_led_elsewhere_by_signing_in(console: Console, to: str) -> None:
+    assert console.browser().post("/sign-in", data={"token": TOKENS["anna"], "to": to}).headers["location"] == "/"
 
 
 def test_a_console_without_tokens_only_reads(console: Console) -> None:
