@@ -17,7 +17,7 @@ from rich.console import Console
 from kfm_dagster.cli.decision_options import actor_of
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -32,7 +32,7 @@ from kfm_dagster.settings import Settings, environment
     default=3000,
     show_default=True,
     type=click.IntRange(1, 65534),
-    help="Port of the web page; the console has the next one.",
+    help="Port of the web page; the console has the next one, where that is free.",
 )
 @click.option(
     "--cloud",
@@ -51,7 +51,6 @@ def ui(*, port: int, cloud: str) -> None:
     """
     settings = Settings.load()
     _refuse_taken(port)
-    _refuse_taken(port + 1)
     # The daemon's ticks would refuse it one by one, where nobody looks.
     registry = read_configuration(settings).registry
     refuse_unwritable_home(settings.home)
@@ -67,7 +66,7 @@ def ui(*, port: int, cloud: str) -> None:
             Pipeline.open(settings).close()
         console.print("starting the Dagster code server, daemon, web server and console ...")
         deployment = stack.enter_context(
-            Deployment(settings.home, environment=own, web_port=port, console_port=port + 1)
+            Deployment(settings.home, environment=own, web_port=port, console_port=_console_port(port))
         )
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
         console.print(f"the console, which says why a unit failed: {deployment.console_url}", soft_wrap=True)
@@ -135,9 +134,18 @@ def _token_name(settings: Settings) -> str:
 
 
 def _refuse_taken(port: int) -> None:
+    if _is_taken(port):
+        raise ConfigurationError(
+            "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
+        )
+
+
+def _console_port(port: int) -> int:
+    """Return the port after the page's, or any where that is taken: a console of the same home may be up already."""
+    return free_port() if _is_taken(port + 1) else port + 1
+
+
+def _is_taken(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise ConfigurationError(
-                "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
-            )
+        return probe.connect_ex(("127.0.0.1", port)) == 0

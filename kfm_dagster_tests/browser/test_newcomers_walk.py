@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -65,7 +64,7 @@ def kfm_ui(home: Path) -> Iterator[Screen]:
     log = home.parent / "ui.log"
     with log.open("wb") as output:
         typed = subprocess.Popen(
-            [Path(sys.executable).parent / "kfm", "ui", "--port", str(_two_free_ports())],
+            [Path(sys.executable).parent / "kfm", "ui", "--port", str(free_port())],
             env=shell_environment(variables),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -76,15 +75,6 @@ def kfm_ui(home: Path) -> Iterator[Screen]:
     finally:
         typed.send_signal(signal.SIGINT)
         typed.wait(timeout=HANG_SECONDS)
-
-
-def _two_free_ports() -> int:
-    """The first of two loopback ports side by side that were free a moment ago."""
-    while True:
-        port = free_port()
-        with socket.socket() as probe:
-            if port < 65_535 and probe.connect_ex(("127.0.0.1", port + 1)) != 0:
-                return port
 
 
 def _read(typed: subprocess.Popen[bytes], log: Path) -> Screen:

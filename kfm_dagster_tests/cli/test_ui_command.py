@@ -11,21 +11,26 @@ import pytest
 from click.testing import CliRunner
 
 from kfm_dagster.cli.main import stopped_by_signals
-from kfm_dagster.cli.ui import ui
+from kfm_dagster.cli.ui import _console_port, ui
 from kfm_dagster.errors import ConfigurationError
 
 
-@pytest.mark.parametrize("of_the_console", [False, True], ids=["its own", "the console's"])
-def test_a_taken_port_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_the_console: bool
-) -> None:
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        result = CliRunner().invoke(ui, ["--port", str(port - of_the_console)])
+        result = CliRunner().invoke(ui, ["--port", str(port)])
     assert isinstance(result.exception, ConfigurationError)
     assert f"the port is taken; observed {port}" in str(result.exception)
     assert not (tmp_path / "home").exists()
+
+
+def test_the_console_has_the_next_port_or_another_where_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        chosen = _console_port(taken - 1)
+    assert chosen != taken
+    assert _console_port(taken - 1) == taken
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
