@@ -133,7 +133,10 @@ COMMANDS = {
         "kfm_dagster.cli.status:status",
         "Show what waits for somebody, with the command that helps, and how many units stand where.",
     ),
-    "ui": Lazy("kfm_dagster.cli.ui:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."),
+    "ui": Lazy(
+        "kfm_dagster.cli.ui:ui",
+        "Open the Dagster UI and the console over KFM_HOME, with daemon and sensors, until Ctrl-C.",
+    ),
     "validate": Lazy(
         "kfm_dagster.cli.validate:validate",
         "Show units, stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.",

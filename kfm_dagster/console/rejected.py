@@ -25,7 +25,7 @@ MOST_RECORDS = 100
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
-    """Return the routes of rejections; `depths` tells how many messages are on each queue, and must not wait."""
+    """Return the routes of rejections; `depths` says how many messages are on each queue, and must not wait."""
     pipeline = pages.pipeline
 
     def rejected(request: Request) -> Response:
