@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 demo: $(INSTALLED)  ## ingest sample objects through a real queue, daemon and runs
 	@$(BIN)/kfm demo
 
-ui: $(INSTALLED)  ## open the Dagster UI over the demo's data
+ui: $(INSTALLED)  ## open the Dagster UI and the console over the demo's data
 	@$(BIN)/kfm ui
 
 test: $(INSTALLED)  ## run every test; browser tests are skipped where there is no Chromium

@@ -44,6 +44,11 @@ class AlertMessage:
     body: str
 
 
+def look_of(alert: Alert) -> str:
+    """Return the commands that show an alert's evidence, of the run of its newest event."""
+    return LOOK[alert.rule].replace("RUN", alert.run_id or "latest")
+
+
 def message_of(notification: QueuedNotification, terms: RuleTerms) -> AlertMessage:
     """Return the message about an alert as it is now."""
     alert = notification.alert
@@ -53,7 +58,7 @@ def message_of(notification: QueuedNotification, terms: RuleTerms) -> AlertMessa
         MEANINGS[alert.rule],
         f"{count}, the newest at {rfc3339(alert.last_event_at)} by {alert.place}{run}.",
         _state(alert, notification.reason),
-        f"Look: {LOOK[alert.rule].replace('RUN', alert.run_id or 'latest')}",
+        f"Look: {look_of(alert)}",
         f'Take it on: kfm alerts ack {alert.alert_id} --reason "..."',
         f"What to do: docs/alerts.md#{alert.rule}. Key: {alert.key}",
     ]

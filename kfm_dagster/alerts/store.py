@@ -27,6 +27,8 @@ CLAIM = timedelta(minutes=5)
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(hours=1)
 """How long a message waits that was not taken; each further time twice as long. A slow receiver may have taken it."""
 ERROR_LENGTH = 500
+MOST_LISTED = 10_000
+"""Open alerts are one a rule and subject: far fewer."""
 
 
 class UnknownAlertError(KfmError):
@@ -230,11 +232,22 @@ class AlertStore:
                 pause = min(FIRST_PAUSE * 2 ** min(notification.attempts - 1, 10), LONGEST_PAUSE)
                 tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH], until=rfc3339(self._clock() + pause))
 
-    def listed(self, *, resolved_since: datetime | None = None) -> list[Alert]:
-        """Return the open alerts, and those that resolved since then, in the order of opening."""
+    def listed(
+        self,
+        *,
+        resolved_since: datetime | None = None,
+        rule: AlertRule | None = None,
+        after: int = 0,
+        limit: int = MOST_LISTED,
+    ) -> list[Alert]:
+        """Return the open alerts, and those that resolved since then, in the order of opening, which is that of ids.
+
+        The last id of a page as `after` gives the next one.
+        """
         since = None if resolved_since is None else rfc3339(resolved_since)
+        given = {"resolved_since": since, "rule": rule, "after": after, "limit": limit}
         with self._database.snapshot() as view:
-            return [_alert(row) for row in view.run("alerts.listed", resolved_since=since).mappings()]
+            return [_alert(row) for row in view.run("alerts.listed", given).mappings()]
 
     def acknowledge(self, alert_id: int, decision: Decision) -> Alert:
         """Take an alert on, in the governance log too. Raises UnknownAlertError, NotFiringError."""

@@ -1,18 +1,23 @@
-"""`kfm ui`: Dagster's web page over a deployment on this machine."""
+"""`kfm ui`: Dagster's web page and the console over a deployment on this machine."""
 
 from __future__ import annotations
 
+import re
+import secrets
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from datetime import date
 
 import click
 from rich.console import Console
 
+from kfm_dagster.cli.decision_options import actor_of
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -22,7 +27,13 @@ from kfm_dagster.settings import Settings, environment
 
 
 @click.command()
-@click.option("--port", default=3000, show_default=True, type=click.IntRange(1, 65535), help="Port of the web page.")
+@click.option(
+    "--port",
+    default=3000,
+    show_default=True,
+    type=click.IntRange(1, 65534),
+    help="Port of the web page; the console has the next one, where that is free.",
+)
 @click.option(
     "--cloud",
     type=click.Choice(["embedded", "aws"]),
@@ -31,9 +42,12 @@ from kfm_dagster.settings import Settings, environment
     help="embedded: S3, SNS and SQS on loopback with the demo's objects; aws: what the AWS variables name.",
 )
 def ui(*, port: int, cloud: str) -> None:
-    """Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C.
+    """Open the Dagster UI and the console over KFM_HOME, with daemon and sensors, until Ctrl-C.
 
-    Example: kfm ui --port 3001
+    Over the demo's objects it prints a token with which you may decide in the console, and how to mend the objects that
+    are spoilt on purpose; where KFM_CONSOLE_TOKENS is set, its tokens count.
+
+    Example: kfm ui --port 3010
     """
     settings = Settings.load()
     _refuse_taken(port)
@@ -42,29 +56,60 @@ def ui(*, port: int, cloud: str) -> None:
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
     with ExitStack() as stack:
+        own: dict[str, str] = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
         if cloud == "embedded":
-            sample_day = _serve_samples(stack, settings, registry)
+            served = _serve_samples(stack, settings, registry)
+            if settings.console_tokens is None:
+                own["KFM_CONSOLE_TOKENS"] = served.token
         else:
             preflight(settings, connect(settings).depth)
             Pipeline.open(settings).close()
-        console.print("starting the Dagster code server, daemon and web server ...")
-        deployment = stack.enter_context(Deployment(settings.home, environment={}, web_port=port))
+        console.print("starting the Dagster code server, daemon, web server and console ...")
+        deployment = stack.enter_context(
+            Deployment(settings.home, environment=own, web_port=port, console_port=_console_port(port))
+        )
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
+        console.print(f"the console, which says why a unit failed: {deployment.console_url}", soft_wrap=True)
         if cloud == "embedded":
-            # A partition in the address is chosen already when the dialog opens.
-            day = f"{deployment.url}/locations/kfm_dagster/jobs/ingest?partition={sample_day}"
-            console.print(f"the sample objects are of {sample_day} and the day after; to ingest them by hand:")
-            console.print(f'  {day} > "Materialize all" > "Launch 1 run"', soft_wrap=True)
+            _say_how(console, deployment, served, token=own.get("KFM_CONSOLE_TOKENS"))
         while True:
             time.sleep(1)
             deployment.tend()
 
 
-def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegistry) -> date:
-    """Serve the demo's objects, announced, until the stack is left; return their first day."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Served:
+    """The demo's objects: their first day, the commands that mend the spoilt ones, and NAME=TOKEN of who may decide."""
+
+    day: date
+    mending: Sequence[str]
+    token: str
+
+
+def _say_how(console: Console, deployment: Deployment, served: _Served, *, token: str | None) -> None:
+    """Say what is done with the demo's objects, as lines to copy."""
+
+    def say(line: str) -> None:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    if token is not None:
+        name, _, secret = token.partition("=")
+        say(f"  to decide there, sign in as {name} with the token {secret}")
+    say(f"the sample objects are of {served.day} and the day after; to ingest them by hand:")
+    # A partition in the address is chosen already when the dialog opens.
+    day = f"{deployment.url}/locations/kfm_dagster/jobs/ingest?partition={served.day}"
+    say(f'  {day} > "Materialize all" > "Launch 1 run"')
+    say("some are spoilt on purpose; to mend one as its provider would, write it whole, then release its unit:")
+    for command in served.mending:
+        say(f"  {command}")
+
+
+def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegistry) -> _Served:
+    """Serve the demo's objects until the stack is left; no message announces them."""
     # Of the extra `demo`, which a deployment over AWS does not need.
     from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
     from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
+    from kfm_dagster.demo.mending import mending_commands  # noqa: PLC0415
     from kfm_dagster.demo.run import DEMO_ENVIRONMENT, begin_with  # noqa: PLC0415
     from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects  # noqa: PLC0415
 
@@ -76,13 +121,31 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
     with closing(Pipeline.open(settings)) as pipeline:
         begin_with(pipeline, SAMPLE_DAY)
-    return SAMPLE_DAY
+    return _Served(
+        day=SAMPLE_DAY,
+        mending=list(mending_commands(servers, settings.home / "samples")),
+        token=f"{_token_name(settings)}={secrets.token_urlsafe(18)}",
+    )
+
+
+def _token_name(settings: Settings) -> str:
+    """Return who decides on this machine, in signs that a name of KFM_CONSOLE_TOKENS may have."""
+    return re.sub(r"[^\w.@-]", "_", actor_of(settings, None), flags=re.ASCII)[:80]
 
 
 def _refuse_taken(port: int) -> None:
+    if _is_taken(port):
+        raise ConfigurationError(
+            "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
+        )
+
+
+def _console_port(port: int) -> int:
+    """Return the port after the page's, or any where that is taken: a console of the same home may be up already."""
+    return free_port() if _is_taken(port + 1) else port + 1
+
+
+def _is_taken(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise ConfigurationError(
-                "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
-            )
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -14,11 +14,11 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.json_rows import json_row
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.exports.rejection_search import rejected_message
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
+from kfm_dagster.ledger.rejections import RejectionFilter
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import IgnoreReason
 from kfm_dagster.settings import Settings
@@ -173,14 +173,7 @@ def rejected(*, reason: str | None, message_id: str | None, body: bool, limit: i
         raise click.UsageError("--body prints one message: name it with --message ID")
     with opened_pipeline(read_only=True) as pipeline:
         if body and message_id is not None:
-            click.echo(_body(pipeline, message_id))
+            click.echo(rejected_message(pipeline, whole_rejected_message_id(pipeline.database, message_id)))
             return
-        found = pipeline.deliveries.rejected(reason_code=reason, message_id=message_id, limit=limit)
+        found = pipeline.deliveries.rejected(RejectionFilter(reason_code=reason, message_id=message_id), limit=limit)
     show_rows(map(json_row, found), REJECTED_COLUMNS, as_json=as_json)
-
-
-def _body(pipeline: Pipeline, message_id: str) -> str:
-    body = pipeline.deliveries.rejected_body(whole_rejected_message_id(pipeline.database, message_id))
-    if body is None:
-        raise KfmError("no message of that id was rejected", observed=message_id, next_step="kfm wal rejected")
-    return body

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from kfm_dagster.console.answers import record_of
 from kfm_dagster.console.asking import given, whole_number
 from kfm_dagster.console.pages import Pages, parameters
-from kfm_dagster.console.session import require_own_form
+from kfm_dagster.console.session import came_from, own_path, require_own_form
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.governance.log import Decision, decision_in
 from kfm_dagster.governance.switches import EVERY_DATASET
@@ -47,12 +48,23 @@ class FormDecision:
     fields: Mapping[str, str]
 
 
-def decided(pages: Pages, request: Request, fields: Mapping[str, str], *, known: tuple[str, ...] = ()) -> FormDecision:
-    """Read the decision of a form. Raises HTTPException where nobody is signed in, BadRequestError, KfmError."""
+def decided(
+    pages: Pages,
+    request: Request,
+    fields: Mapping[str, str],
+    *,
+    known: tuple[str, ...] = (),
+    is_override: bool = True,
+) -> FormDecision:
+    """Read the decision of a form; an override needs a change reference in prod.
+
+    Raises HTTPException where nobody is signed in, BadRequestError, KfmError.
+    """
     actor = pages.sessions.require_actor(request)
     values = given(list(fields.items()), known=(*_DECISION, *known))
     reason, change_ref = values.get("reason", "").strip(), values.get("change_ref", "").strip()
-    decision = decision_in(pages.pipeline.settings.env, actor=actor, reason=reason, change_ref=change_ref or None)
+    make = partial(decision_in, pages.pipeline.settings.env) if is_override else Decision
+    decision = make(actor=actor, reason=reason, change_ref=change_ref or None)
     return FormDecision(decision=decision, fields=values)
 
 
@@ -67,19 +79,20 @@ def routes(pages: Pages) -> list[Route]:
 
 
 def _of_session(pages: Pages) -> list[Route]:
+    offered = bool(pages.sessions.tokens)
+
     def sign_in_page(request: Request) -> Response:
         given(parameters(request), known=())
-        return pages.page(request, "sign_in.html", refused=False, offered=bool(pages.sessions.tokens))
+        return pages.page(request, "sign_in.html", refused=False, offered=offered, to=came_from(request))
 
     def sign_in(request: Request, fields: Mapping[str, str]) -> Response:
         require_own_form(request)
-        token = given(list(fields.items()), known=("token",)).get("token", "")
-        answer = see("/")
-        if pages.sessions.sign_in(token, request, answer) is None:
+        values = given(list(fields.items()), known=("token", "to"))
+        to = own_path(values.get("to", ""))
+        answer = see(to)
+        if pages.sessions.sign_in(values.get("token", ""), request, answer) is None:
             refused = HTTPStatus.FORBIDDEN
-            return pages.page(
-                request, "sign_in.html", status=refused, refused=True, offered=bool(pages.sessions.tokens)
-            )
+            return pages.page(request, "sign_in.html", status=refused, refused=True, offered=offered, to=to)
         return answer
 
     def sign_out(request: Request, _: Mapping[str, str]) -> Response:

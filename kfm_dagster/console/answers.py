@@ -7,11 +7,14 @@ A wrong parameter raises BadFilterError or BadRequestError, an unknown dataset C
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
+from kfm_dagster.alerts.plan import AlertRule
+from kfm_dagster.alerts.store import Alert, AlertStore
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.console.asking import BadRequestError, whole_number
 from kfm_dagster.console.openapi import BASE, MOST_DAYS, MOST_GAPS
@@ -19,6 +22,7 @@ from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.exports.deployment_status import GAPS_SINCE, deployment_status
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.json_rows import json_row
+from kfm_dagster.exports.rejection_search import rejection_filter, search_rejections
 from kfm_dagster.exports.unit_filter import UnitFilter
 from kfm_dagster.exports.unit_search import MOST_OF_A_PAGE, PAGE, failure_groups, search_units
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -74,6 +78,20 @@ def gaps(pipeline: Pipeline, given: Given) -> dict[str, Any]:
     return {"gaps": [json_row(gap) for gap in found[:MOST_GAPS]], "complete": len(found) <= MOST_GAPS}
 
 
+def rejections(pipeline: Pipeline, given: Given) -> dict[str, Any]:
+    """Return a page of what came and could not be taken in, and the address of the next."""
+    limit = whole_number("limit", given.get("limit", str(PAGE)), most=MOST_OF_A_PAGE)
+    page = search_rejections(pipeline, rejection_filter(given), after=given.get("after"), limit=limit)
+    return {"rejections": [json_row(row) for row in page.rows], "next": _next("rejections", given, page.after)}
+
+
+def alerts(pipeline: Pipeline, given: Given) -> dict[str, Any]:
+    """Return a page of alerts, and the address of the next."""
+    limit = whole_number("limit", given.get("limit", str(PAGE)), most=MOST_OF_A_PAGE)
+    page = alert_page(pipeline, given, limit=limit)
+    return {"alerts": [alert.row() for alert in page.rows], "next": _next("alerts", given, page.after)}
+
+
 def datasets(pipeline: Pipeline, _: Given) -> dict[str, Any]:
     """Return the datasets that are ingested here."""
     off = pipeline.ledger.switches.engaged()
@@ -108,6 +126,34 @@ def item(pipeline: Pipeline, given: Given) -> dict[str, Any]:
         raise UnknownUnitError("the unit has no Item in the catalog", observed=given["wal_id"])
     found: dict[str, Any] = json.loads(content)
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertPage:
+    """Alerts in the order of opening; with `after` there are more."""
+
+    rows: Sequence[Alert]
+    after: str | None
+
+
+def alert_page(pipeline: Pipeline, given: Given, *, limit: int) -> AlertPage:
+    """Return what `rule`, `days` (those that resolved within, too) and `after` mean. Raises BadRequestError."""
+    rule, days, after = (given.get(name) or None for name in ("rule", "days", "after"))
+    if rule is not None and rule not in set(AlertRule):
+        raise BadRequestError(observed=f"rule={rule[:80]!r}", expected=" or ".join(AlertRule))
+    since = None if days is None else pipeline.clock() - timedelta(days=whole_number("days", days, most=MOST_DAYS))
+    found = AlertStore(pipeline.database, clock=pipeline.clock).listed(
+        resolved_since=since,
+        rule=None if rule is None else AlertRule(rule),
+        after=0 if after is None else whole_number("after", after, most=10**9),
+        limit=limit + 1,
+    )
+    return AlertPage(rows=found[:limit], after=str(found[limit - 1].alert_id) if len(found) > limit else None)
+
+
+def _next(name: str, given: Given, after: str | None) -> str | None:
+    """Return the address of the page that begins there, of the same parameters."""
+    return f"{BASE}/{name}?{urlencode({**given, 'after': after})}" if after else None
 
 
 def record_of(pipeline: Pipeline, wal_id: str, *, tx: Transaction | None = None) -> NoddWalRecord:

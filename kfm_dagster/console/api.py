@@ -50,6 +50,8 @@ _ANSWERS: Mapping[str, answers.Answer] = {
     "/units/{wal_id}": answers.unit,
     "/failures": answers.failures,
     "/gaps": answers.gaps,
+    "/rejections": answers.rejections,
+    "/alerts": answers.alerts,
     "/datasets": answers.datasets,
     "/status": answers.status,
     "/openapi.json": lambda *_: document(),

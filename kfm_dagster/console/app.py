@@ -25,7 +25,19 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kfm_dagster.console import actions, api, datasets, feeds, overview, replays, runs, units
+from kfm_dagster.console import (
+    actions,
+    alerts,
+    api,
+    datasets,
+    discards,
+    feeds,
+    overview,
+    rejected,
+    replays,
+    runs,
+    units,
+)
 from kfm_dagster.console.asking import Form, asked_of
 from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.console.pages import STATIC, Pages, parameters, static
@@ -97,10 +109,13 @@ def console_app(
         routes=[
             *overview.routes(pages, depths),
             *units.routes(pages),
+            *rejected.routes(pages, depths),
             *feeds.routes(pages),
+            *alerts.routes(pages),
             *datasets.routes(pages),
             *runs.routes(pages),
             *replays.routes(pages),
+            *discards.routes(pages),
             *actions.routes(pages),
             Route(PATH, validate, methods=["GET"]),
             Route(METRICS, metrics, methods=["GET"]),

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kfm_dagster import __version__
+from kfm_dagster.alerts.plan import AlertRule, Level
+from kfm_dagster.alerts.store import AlertState
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.exports.rejection_search import MOST_OF_MESSAGE_ID
 from kfm_dagster.exports.unit_filter import MOST_TEXT
 from kfm_dagster.exports.unit_search import MOST_OF_A_PAGE, PAGE
 from kfm_dagster.ingest.evidence_bundle import OPERATORS
@@ -72,17 +76,17 @@ _FILTER = (
     _SINCE,
     _query("until", "Only of events before then."),
 )
+_PAGING = (
+    _query("limit", "At most so many.", type="integer", minimum=1, maximum=MOST_OF_A_PAGE, default=PAGE),
+    _query("after", "Where the page before ended; `next` has it."),
+)
 _RECORD = {"allOf": [{"$ref": "#/components/schemas/Record"}, {"$ref": "#/components/schemas/History"}]}
 OPERATIONS: Mapping[str, Operation] = {
     "/units": Operation(
         name="searchUnits",
         summary="Search units, the newest event first. A page may be short, and have a next all the same.",
         answer=_object(units=_list({"$ref": "#/components/schemas/Unit"}), next=_or_null(TEXT)),
-        parameters=(
-            *_FILTER,
-            _query("limit", "At most so many.", type="integer", minimum=1, maximum=MOST_OF_A_PAGE, default=PAGE),
-            _query("after", "Where the page before ended; `next` has it."),
-        ),
+        parameters=(*_FILTER, *_PAGING),
     ),
     "/units/{wal_id}": Operation(
         name="explainUnit",
@@ -112,6 +116,26 @@ OPERATIONS: Mapping[str, Operation] = {
             _DATASET,
             _query("days", "Of hours so many days back.", type="integer", minimum=1, maximum=MOST_DAYS, default=3),
             _query("closed", "Those that are closed, too.", type="boolean", default=False),
+        ),
+    ),
+    "/rejections": Operation(
+        name="searchRejections",
+        summary="What came and could not be taken in, with the reason, the newest first.",
+        answer=_object(rejections=_list({"$ref": "#/components/schemas/Rejection"}), next=_or_null(TEXT)),
+        parameters=(
+            _query("reason", "Only for this reason.", enum=[issue.value for issue in ParseIssue]),
+            _query("message", "Only of the SQS message whose id begins so.", maxLength=MOST_OF_MESSAGE_ID),
+            *_PAGING,
+        ),
+    ),
+    "/alerts": Operation(
+        name="listAlerts",
+        summary="Alerts that fire or are acknowledged, in the order of opening.",
+        answer=_object(alerts=_list({"$ref": "#/components/schemas/Alert"}), next=_or_null(TEXT)),
+        parameters=(
+            _query("rule", "Only of this rule.", enum=[rule.value for rule in AlertRule]),
+            _query("days", "What resolved within so many days, too.", type="integer", minimum=1, maximum=MOST_DAYS),
+            *_PAGING,
         ),
     ),
     "/datasets": Operation(
@@ -197,6 +221,38 @@ def _schemas() -> dict[str, Any]:
             first_seen=TIME,
             closed_at=_or_null(TIME),
             repaired_by=_or_null(TEXT),
+        ),
+        "Rejection": _object(
+            rejected_at=TIME,
+            message_id=_or_null(TEXT),
+            record_index=_or_null({"type": "integer"}),
+            dataset=_or_null(TEXT),
+            object_uri=_or_null(TEXT),
+            reason_code=TEXT,
+            records=NUMBER,
+            detail=TEXT,
+        ),
+        "Alert": _object(
+            alert_id=NUMBER,
+            key=TEXT,
+            rule={"enum": [rule.value for rule in AlertRule]},
+            subject=TEXT,
+            state={"enum": [state.value for state in AlertState]},
+            level={"enum": [level.value for level in Level]},
+            opened_at=TIME,
+            level_since=TIME,
+            last_seen_at=TIME,
+            observed=NUMBER,
+            last_event_at=TIME,
+            run_id=_or_null(TEXT),
+            place=TEXT,
+            last_notified_at=_or_null(TIME),
+            notifications=NUMBER,
+            acknowledged_at=_or_null(TIME),
+            acknowledged_by=_or_null(TEXT),
+            acknowledged_why=_or_null(TEXT),
+            resolved_at=_or_null(TIME),
+            undelivered=NUMBER,
         ),
         "Problem": _object(type=TEXT, title=TEXT, status={"type": "integer"}, detail=TEXT, instance=TEXT),
     }

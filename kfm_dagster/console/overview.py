@@ -112,10 +112,13 @@ def _tiles(
         name="oldest waiting", value=_age(pipeline.ledger.oldest_waiting(), found.at), path="/units?status=pending"
     )
     settings = pipeline.settings
-    for name, queue in (("queue", settings.sqs_primary_queue), ("dead letters", settings.sqs_dlq_queue)):
+    for name, queue, path in (
+        ("queue", settings.sqs_primary_queue, None),
+        ("dead letters", settings.sqs_dlq_queue, "/rejected#dead"),
+    ):
         depth = depths.get(queue)
         kind = "bad" if depth and queue == settings.sqs_dlq_queue else ""
-        yield Tile(name=name, value="not known" if depth is None else f"{depth:,}", kind=kind)
+        yield Tile(name=name, value="not known" if depth is None else f"{depth:,}", kind=kind, path=path)
     urgent = sum(matter.urgency is Urgency.NOW for matter in found.matters)
     yield Tile(name="to be done", value=str(urgent), kind="bad" if urgent else "good", path="#matters")
 

@@ -26,15 +26,20 @@ from kfm_dagster.console.asking import BadRequestError
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment
 
 LIVE_SECONDS = 15
 """From one look to the next of a live view; a page costs some hundredths of a second."""
+PAGE = 50
+"""Rows of a page, which is then read in some seconds."""
 NAVIGATION: Sequence[tuple[str, str]] = (
     ("/", "Overview"),
     ("/units", "Units"),
     ("/failures", "Failures"),
+    ("/rejected", "Rejected"),
     ("/gaps", "Gaps"),
+    ("/alerts", "Alerts"),
     ("/replays", "Replays"),
     ("/decisions", "Decisions"),
     ("/validate", "Validation"),
@@ -158,4 +163,4 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     auto_reload=False,
 )
-_TEMPLATES.filters |= {"time": _time, "duration": duration, "number": _number, "query": urlencode}
+_TEMPLATES.filters |= {"time": _time, "duration": duration, "number": _number, "counted": counted, "query": urlencode}

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
+from kfm_dagster.alerts.store import UnknownAlertError
 from kfm_dagster.console.answers import UnknownUnitError
 from kfm_dagster.console.asking import BadRequestError, NotAcceptableError
 from kfm_dagster.errors import ContractError, DependencyUnavailableError, ExitCode, KfmError
 from kfm_dagster.exports.explanations.explanation import UnknownRunError
+from kfm_dagster.exports.rejection_search import UnknownMessageError
 from kfm_dagster.exports.unit_filter import BadFilterError
 from kfm_dagster.governance.log import UnattributedDecisionError
 from kfm_dagster.recovery.replay.runs import UnknownReplayError
@@ -28,6 +30,8 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
     (UnknownRunError, 404),
     (UnknownReplayError, 404),
     (UnknownUnitError, 404),
+    (UnknownMessageError, 404),
+    (UnknownAlertError, 404),
     (NotAcceptableError, 406),
     (DependencyUnavailableError, 503),
 )

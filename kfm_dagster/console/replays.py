@@ -100,7 +100,9 @@ def selection_for(pipeline: Pipeline, wanted: UnitFilter) -> Selection:
         raise BadFilterError(observed=f"status {wanted.status or 'of any kind'}", expected=" or ".join(_MODES))
     # A selection has no such filters: it names the units.
     by_name = wanted.text or wanted.operator
-    return _selection(pipeline, wanted.status, _named(pipeline, wanted) if by_name else _ranges(pipeline, wanted))
+    return _selection(
+        pipeline, wanted.status, {"wal_ids": named_units(pipeline, wanted)} if by_name else _ranges(pipeline, wanted)
+    )
 
 
 def _selection(pipeline: Pipeline, status: Status, filters: Mapping[str, Any]) -> Selection:
@@ -133,7 +135,8 @@ def _ranges(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
     return found
 
 
-def _named(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
+def named_units(pipeline: Pipeline, wanted: UnitFilter) -> list[str]:
+    """Return the ids of what a filter means. Raises BadFilterError for none, and for more than a selection names."""
     wal_ids: list[str] = []
     after: str | None = None
     for _ in range(_MOST_PAGES):
@@ -144,9 +147,9 @@ def _named(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
             break
     if after is not None or len(wal_ids) > MOST_NAMED:
         raise BadFilterError(
-            observed=f"more than {MOST_NAMED} units by key or operator, or too many to look through",
+            observed=f"more than {MOST_NAMED} units, or too many to look through",
             expected="a dataset, a code or a time that means fewer",
         )
     if not wal_ids:
         raise BadFilterError("no unit is meant", observed="none", expected="one unit or more")
-    return {"wal_ids": wal_ids}
+    return wal_ids

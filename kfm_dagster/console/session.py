@@ -112,4 +112,17 @@ def require_own_form(request: Request) -> None:
         raise HTTPException(HTTPStatus.FORBIDDEN, "the form is of another site")
 
 
+def came_from(request: Request) -> str:
+    """Return the page of this server on which somebody chose to sign in, as a browser states it, or the front page."""
+    page = urlsplit(request.headers.get("referer", ""))
+    is_own = page.netloc == request.headers.get("host") and page.path != request.url.path
+    return own_path(f"{page.path}?{page.query}" if page.query else page.path) if is_own else "/"
+
+
+def own_path(path: str) -> str:
+    """Return a path of this server as it is, and the front page for anything that could lead elsewhere."""
+    # A browser takes two slashes, or a backslash for one, as the beginning of another host.
+    return path if re.fullmatch(r"/(?![/\\])[!-\[\]-~]*", path) else "/"
+
+
 _PROCESS_KEY = secrets.token_bytes(32)

@@ -15,7 +15,8 @@ from starlette.routing import Route
 
 from kfm_dagster.console import answers
 from kfm_dagster.console.asking import given
-from kfm_dagster.console.pages import Pages, parameters, with_query
+from kfm_dagster.console.pages import PAGE, Pages, parameters, with_query
+from kfm_dagster.contracts.repairs import REPAIRS
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.unit_filter import UnitFilter
@@ -27,8 +28,6 @@ from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 
-PAGE = 50
-"""Rows of a page, which is then read in some seconds."""
 _AFTER = "after"
 
 
@@ -91,6 +90,7 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "key": record.object_uri.rpartition("/")[2],
         "message": cases.messages([message_id]).get(message_id) if message_id else None,
         "found": found,
+        "repair": REPAIRS.get(record.last_error_code or ""),
         "lineage": lineage,
         "versions": [one for one in found.versions if one.wal_id != record.wal_id],
         "cases": [(case, _evidence(pipeline, case)) for case in found.cases],

@@ -1,4 +1,4 @@
-"""A whole deployment on one machine: code server, daemon and, when asked for, the web server, as child processes.
+"""A whole deployment on one machine: code server, daemon and, when asked for, web server and console, as processes.
 
 The same commands that production runs, with loopback ports and a DAGSTER_HOME below KFM_HOME; the process that
 waits for them is their supervisor. Only processes started here are ended here, by pid.
@@ -43,7 +43,7 @@ class DeploymentError(DependencyUnavailableError):
 
 
 class Deployment:
-    """Code server, daemon and web server over one KFM_HOME; a context manager."""
+    """Code server, daemon, web server and console over one KFM_HOME; a context manager."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Deployment:
         *,
         environment: Mapping[str, str],
         web_port: int | None = None,
+        console_port: int | None = None,
         daemon: bool = True,
         dagster_yaml: str | None = None,
         module: str = "kfm_dagster.definitions",
@@ -58,6 +59,7 @@ class Deployment:
         self.home = home.absolute()
         self.dagster_home = self.home / "dagster"
         self.web_port = web_port
+        self.console_port = console_port
         self._module = module
         self._with_daemon = daemon
         self._dagster_yaml = dagster_yaml or default_dagster_yaml()
@@ -93,6 +95,11 @@ class Deployment:
         """Address of the web server."""
         return f"http://127.0.0.1:{self.web_port}"
 
+    @property
+    def console_url(self) -> str:
+        """Address of the console."""
+        return f"http://127.0.0.1:{self.console_port}"
+
     def start(self) -> None:
         """Start everything and wait until it answers. Raises DeploymentError with the log's name."""
         private_folder(self.dagster_home)
@@ -122,6 +129,9 @@ class Deployment:
                 ["dagster-webserver", "-h", "127.0.0.1", "-p", str(self.web_port), "-w", str(workspace)],
             )
             self._wait("webserver", lambda: _serves(f"{self.url}/server_info"))
+        if self.console_port is not None:
+            self._spawn("console", ["kfm", "console", "--port", str(self.console_port)])
+            self._wait("console", lambda: _serves(f"{self.console_url}/healthz"))
 
     def tend(self) -> None:
         """Start again what died, as a supervisor would, and the code server when the partitions begin earlier.

@@ -152,7 +152,7 @@ def _of_switch(switch: KillSwitch) -> Matter:
         what=f"{dataset} switched off by {switch.engaged_by}: {switch.reason}",
         since=switch.engaged_at,
         next_step=f"kfm kill-switch off {dataset}",
-        path=None if switch.dataset == EVERY_DATASET else f"/datasets/{dataset}",
+        path="/decisions" if switch.dataset == EVERY_DATASET else f"/datasets/{dataset}",
     )
 
 
@@ -164,6 +164,7 @@ def _of_proposals(pipeline: Pipeline) -> Iterator[Matter]:
             "waits for a second person",
             since=proposal.at,
             next_step=f"kfm governance approve {proposal.proposal_id}",
+            path="/decisions",
         )
 
 
@@ -176,6 +177,7 @@ def _of_alerts(pipeline: Pipeline) -> Iterator[Matter]:
             + ("" if firing else f", taken on by {alert.acknowledged_by}"),
             since=alert.opened_at,
             next_step=f"kfm alerts ack {alert.alert_id}" if firing else "kfm alerts list",
+            path=f"/alerts?rule={alert.rule}",
         )
 
 
@@ -229,6 +231,7 @@ def _of_rejections(pipeline: Pipeline, at: datetime) -> Iterable[Matter]:
             what=f"{counted(number, 'message')} rejected within a day: {reason}",
             since=None,
             next_step=f"kfm wal rejected --reason {reason}",
+            path=f"/rejected?reason={reason}",
         )
         for reason, number in sorted(counts.items())
     ]

@@ -18,11 +18,15 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
 from kfm_dagster.ledger.rejections import (
+    ANY_REJECTION,
     KeptRejection,
     RejectedObject,
     Rejection,
+    RejectionFilter,
+    RejectionPlace,
     body_rows,
     object_rows,
+    place_after,
     rejection_rows,
 )
 from kfm_dagster.ledger.rows import as_json, bounded
@@ -237,11 +241,12 @@ class Deliveries:
         return frozenset(row.message_id for row in rows)
 
     def rejected(
-        self, *, reason_code: str | None = None, message_id: str | None = None, limit: int = 100
+        self, wanted: RejectionFilter = ANY_REJECTION, *, after: RejectionPlace | None = None, limit: int = 100
     ) -> list[KeptRejection]:
-        """Return what was rejected for one reason or any, the newest first; of messages whose id begins so."""
+        """Return what was rejected, the newest first; the last of a page as `after` gives the next one."""
+        given = {"reason_code": wanted.reason_code, "message_id": wanted.message_id, **place_after(after)}
         with self._database.snapshot() as view:
-            rows = view.run("deliveries.rejected", reason_code=reason_code, message_id=message_id, limit=limit).all()
+            rows = view.run("deliveries.rejected", given, limit=limit).all()
         return [
             KeptRejection(
                 rejected_at=row.rejected_at,

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.ledger.queries import END_OF_TIME
 from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.storage.text import storable
 
@@ -38,17 +40,34 @@ class Rejection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptRejection:
-    """A rejection as the ledger has it: of a message's record, or of an object that a listing found."""
+class RejectionPlace:
+    """Where a rejection is among all: its time, then its message and record, or its dataset and object."""
 
     rejected_at: datetime
+    message_id: str | None = None
+    record_index: int | None = None
+    dataset: str | None = None
+    object_uri: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptRejection(RejectionPlace):
+    """A rejection as the ledger has it: of a message's record, or of an object that a listing found."""
+
     reason_code: str
     records: int
-    message_id: str | None
-    record_index: int | None
-    dataset: str | None
-    object_uri: str | None
     detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RejectionFilter:
+    """Which rejections are meant; None is any. `message_id` is the beginning of one, and means no object."""
+
+    reason_code: str | None = None
+    message_id: str | None = None
+
+
+ANY_REJECTION = RejectionFilter()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +77,19 @@ class RejectedObject:
     dataset: str
     object_uri: str
     detail: str
+
+
+def place_after(last: RejectionPlace | None) -> dict[str, Any]:
+    """Return, for the statement that lists rejections, that it goes on behind one, or begins with the newest."""
+    if last is None:
+        return {"before": END_OF_TIME, "is_object": 0, "dataset": "", "place": "", "number": -1}
+    return {
+        "before": rfc3339(last.rejected_at),
+        "is_object": int(last.message_id is None),
+        "dataset": last.dataset or "",
+        "place": last.message_id or last.object_uri,
+        "number": last.record_index or 0,
+    }
 
 
 def body_rows(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:

@@ -1,19 +1,68 @@
 """Quarantined units that a person decides about: each has an open case, at the version that was seen, or none is taken.
 
-Does not belong here: the decision (`overrides.py`, `ledger/cases.py`).
+A dry run of discarding counts them first, and the decision holds for what it has counted alone. Does not belong here:
+the decision (`overrides.py`, `ledger/cases.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import IllegalTransitionError, RecordMovedError
+from kfm_dagster.errors import ExitCode, IllegalTransitionError, KfmError, RecordMovedError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.joining import reading
+
+
+class DiscardChangedError(KfmError):
+    """What would be discarded is no longer what the dry run counted."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiscardPlan:
+    """What discarding the named units comes to: those with an open case by version, and how many there are of a kind.
+
+    `named` counts all of them; the others were discarded before, or are quarantined no longer.
+    """
+
+    named: int
+    versions: Mapping[WalId, int]
+    breakdown: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By dataset and error code."""
+
+    @property
+    def seen(self) -> str:
+        """Digest of units and versions: what a decision says that it has seen."""
+        lines = "".join(f"{wal_id} {version}\n" for wal_id, version in sorted(self.versions.items()))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def require_seen(self, seen: str) -> None:
+        """Refuse a decision about other units or versions. Raises DiscardChangedError."""
+        if seen != self.seen:
+            raise DiscardChangedError(
+                observed=f"{len(self.versions)} units by now", next_step="look at the dry run once more, and decide"
+            )
+
+
+def plan_discard(pipeline: Pipeline, wal_ids: Sequence[str], *, tx: Transaction | None = None) -> DiscardPlan:
+    """Return what discarding the named units would come to. Changes nothing."""
+    with reading(pipeline.database, tx) as view:
+        rows = view.run("evidence.discardable", wal_ids=as_json(sorted(set(wal_ids)))).all()
+    return DiscardPlan(
+        named=len(set(wal_ids)),
+        versions={WalId(row.wal_id): row.quarantined_version for row in rows},
+        breakdown=dict(sorted(Counter((row.dataset, row.last_error_code or "") for row in rows).items())),
+    )
 
 
 def open_versions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,8 @@ from pydantic import SecretStr
 from kfm_dagster.alerts.channels import Answer, Endpoint
 from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.message import AlertMessage
-from kfm_dagster.alerts.plan import AlertPlan
+from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass, StageState
 from kfm_dagster.stages.store import StageStore
@@ -111,6 +113,16 @@ class Clock:
 URLS = "notify=json://127.0.0.1:1/notify page_ops=json://127.0.0.1:1/page open_ticket=json://127.0.0.1:1/ticket"
 NOTIFY, PAGE, TICKET = 1, 2, 3
 """The endpoints of URLS."""
+
+
+def open_alert(
+    database: Database, rule: AlertRule, subject: str, *, run_id: str | None = None, at: datetime = NOON
+) -> None:
+    """Open an alert as an evaluation does that has found one event of it."""
+    found = {"rule": rule, "subject": subject, "level": Level.WARNING, "observed": 1, "run_id": run_id, "place": STAGE}
+    finding = {**found, "last_event_at": rfc3339(at)}
+    with database.transaction() as tx:
+        tx.run("alerts.open", now=rfc3339(at), findings=json.dumps([finding])).all()
 
 
 def desk_over(

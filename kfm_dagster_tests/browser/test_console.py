@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +16,17 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from pydantic import SecretStr
 
+from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.console.app import console_app
 from kfm_dagster.console.bounds import BoundedConnection
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import Delivery
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster_tests.alerts.recorded import open_alert
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import good, open_pipeline, put, run_chain
 
@@ -30,6 +35,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.one_database]
 TOKEN = "annas-token-of-20-chars"
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "console.png"
 WCAG_AA = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+REJECTED = "2f6ea231-4157-48d2-976d-1df76d5f9ca6"
 DEPTHS = {"kfm-nodd-primary": 12, "kfm-nodd-dlq": 0}
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 960}
@@ -55,9 +61,13 @@ class Served:
             f"/runs/{self.succeeded.ingest_run_id}",
             "/failures",
             "/gaps",
+            "/rejected",
+            f"/rejected/{REJECTED}",
+            "/alerts",
             "/datasets/goes-abi",
             "/replays",
             "/replays/dry-run?status=quarantined",
+            "/discards/dry-run?status=quarantined",
             "/decisions",
             "/validate",
             "/sign-in",
@@ -86,6 +96,13 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     put(root / "objects", [good(item.bucket, item.key, item.content) for item in sample_objects()])
     for number, dataset in enumerate(("goes-abi", "nexrad-l2", "hrrr"), 1):
         run_chain(pipeline, dataset, SAMPLE_DAY.isoformat(), f"{number:08}-1111-4111-8111-111111111111")
+    came = Delivery(message_id=REJECTED, queue="q", receipt_handle="r", landing_sha256="a" * 64)
+    pipeline.deliveries.record([came])
+    body = "{" + 400 * "long"
+    pipeline.deliveries.reject(
+        [Rejection(message_id=REJECTED, record_index=0, reason_code="malformed_json", detail="no JSON", body=body)]
+    )
+    open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id=str(uuid.UUID(int=1)))
     unit = envelope(1)
     pipeline.ledger.ensure([unit])
     pipeline.ledger.quarantine(

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from kfm_dagster.cli.main import stopped_by_signals
-from kfm_dagster.cli.ui import ui
+from kfm_dagster.cli.ui import _console_port, ui
 from kfm_dagster.errors import ConfigurationError
 
 
@@ -23,6 +23,14 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypa
     assert isinstance(result.exception, ConfigurationError)
     assert f"the port is taken; observed {port}" in str(result.exception)
     assert not (tmp_path / "home").exists()
+
+
+def test_the_console_has_the_next_port_or_another_where_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        chosen = _console_port(taken - 1)
+    assert chosen != taken
+    assert _console_port(taken - 1) == taken
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from html import escape, unescape
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from pydantic import SecretStr
@@ -86,6 +89,8 @@ def every_form(console: Console) -> list[str]:
         *(f"/datasets/nexrad-l2/{verb}" for verb in ("switch-off", "switch-on")),
         *(f"/proposals/1/{verb}" for verb in ("approve", "withdraw")),
         "/replays",
+        "/discards",
+        "/alerts/1/acknowledge",
         *(f"/replays/{wal_id}/{verb}" for verb in ("pause", "resume", "stop")),
     ]
 
@@ -109,6 +114,28 @@ def test_nothing_is_decided_without_a_token_or_from_another_site(
     monkeypatch.setattr(session.time, "time", lambda: 2e9 + SESSION_SECONDS)
     assert anna.post("/replays", data={"status": "failed", **REASON}).status_code == 403
     assert console.decisions() == []
+
+
+@pytest.mark.parametrize(
+    ("referer", "to"),
+    [
+        ("http://testserver/units?status=quarantined&code=x", "/units?status=quarantined&code=x"),
+        ("http://testserver/sign-in", "/"),
+        ("http://evil.example/units", "/"),
+        ("http://testserver//evil.example", "/"),
+        ("", "/"),
+    ],
+)
+def test_who_signs_in_comes_back_to_the_page_on_which_it_was_chosen(console: Console, referer: str, to: str) -> None:
+    client = console.browser()
+    page = client.get("/sign-in", headers={"referer": referer}).text
+    assert f'name="to" value="{escape(to)}"' in page
+    assert client.post("/sign-in", data={"token": TOKENS["anna"], "to": to}).headers["location"] == to
+
+
+@pytest.mark.parametrize("to", ["//evil.example", "/\\evil.example", "https://evil.example", "/a\r\nx: y", "units", ""])
+def test_nobody_is_led_elsewhere_by_signing_in(console: Console, to: str) -> None:
+    assert console.browser().post("/sign-in", data={"token": TOKENS["anna"], "to": to}).headers["location"] == "/"
 
 
 def test_a_console_without_tokens_only_reads(console: Console) -> None:
@@ -160,6 +187,43 @@ def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
     page = anna.get(replay).text
     assert f"{units} pending" in page
     assert f'<progress aria-labelledby="progress" max="{units}" value="0">' in page
+
+
+def test_all_of_a_filter_is_discarded_once_it_is_counted_and_as_it_was_counted(console: Console) -> None:
+    anna = console.browser("anna")
+    first, *others = console.quarantined
+    assert anna.post(f"/units/{first}/discard", data={"version": "2", "reason": "gone"}).status_code == 303
+    wanted = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
+
+    def counted() -> tuple[str, str]:
+        page = anna.get("/discards/dry-run", params=wanted).text
+        assert f"match<b>{QUARANTINED}</b>" in page
+        [eligible], [seen] = re.findall(r"eligible<b>(\d+)</b>", page), re.findall(r'name="seen" value="(\w+)"', page)
+        return eligible, seen
+
+    eligible, seen = counted()
+    assert eligible == "2"
+    link = f"/discards/dry-run?{urlencode(wanted)}"
+    assert link in unescape(anna.get("/units", params=wanted, headers={"accept": "text/html"}).text)
+    given = {**wanted, "reason": "withdrawn by NOAA", "seen": seen}
+    assert anna.post("/discards", data={**given, "reason": " "}).status_code == 400
+    assert anna.post("/discards", data={**given, "status": "failed", "code": "missing_object"}).status_code == 400
+    assert anna.post(f"/units/{others[0]}/release", data={"version": "2", **REASON}).status_code == 303
+    refused = anna.post("/discards", data=given)
+    assert (refused.status_code, "dry run" in refused.text) == (409, True)
+    cases = QuarantineCases(console.pipeline.database, clock=console.pipeline.clock)
+    assert [case.state for case in cases.of(others[1])] == [CaseState.OPEN]
+    console.pipeline.ledger.quarantine([others[0]], reason_code="looked_odd", decision=PERSON)
+    _, seen = counted()
+    done = anna.post("/discards", data={**given, "seen": seen})
+    assert (done.status_code, done.headers["location"]) == (303, f"/units?{urlencode(wanted)}")
+    newest = [cases.of(wal_id)[0] for wal_id in others]
+    assert {(case.state, case.closed_by, case.closing_reason) for case in newest} == {
+        (CaseState.DISCARDED, "anna", "withdrawn by NOAA")
+    }
+    verbs = [action for actor, action in console.decisions() if actor == "anna"]
+    assert verbs == ["discard", "release", "discard", "discard"]
+    assert re.search(r"eligible<b>0</b>", anna.get("/discards/dry-run", params=wanted).text)
 
 
 def test_a_filter_that_means_no_failures_is_no_replay(console: Console) -> None:

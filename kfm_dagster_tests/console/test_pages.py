@@ -96,7 +96,7 @@ def test_units_come_in_pages_of_what_the_address_says(browser: TestClient, monke
 
 def test_the_front_page_counts_what_is_on_the_queues_as_far_as_it_is_known(browser: TestClient) -> None:
     page = browser.get("/").text
-    assert re.search(r'<li class="bad">dead letters<b>3</b>', page)
+    assert re.search(r'<li class="bad">dead letters<b><a href="/rejected#dead">3</a></b>', page)
     assert re.search(r"<li class=\"\">queue<b>not known</b>", page)
 
 

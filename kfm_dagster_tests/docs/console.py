@@ -66,24 +66,28 @@ def told(found: Sequence[Command], output: str) -> str:
     return f"{listed}\n--- output ---\n{output}"
 
 
+def shell_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """What a shell has in which somebody types: this process's variables without settings, and the given ones."""
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_"))}
+    return keep | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "KFM_ACTOR": "on-call",
+        "COLUMNS": "200",
+        **variables,
+    }
+
+
 def shell(
     text: str, folder: Path, *, seconds: float, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in a shell of its own process group, which ends with it, background jobs and all."""
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_"))}
-    environment = keep | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "KFM_ACTOR": "on-call",
-        "COLUMNS": "200",
-        **(variables or {}),
-    }
     log = folder / "shell.log"
     # A file, not a pipe: a background job would keep a pipe open after the shell has ended.
     with log.open("wb") as output:
         started = subprocess.Popen(
             ["bash", "-c", text],
             cwd=folder,
-            env=environment,
+            env=shell_environment(variables or {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -11,9 +11,12 @@ SELECT
         SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.sent_at IS NULL
     ) AS undelivered
 FROM alerts
--- Since null nothing has resolved.
-WHERE state <> 'resolved' OR resolved_at >= :resolved_since
-ORDER BY alert_id;
+WHERE
+    -- Since null nothing has resolved.
+    (state <> 'resolved' OR resolved_at >= :resolved_since)
+    AND (:rule IS NULL OR rule = :rule) AND alert_id > :after
+ORDER BY alert_id
+LIMIT :limit;
 
 -- name: get
 SELECT

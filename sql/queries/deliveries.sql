@@ -42,18 +42,35 @@ INNER JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
 GROUP BY record.dataset;
 
 -- name: rejected
-SELECT
-    received_at AS rejected_at, reason_code, records, message_id, record_index,
-    NULL AS dataset, NULL AS object_uri, detail
-FROM rejected_messages
-WHERE
-    (:reason_code IS NULL OR reason_code = :reason_code)
-    AND (:message_id IS NULL OR substr(message_id, 1, length(:message_id)) = :message_id)
+-- The newest of messages and the newest of listings, merged. A batch is of one moment: within it messages come first, by
+-- id and record, then objects by dataset and URI, and a page goes on behind the last row of the one before.
+SELECT * FROM (
+    SELECT
+        received_at AS rejected_at, reason_code, records, message_id, record_index,
+        CAST(NULL AS text) AS dataset, CAST(NULL AS text) AS object_uri, detail, 0 AS is_object
+    FROM rejected_messages
+    WHERE
+        received_at <= :before
+        AND (received_at < :before OR (:is_object = 0 AND (message_id, record_index) > (:place, :number)))
+        AND (:reason_code IS NULL OR reason_code = :reason_code)
+        AND (:message_id IS NULL OR substr(message_id, 1, length(:message_id)) = :message_id)
+    ORDER BY received_at DESC, message_id, record_index
+    LIMIT :limit
+) AS of_messages
 UNION ALL
-SELECT found_at, reason_code, 1, NULL, NULL, dataset, object_uri, detail
-FROM rejected_objects
-WHERE (:reason_code IS NULL OR reason_code = :reason_code) AND :message_id IS NULL
-ORDER BY 1 DESC, 4, 5, 7
+SELECT * FROM (
+    SELECT
+        found_at AS rejected_at, reason_code, 1 AS records, CAST(NULL AS text) AS message_id,
+        CAST(NULL AS integer) AS record_index, dataset, object_uri, detail, 1 AS is_object
+    FROM rejected_objects
+    WHERE
+        found_at <= :before
+        AND (found_at < :before OR :is_object = 0 OR (dataset, object_uri) > (:dataset, :place))
+        AND (:reason_code IS NULL OR reason_code = :reason_code) AND :message_id IS NULL
+    ORDER BY found_at DESC, dataset, object_uri
+    LIMIT :limit
+) AS of_objects
+ORDER BY rejected_at DESC, is_object, message_id, record_index, dataset, object_uri
 LIMIT :limit;
 
 -- name: rejected_body

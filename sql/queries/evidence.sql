@@ -32,6 +32,14 @@ LEFT JOIN governance_log AS decision ON c.closing_entry = decision.entry_id
 WHERE c.wal_id = :wal_id
 ORDER BY c.quarantined_version DESC;
 
+-- name: discardable
+-- Of the units that are named, those that are quarantined with an open case of their version.
+SELECT record.wal_id, c.quarantined_version, record.dataset, record.last_error_code
+FROM nodd_wal_records AS record
+INNER JOIN quarantine_cases AS c ON record.wal_id = c.wal_id AND record.version = c.quarantined_version
+WHERE record.wal_id IN (@each(:wal_ids)) AND record.status = 'quarantined' AND c.state = 'open'
+ORDER BY record.wal_id;
+
 -- name: histories
 SELECT wal_id, version, at, actor, from_status, to_status, reason, run_id, attempts, fields
 FROM nodd_wal_transitions

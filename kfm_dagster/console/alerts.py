@@ -1,0 +1,54 @@
+"""Alerts: what fires and since when, what is behind it, what helps, and taking it on.
+
+Belongs here: that page, and the form by which somebody takes an alert on. Does not belong here: evaluating
+(`alerts/`), what an alert means (`alerts/message.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kfm_dagster.alerts.message import MEANINGS, look_of
+from kfm_dagster.alerts.plan import AlertRule
+from kfm_dagster.alerts.store import AlertStore
+from kfm_dagster.console.actions import decided, see
+from kfm_dagster.console.answers import alert_page
+from kfm_dagster.console.asking import given
+from kfm_dagster.console.openapi import MOST_DAYS
+from kfm_dagster.console.pages import PAGE, Pages, parameters, with_query
+
+
+def routes(pages: Pages) -> list[Route]:
+    """Return the routes of alerts."""
+    pipeline = pages.pipeline
+
+    def alerts(request: Request) -> Response:
+        values = given(parameters(request), known=("rule", "days", "after"))
+        found = alert_page(pipeline, values, limit=PAGE)
+        return pages.page(
+            request,
+            "alerts.html",
+            alerts=[(alert, MEANINGS[alert.rule], look_of(alert)) for alert in found.rows],
+            rules=[*AlertRule],
+            rule=values.get("rule"),
+            days=values.get("days") or "",
+            most_days=MOST_DAYS,
+            first_link=with_query(request, after=None) if values.get("after") else None,
+            next_link=with_query(request, after=found.after) if found.after else None,
+        )
+
+    def acknowledge(request: Request, fields: Mapping[str, str]) -> Response:
+        # No override: it needs no change reference, not even in prod.
+        form = decided(pages, request, fields, is_override=False)
+        store = AlertStore(pages.writing.database, clock=pages.writing.clock)
+        store.acknowledge(request.path_params["alert_id"], form.decision)
+        return see("/alerts")
+
+    return [
+        Route("/alerts", alerts, methods=["GET"]),
+        pages.form("/alerts/{alert_id:int}/acknowledge", acknowledge),
+    ]

@@ -1,0 +1,55 @@
+"""What usually lies behind an error code of a unit, and who repairs it: for the person who looks at the unit.
+
+The runbook of validation errors has the same table; a test makes the two agree. Does not belong here: the codes
+themselves (`issues.py`), and what a contract makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kfm_dagster.contracts.issues import GovernanceIssue, IntegrityIssue, MetadataIssue, StacIssue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repair:
+    """What is usually the matter, and the repair: two parts of sentences."""
+
+    usually: str
+    repair: str
+
+
+_CUT = Repair(usually="cut off on its way, or rewritten meanwhile", repair="the provider's next writing")
+_FORMAT = Repair(usually="another format under a known name", repair="the provider's, or a reader of ours")
+_PRODUCT = Repair(usually="a change of the product", repair="the contract, or a reader")
+REPAIRS: Mapping[str, Repair] = {
+    IntegrityIssue.MISSING_OBJECT: Repair(
+        usually="announced before it was there, or removed since",
+        repair="none of ours: wait for the provider, or discard",
+    ),
+    IntegrityIssue.SIZE_MISMATCH: _CUT,
+    MetadataIssue.TRUNCATED_OBJECT: _CUT,
+    IntegrityIssue.ETAG_MISMATCH: _CUT,
+    MetadataIssue.COMPLETENESS_UNCHECKED: Repair(
+        usually="suspect, never failed: the end could not be checked, or a radar stopped early",
+        repair="none, unless a client misses data",
+    ),
+    IntegrityIssue.SIZE_UNLIKE_PEERS: Repair(
+        usually="suspect, never failed: far from the recent sizes of its product, which the message says",
+        repair="none, unless the data is missing in it",
+    ),
+    MetadataIssue.SIDECAR_OUTDATED: Repair(
+        usually="suspect, never failed: the index is older than the object, which may have been written again",
+        repair="the provider's: its next index completes the Item",
+    ),
+    IntegrityIssue.BAD_MAGIC: _FORMAT,
+    MetadataIssue.UNREADABLE_FORMAT: _FORMAT,
+    StacIssue.STAC_VALIDATION_FAILED: _PRODUCT,
+    MetadataIssue.INCOMPLETE_PRODUCT_METADATA: _PRODUCT,
+    MetadataIssue.TIME_MISMATCH: _PRODUCT,
+    GovernanceIssue.HARD_FAIL: Repair(
+        usually="a rule of the contract refused it, and the message names it",
+        repair="an embargo that is over: release; else the steward's, or discard",
+    ),
+}

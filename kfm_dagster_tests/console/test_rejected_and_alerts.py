@@ -1,0 +1,162 @@
+"""Pages of what gave no unit and of what fires: found from the front page, as it came, with what helps; and the API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from kfm_dagster.alerts.plan import AlertRule
+from kfm_dagster.alerts.store import AlertState, AlertStore
+from kfm_dagster.console.app import console_app
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
+from kfm_dagster.ledger.rejections import RejectedObject, Rejection
+from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.alerts.recorded import open_alert
+from kfm_dagster_tests.integration.chain import Clock
+from kfm_dagster_tests.ledger.bench import make_bench
+
+TOKEN = "annas-token-of-20-chars"
+HOSTILE = '{"key": "<script>alert(1)</script>\u202eslipped"'
+MESSAGES = 5
+
+
+@pytest.fixture
+def pipeline(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Pipeline:
+    """Five rejected messages of one batch, the first with two reasons, and two objects that a listing found later."""
+    settings = Settings(home=tmp_path, geoparquet=False, console_tokens=SecretStr(f"anna={TOKEN}"))
+    clock = Clock()
+    bench = make_bench(database, contracts)
+    opened = Pipeline(settings=settings, registry=contracts, database=database, clock=clock)
+    deliveries = opened.deliveries
+    messages = [*(f"message-{number}" for number in range(MESSAGES - 1)), "message-4/of-a-kind"]
+    deliveries.record(
+        Delivery(message_id=one, queue="q", receipt_handle="r", landing_sha256="a" * 64, state=DeliveryState.REJECTED)
+        for one in messages
+    )
+    deliveries.reject(
+        Rejection(message_id=one, record_index=0, reason_code="malformed_json", detail="no <JSON>", body=HOSTILE)
+        for one in messages
+    )
+    deliveries.reject(
+        [Rejection(message_id=messages[0], record_index=3, reason_code="unknown_bucket", detail="whose", body=HOSTILE)]
+    )
+    clock.forward(1)
+    objects = [RejectedObject(dataset="hrrr", object_uri=f"s3://b/{key}", detail="refused") for key in "ab"]
+    deliveries.reject_objects(objects)
+    assert bench.ledger.find() == []
+    return opened
+
+
+@pytest.fixture
+def browser(pipeline: Pipeline) -> Iterator[TestClient]:
+    application = console_app(pipeline, hosts=["*"], depths=lambda: {"kfm-nodd-dlq": 3}, deciding=pipeline)
+    with TestClient(application, headers={"accept": "text/html"}, base_url="http://localhost") as client:
+        yield client
+
+
+def test_the_front_page_leads_to_what_was_rejected_and_that_to_the_message_as_it_came(browser: TestClient) -> None:
+    front = browser.get("/").text
+    assert 'dead letters<b><a href="/rejected#dead">3</a>' in front
+    assert '<a href="/rejected?reason=malformed_json">5 messages rejected within a day: malformed_json</a>' in front
+    page = browser.get("/rejected?reason=malformed_json").text
+    assert page.count("no &lt;JSON&gt;") == MESSAGES
+    assert "3 dead letters" in page
+    [link] = re.findall(r'href="(/rejected/message-4[^"]*)"', page)
+    message = browser.get(link).text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202eslipped" in message
+    assert "<script>" not in message
+    assert '<span class="badge rejected">' in message
+    refused = browser.get("/rejected/none")
+    assert (refused.status_code, "no message of that id was rejected" in refused.text) == (404, True)
+
+
+def test_a_message_of_any_size_is_shown_in_part(
+    browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kfm_dagster.console.rejected.MOST_SHOWN", 6)
+    page = browser.get("/rejected/message-1").text
+    assert '<pre tabindex="0">{&#34;key</pre>' in page.replace("&#34;</pre>", "</pre>")
+    assert f"And {len(HOSTILE) - 6} characters more: <code>kfm wal rejected --message message-1 --body</code>" in page
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_pages_of_rejections_follow_each_other_though_a_batch_is_of_one_moment(
+    browser: TestClient, pipeline: Pipeline, limit: int
+) -> None:
+    seen = []
+    link = f"/api/v1/rejections?limit={limit}"
+    while link:
+        page = browser.get(link).json()
+        assert len(page["rejections"]) <= limit
+        seen += page["rejections"]
+        link = page["next"]
+    whole = [(row.object_uri, row.message_id, row.record_index) for row in pipeline.deliveries.rejected()]
+    assert [(row["object_uri"], row["message_id"], row["record_index"]) for row in seen] == whole
+    assert len(whole) == len(set(whole)) == 2 + MESSAGES + 1
+    assert [row["reason_code"] for row in seen[:2]] == ["database_refused"] * 2
+
+
+def test_the_pages_show_what_their_address_says(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kfm_dagster.console.rejected.PAGE", 2)
+    page = browser.get("/rejected?message=message").text
+    assert "s3://b/" not in page
+    [following] = re.findall(r'href="([^"]*)" rel="next"', page)
+    assert 'href="/rejected?message=message">First page' in browser.get(following.replace("&amp;", "&")).text
+    assert "<option selected>unknown_bucket</option>" in browser.get("/rejected?reason=unknown_bucket").text
+    for wrong in ("reason=whim", "after=x", "message=%00", "colour=red"):
+        assert browser.get(f"/rejected?{wrong}").status_code == 400, wrong
+
+
+def test_an_alert_says_what_fires_and_what_helps_and_is_taken_on_by_whom(
+    browser: TestClient, pipeline: Pipeline
+) -> None:
+    open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id="run-7")
+    open_alert(pipeline.database, AlertRule.UNLOCK, "clock")
+    front = browser.get("/").text
+    assert '<a href="/alerts?rule=retry_storm">alert retry_storm (warning) of all stages</a>' in front
+    page = browser.get("/alerts?rule=retry_storm").text
+    for said in (
+        "Stages are retried in numbers",
+        "kfm explain run-7",
+        'href="/runs/run-7"',
+        "docs/alerts.md#retry_storm",
+    ):
+        assert said in page
+    assert "clock" not in page.partition("<section")[2]
+    assert "kfm alerts ack 1" in page
+    assert browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).status_code == 403
+    assert browser.post("/sign-in", data={"token": TOKEN}).status_code == 200
+    # As on the command line, in prod, too, without a change reference.
+    pipeline.settings = pipeline.settings.model_copy(update={"env": Environment.PROD})
+    assert "taken on</dt><dd>by anna" in browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).text
+    [alert, _] = AlertStore(pipeline.database, clock=pipeline.clock).listed()
+    assert (alert.state, alert.acknowledged_by, alert.acknowledged_why) == (AlertState.ACKNOWLEDGED, "anna", "mine")
+    assert [entry.actor for entry in pipeline.ledger.log.entries()] == ["anna"]
+    answers = [browser.post(f"/alerts/{number}/acknowledge", data={"reason": "mine"}) for number in (1, 9)]
+    assert [answer.status_code for answer in answers] == [409, 404]
+
+
+def test_alerts_come_in_pages(browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rule in AlertRule:
+        open_alert(pipeline.database, rule, "x")
+    seen, link = [], "/api/v1/alerts?limit=3"
+    while link:
+        page = browser.get(link).json()
+        seen += [alert["rule"] for alert in page["alerts"]]
+        link = page["next"]
+    assert seen == [*AlertRule]
+    monkeypatch.setattr("kfm_dagster.console.alerts.PAGE", 5)
+    first = browser.get("/alerts").text
+    [following] = re.findall(r'href="([^"]*)" rel="next"', first)
+    headings = [re.findall(r'<h2 id="alert-(\d+)"', text) for text in (first, browser.get(following).text)]
+    assert headings == [["1", "2", "3", "4", "5"], ["6", "7", "8"]]
+    for wrong in ("rule=whim", "days=0", "after=x"):
+        assert browser.get(f"/alerts?{wrong}").status_code == 400, wrong
