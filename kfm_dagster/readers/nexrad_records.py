@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import bz2
 import struct
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.unpacked import Bytes, Decompressor, Unpacked
+from kfm_dagster.readers.unpacked import Bytes, Unpacked
 
 READ_BYTES = 128 * 1024
 """One block of a range request; real heads take one to three, because a bzip2 block must be whole (50 to 270 KB)."""
@@ -25,19 +23,9 @@ MAX_RECORD_BYTES = 1024 * 1024
 MAX_RECORD_UNPACKED = 2 * 1024 * 1024
 """120 radials, 1.42 MB at most in real volumes."""
 
-_AT_WORK = threading.BoundedSemaphore(32)
-"""A decompressor has 3.7 MB (bzip2's manual, 2.3) while it is at work: those of every reading thread would be half of a
-run's memory. Far more than processors, because it keeps them, too, where the next block of a head is requested."""
 _MESSAGE = struct.Struct(">12xHxB10xH")
 MESSAGE_BYTES = _MESSAGE.size
 """12 bytes of channel terminal manager, 16 of message header (ICD 2620002, table II)."""
-
-
-@contextmanager
-def bunzipping() -> Iterator[Decompressor]:
-    """Lend a new bzip2 decompressor; waits while as many are at work as may be."""
-    with _AT_WORK:
-        yield bz2.BZ2Decompressor()
 
 
 def record_size(word: bytes) -> tuple[int, bool]:
@@ -86,8 +74,7 @@ def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
 
 def messages_of_record(record: bytes) -> Iterator[tuple[int, bytes]]:
     """Type and body of each message of a whole LDM record, without its size, as `messages`. Raises ReadError."""
-    with bunzipping() as decompressor:
-        stream = Unpacked(iter([record]), decompressor, step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
-        yield from messages(stream, 0)
+    stream = Unpacked(iter([record]), bz2.BZ2Decompressor(), step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
+    yield from messages(stream, 0)
     if not stream.complete:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the LDM record ends before its data")

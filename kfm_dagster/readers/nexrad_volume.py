@@ -8,6 +8,7 @@ around it, and the bounds on what hostile bytes may cost. Does not belong here: 
 
 from __future__ import annotations
 
+import bz2
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from kfm_dagster.readers.nexrad_messages import (
     decode_radial,
     decode_status,
 )
-from kfm_dagster.readers.nexrad_records import FRAME_BYTES, READ_BYTES, bunzipping, messages, record_size
+from kfm_dagster.readers.nexrad_records import FRAME_BYTES, READ_BYTES, messages, record_size
 from kfm_dagster.readers.ranges import BlockCache
 from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked
 
@@ -138,8 +139,7 @@ def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, byte
             )
         step = RADIAL_BYTES if index else METADATA_BYTES
         pieces = _pieces(volume, start, offset)
-        with bunzipping() as decompressor:
-            yield from messages(Unpacked(pieces, decompressor, step=step, limit=MAX_HEAD_BYTES), 0)
+        yield from messages(Unpacked(pieces, bz2.BZ2Decompressor(), step=step, limit=MAX_HEAD_BYTES), 0)
         if last:
             raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the volume has no radial")
     raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"no radial in the first {MAX_RECORDS} LDM records")
