@@ -51,7 +51,7 @@ def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a
     assert asked(face) == [], "a unit waits"
     ingest(face)
     [once] = asked(face)
-    assert (once["day"], once["assets"]) == (PARTITION, [dg.AssetKey(["nexrad-l2", "path_arrival"])])
+    assert (once["day"], once["assets"]) == (PARTITION, [dg.AssetKey(["nexrad_l2", "path_arrival"])])
     assert asked(face) == [once], "until the table is there; Dagster takes a run key once"
     assert face.execute(PATH_JOB, partition=PARTITION).success
     assert asked(face) == []
