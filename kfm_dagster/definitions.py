@@ -13,6 +13,7 @@ from kfm_dagster.defs.executors import step_executor
 from kfm_dagster.defs.gap_check import CHECK, feed_check, gap_schedule
 from kfm_dagster.defs.io_manager import StageIOManager
 from kfm_dagster.defs.jobs import gap_job, ingest_jobs, path_jobs
+from kfm_dagster.defs.listing_schedules import listing_schedules
 from kfm_dagster.defs.partitions import daily_partitions
 from kfm_dagster.defs.path_arrival import path_assets, path_sensors
 from kfm_dagster.defs.replay_job import replay_job
@@ -39,12 +40,12 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     return dg.Definitions(
         assets=[
             queue_asset(),
-            *dataset_assets(registry, days=days, code_version=code_version),
+            *dataset_assets(registry, days=days, code_version=code_version, settings=settings),
             *path_assets(registry, days=days, code_version=code_version),
         ],
         asset_checks=[*unit_checks(registry, days=days), feed_check()],
         jobs=[*ingest_jobs(registry), *path_jobs(registry), gap_job(CHECK), replay_job(), retention_job()],
-        schedules=[gap_schedule(pipeline), retention_schedule(pipeline)],
+        schedules=[*listing_schedules(registry, days=days), gap_schedule(pipeline), retention_schedule(pipeline)],
         sensors=[
             *ingest_sensors(interval_seconds=interval, days=days, pipeline=pipeline, wal=wal),
             *path_sensors(registry, interval_seconds=interval, days=days, pipeline=pipeline),

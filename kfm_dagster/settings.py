@@ -128,6 +128,12 @@ class Settings(BaseSettings):
         pattern=r"^(https?://[^/\s@?#]+[^\s@?#]*)?$",
         description="Where people open the Dagster UI, https://HOST; the console links runs there. Default: no links.",
     )
+    console_url: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s@?#]+[^\s@?#]*)?$",
+        description="Where people open the console (kfm console), https://HOST; the Dagster UI links failing units "
+        "there. Default: no links.",
+    )
     geoparquet: bool = Field(
         True,  # noqa: FBT003
         description="Publish the Items of each day as GeoParquet, too, beside the catalog (docs/stac.md).",

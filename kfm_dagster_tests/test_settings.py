@@ -69,6 +69,7 @@ BAD: dict[str, list[str]] = {
         "https://a.example/?x",
     ],
     "dagster_url": ["dagster", "ftp://dagster.example", f"https://{SECRET}@dagster.example", "https://a.example/?x"],
+    "console_url": ["console", "ftp://console.example", f"https://{SECRET}@console.example", "https://a.example/?x"],
     "contact": ["someone", "mailto:", "ftp://example.com"],
     "backup_url": ["gs://bucket", "s3://", f"s3://{SECRET}@bucket"],
     "virtual_url": ["gs://bucket", "s3://", "s3:///prefix", f"s3://{SECRET}@bucket"],

@@ -13,9 +13,11 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import QUEUE_KEY, asset_key, op_name, slug
+from kfm_dagster.defs.freshness import freshness_policy
 from kfm_dagster.defs.gate_checks import gate_specs
 from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.resources import PipelineResource, WalResource
+from kfm_dagster.defs.run_tags import DATASET_TAG
 from kfm_dagster.defs.stage_run import run_stage
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.node import ChainNode
@@ -23,6 +25,7 @@ from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, chain
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.recovery.backfill.days import DayListing
+from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.gates.verdict import Gate
 
@@ -65,13 +68,15 @@ def queue_asset() -> dg.AssetSpec:
 
 
 def dataset_assets(
-    registry: ContractRegistry, *, days: dg.PartitionsDefinition, code_version: str
+    registry: ContractRegistry, *, days: dg.PartitionsDefinition, code_version: str, settings: Settings
 ) -> list[dg.AssetsDefinition]:
     """Return the chain of every dataset: envelopes > integrity > metadata > stac_items > provenance > ledger."""
-    return [asset for contract in registry for asset in _chain(contract, days, code_version)]
+    return [asset for contract in registry for asset in _chain(contract, days, code_version, settings)]
 
 
-def _chain(contract: DatasetContract, days: dg.PartitionsDefinition, code_version: str) -> list[dg.AssetsDefinition]:
+def _chain(
+    contract: DatasetContract, days: dg.PartitionsDefinition, code_version: str, settings: Settings
+) -> list[dg.AssetsDefinition]:
     assets = []
     upstream: dg.AssetKey | None = None
     for kind in chain():
@@ -87,17 +92,20 @@ def _chain(contract: DatasetContract, days: dg.PartitionsDefinition, code_versio
             upstream=upstream,
         )
         asset = made(_first(contract.id) if upstream is None else _later(contract.id, kind))
-        assets.append(asset.map_asset_specs(partial(_described, contract=contract, kind=kind)))
+        assets.append(asset.map_asset_specs(partial(_described, contract=contract, kind=kind, settings=settings)))
         upstream = key
     return assets
 
 
-def _described(spec: dg.AssetSpec, *, contract: DatasetContract, kind: type[ChainNode]) -> dg.AssetSpec:
+def _described(
+    spec: dg.AssetSpec, *, contract: DatasetContract, kind: type[ChainNode], settings: Settings
+) -> dg.AssetSpec:
     described = spec.replace_attributes(
         description=f"{kind.description}\n\n{contract.metadata.title}.",
         owners=contract.metadata.owners,
         kinds={"python", *({"json"} if kind is StacRegister else {"parquet"})},
-        tags={**spec.tags, "kfm/dataset": contract.id},
+        tags={**spec.tags, DATASET_TAG: contract.id},
+        freshness_policy=freshness_policy(contract, settings) if kind is StacRegister else None,
     )
     return described.replace_attributes(deps=[QUEUE_KEY]) if kind is MessageParse else described
 

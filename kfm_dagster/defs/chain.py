@@ -11,8 +11,14 @@ QUEUE_KEY = dg.AssetKey(["queue"])
 
 
 def asset_key(dataset: str, noun: str) -> dg.AssetKey:
-    """Return the key `<dataset>/<noun>`."""
-    return dg.AssetKey([dataset, noun])
+    """Return the key `<dataset>/<noun>`, the dataset spelt as in groups, jobs and ops."""
+    return dg.AssetKey([slug(dataset), noun])
+
+
+def dataset_of(key: dg.AssetKey) -> str:
+    """Return the id of the dataset that an asset of a chain, or one beside it, is of."""
+    # No id has an underscore (contracts/model.py).
+    return key.path[0].replace("_", "-")
 
 
 def asset_keys(dataset: str) -> list[dg.AssetKey]:
@@ -26,10 +32,10 @@ def node_of(noun: str) -> type[ChainNode] | None:
 
 
 def op_name(dataset: str, operator: str) -> str:
-    """Return the op's name `<dataset>__<operator>`; Dagster names take no hyphen."""
+    """Return the op's name `<dataset>__<operator>`."""
     return f"{slug(dataset)}__{operator}"
 
 
 def slug(dataset: str) -> str:
-    """Return the dataset id as a Dagster name."""
+    """Return the dataset id as a Dagster name, which takes no hyphen."""
     return dataset.replace("-", "_")

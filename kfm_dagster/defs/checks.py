@@ -10,7 +10,8 @@ import dagster as dg
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_key
-from kfm_dagster.defs.display import MAX_TABLE_ROWS, day_failing_units, day_metadata, day_sentence
+from kfm_dagster.defs.display import day_counts, day_sentence
+from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, failing_of_day
 from kfm_dagster.defs.gate_checks import by_day
 from kfm_dagster.defs.resources import WalResource
 from kfm_dagster.ledger.reports import DayReport, FailingUnit
@@ -40,7 +41,8 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
     def every_unit_succeeded(
         context: dg.AssetCheckExecutionContext, ledger: StageBatch, wal: WalResource
     ) -> dg.AssetCheckResult:
-        found = _found(ledger, wal.get(), dataset=dataset, day=context.partition_key)
+        console = wal.settings().console_url
+        found = _found(ledger, wal.get(), dataset=dataset, day=context.partition_key, console=console)
         if found.mismatched:
             context.log.error("results of %s differ from earlier ones: %s", dataset, ", ".join(found.mismatched))
         return found.result()
@@ -52,6 +54,7 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
 class _Found:
     """What the check found: of the day, by the ledger, and of the run."""
 
+    dataset: str
     day: DayReport
     failing: Sequence[FailingUnit]
     """Of the day, as many as a table shows."""
@@ -60,6 +63,8 @@ class _Found:
     run_failing: int
     mismatched: Sequence[str]
     lost: int
+    console: str
+    """Where the console is, or nothing."""
 
     def result(self) -> dg.AssetCheckResult:
         """Return it as Dagster shows it: the day first, the run's share beside it."""
@@ -81,8 +86,9 @@ class _Found:
                 "rule": "every unit of the day ends with a STAC Item and its lineage",
                 "observed": out,
                 "expected": 0,
-                "failing_units": day_failing_units(self.failing),
-                **day_metadata(self.day),
+                **failing_of_day(self.failing, console=self.console, dataset=self.dataset),
+                "day": day_sentence(self.day),
+                **day_counts(self.day),
                 "run_units": self.units,
                 "run_failing": self.run_failing,
                 "run_lost": self.lost,
@@ -91,16 +97,18 @@ class _Found:
         )
 
 
-def _found(ledger: StageBatch, known: Ledger, *, dataset: str, day: str) -> _Found:
+def _found(ledger: StageBatch, known: Ledger, *, dataset: str, day: str, console: str) -> _Found:
     # A unit that another run has taken fails here for that reason alone, and may have succeeded there.
     seen = () if ledger.reused_whole else ledger.envelopes
     return _Found(
+        dataset=dataset,
         day=known.day(dataset=dataset, partition=day),
         failing=known.failing_of_day(dataset=dataset, partition=day, limit=MAX_TABLE_ROWS),
         units=len(ledger.envelopes),
         run_failing=sum(1 for u in seen if u.failure is not None and u.failure.code != FenceIssue.CLAIM_LOST),
         mismatched=_mismatched(ledger, known),
         lost=ledger.state.validation_summary.get("lost", 0),
+        console=console,
     )
 
 

@@ -1,8 +1,8 @@
-"""What a materialisation shows: counts, a table of failing units, links, and a picture of the footprints.
+"""What a materialisation shows: outcome, failing units, links, a picture of the footprints, counts, evidence.
 
 The latest materialisation of a day is what its page shows, and a later run may have had nothing to do with what an
-earlier one left behind. So the day comes first, as the ledger knows it (`day...`), and the run's share beside it
-(`run_...`).
+earlier one left behind. So after the stage's outcome comes the day, as the ledger knows it (`day...`), with the run's
+share beside it (`run_...`).
 
 A day of which nothing is known is materialised all the same, and says that it is empty: without a materialisation,
 Dagster (since 1.13.22, dagster-io/dagster#34219) takes the day of an asset backfill for failed, and its backfill with
@@ -15,7 +15,8 @@ Belongs here: which facts, in the order in which a person asks for them. Does no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,20 @@ import dagster as dg
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.arrival_plot import arrival_plot
 from kfm_dagster.defs.chain import node_of
+from kfm_dagster.defs.evidence import evidence
+from kfm_dagster.defs.failing_units import failing_in_run
 from kfm_dagster.defs.footprint_map import footprint_map
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.arrival_table import read_table
-from kfm_dagster.ingest.nodes import MetadataExtract, StacRegister
+from kfm_dagster.ingest.nodes import MetadataExtract, Settle, StacRegister
 from kfm_dagster.ingest.path_arrivals import product_of
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.reports import DayReport, FailingUnit
+from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.staged import StagedNode
-
-MAX_TABLE_ROWS = 50
-"""Rows of a table in the UI; the artifact holds them all."""
 
 _NO_COUNTS = {
     "checks",
@@ -65,14 +66,26 @@ def day_sentence(day: DayReport) -> str:
     return f"{', '.join(left)}{'; ' if left else ''}{day.counts[Status.SUCCEEDED]} of {day.units} succeeded"
 
 
-def day_metadata(day: DayReport) -> dict[str, Any]:
-    """Return a day's totals: numbers, which Dagster plots over the partitions, below the sentence that they make."""
-    counts = {f"day_{status}": day.counts[status] for status in (*_LEFT, Status.SUCCEEDED)}
-    return {"day": day_sentence(day), "day_units": day.units, **counts}
+def day_counts(day: DayReport) -> dict[str, int]:
+    """Return a day's totals, which Dagster plots over the partitions."""
+    return {"day_units": day.units, **{f"day_{status}": day.counts[status] for status in (*_LEFT, Status.SUCCEEDED)}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where what a page links is: the catalog, and the console if that is known (KFM_CONSOLE_URL)."""
+
+    catalog: str
+    console: str
+
+    @classmethod
+    def of(cls, settings: Settings) -> Places:
+        """Return those of a deployment."""
+        return cls(catalog=settings.catalog, console=settings.console_url)
 
 
 def stage_metadata(
-    noun: str, batch: StageBatch, *, day: DayReport, catalog: str, account: NodeAccount | None = None
+    noun: str, batch: StageBatch, *, day: DayReport, places: Places, account: NodeAccount | None = None
 ) -> dict[str, Any]:
     """Return the metadata of one materialisation; `account` is what `kfm explain` tells of the node.
 
@@ -81,34 +94,30 @@ def stage_metadata(
     that made it.
     """
     units, state = batch.envelopes, batch.state
-    summary = state.validation_summary
     seen: Sequence[Envelope] = () if batch.reused_whole else units
     failing = [unit for unit in seen if unit.failure is not None]
-    earlier = _failed_earlier(noun, failing)
-    given_back = len(units) - summary["checks"] - earlier
-    shown: dict[str, Any] = day_metadata(day)
-    shown |= {"run_units": len(units), "run_passed": summary["passed"], "run_failed": summary["failed"]}
-    shown |= {name: n for name, n in (("run_failed_earlier", earlier), ("run_given_back", given_back)) if n}
-    shown |= {f"run_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
+    cause = batch.skipped.value if batch.skipped else None
+    shown = _lead("skipped" if cause else state.outcome.value, _day_by(noun, day), account, cause=cause)
+    if batch.restricted:
+        shown["tag"] = f"[Restricted] {', '.join(batch.restricted)}"
+    if failing:
+        shown |= failing_in_run(failing, console=places.console, run_id=state.run_id)
     if noun == StacRegister.asset:
         written = Counter(unit.stac.write_status.value for unit in seen if unit.stac is not None)
         shown |= {f"items_{status}": count for status, count in sorted(written.items())}
-        shown["catalog"] = _link(catalog)
-    if failing:
-        shown["failing_units"] = failing_units(failing)
+        shown["catalog"] = _link(places.catalog)
     if noun in _FOOTPRINT_NOUNS and (picture := footprint_picture(seen)):
         shown["footprints"] = dg.MetadataValue.md(picture)
-    if batch.restricted:
-        shown["tag"] = f"[Restricted] {', '.join(batch.restricted)}"
-    if batch.skipped:
-        shown["skip_cause"] = batch.skipped.value
-    # What a person needs only to go deeper comes last.
-    return shown | {
-        "outcome": "skipped" if batch.skipped else state.outcome.value,
+    known = {
         "run_state": f"{state.dataset_id} / {state.run_id}",
         "inputs_hash": state.inputs_hash,
         "artifact": str(state.artifact_uri),
-        **(account_metadata(account) if account else {}),
+    }
+    return shown | {
+        **day_counts(day),
+        **_run_counts(noun, batch, failing),
+        **_took(account),
+        **evidence(known, account),
     }
 
 
@@ -116,13 +125,37 @@ def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, accoun
     """Return the metadata of an observation that a stage had nothing to do."""
     by = stage.skipped.applied_by if stage.skipped else None
     return {
-        **day_metadata(day),
-        "outcome": "skipped",
-        "cause": cause.value,
-        "inputs_hash": stage.key.inputs_hash,
-        **account_metadata(account),
+        **_lead("skipped", day_sentence(day), account, cause=cause.value),
         **({"applied_by": by} if by else {}),
+        **day_counts(day),
+        **_took(account),
+        **evidence({"inputs_hash": stage.key.inputs_hash}, account),
     }
+
+
+def _day_by(noun: str, day: DayReport) -> str:
+    """Say what became of a day by a step after which others come: its page still says so when these have ended."""
+    at_work = day.counts[Status.IN_PROGRESS] and noun != Settle.asset
+    return f"{day_sentence(day)} when this step ended; {Settle.asset} has the end" if at_work else day_sentence(day)
+
+
+def _lead(outcome: str, day: str, account: NodeAccount | None, *, cause: str | None) -> dict[str, Any]:
+    """Return what a page begins with: what became of the stage and, if there is a reason, why; then its day."""
+    why = {"cause": cause, "forced": account.forced if account else None}
+    return {"outcome": outcome, **{name: said for name, said in why.items() if said}, "day": day}
+
+
+def _run_counts(noun: str, batch: StageBatch, failing: Sequence[Envelope]) -> dict[str, int]:
+    summary = batch.state.validation_summary
+    earlier = _failed_earlier(noun, failing)
+    given_back = len(batch.envelopes) - summary["checks"] - earlier
+    shown = {"run_units": len(batch.envelopes), "run_passed": summary["passed"], "run_failed": summary["failed"]}
+    shown |= {name: n for name, n in (("run_failed_earlier", earlier), ("run_given_back", given_back)) if n}
+    return shown | {f"run_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
+
+
+def _took(account: NodeAccount | None) -> Mapping[str, float | int | str]:
+    return account.took if account else {}
 
 
 def arrivals_metadata(pipeline: Pipeline, batch: StageBatch) -> dict[str, Any]:
@@ -138,66 +171,6 @@ def arrivals_metadata(pipeline: Pipeline, batch: StageBatch) -> dict[str, Any]:
 def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
     """Return what a node has recorded in a root run."""
     return Explanations(database=pipeline.database, run_states=pipeline.stages.run_states).node(dataset_id, run_id)
-
-
-def account_metadata(account: NodeAccount) -> dict[str, Any]:
-    """Return what an account says besides counts: which content it was, who applied it, and from which inputs."""
-    told = {
-        "content_hash": account.content_hash,
-        "intent": account.intent,
-        "applied_by": account.applied_by,
-        "forced": account.forced,
-    }
-    shown: dict[str, Any] = {name: str(value) for name, value in told.items() if value is not None}
-    if account.inputs:
-        shown["inputs"] = dg.MetadataValue.json([dict(entry) for entry in account.inputs[:MAX_TABLE_ROWS]])
-    return shown | dict(account.took)
-
-
-def failing_units(failing: Sequence[Envelope]) -> dg.TableMetadataValue:
-    """Return a table of a run's failing units, at most MAX_TABLE_ROWS of them."""
-    return _units_table(
-        {
-            # In the process that gave it, it is a member of an enum that Dagster does not know.
-            "code": str(unit.failure.code),
-            "message": unit.failure.message,
-            "object_uri": unit.object_uri,
-            "attempt": unit.attempt,
-            "wal_id": unit.wal_id,
-        }
-        for unit in failing[:MAX_TABLE_ROWS]
-        if unit.failure is not None
-    )
-
-
-def day_failing_units(failing: Sequence[FailingUnit]) -> dg.TableMetadataValue:
-    """Return a table of a day's failing units."""
-    return _units_table(
-        {
-            "code": unit.code,
-            "message": unit.message,
-            "object_uri": unit.object_uri,
-            "attempt": unit.attempts,
-            "wal_id": unit.wal_id,
-        }
-        for unit in failing
-    )
-
-
-def _units_table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """Return a table with the reason first, for a page cuts the rest."""
-    return dg.MetadataValue.table(
-        [dg.TableRecord(row) for row in rows],
-        schema=dg.TableSchema(
-            columns=[
-                dg.TableColumn("code", "string"),
-                dg.TableColumn("message", "string"),
-                dg.TableColumn("object_uri", "string"),
-                dg.TableColumn("attempt", "int"),
-                dg.TableColumn("wal_id", "string"),
-            ]
-        ),
-    )
 
 
 def footprint_picture(units: Sequence[Envelope]) -> str | None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import dagster as dg
 
 from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.defs.failing_units import console_links
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.stages.gates.verdict import STOPS, TITLES, Gate, Verdict
 from kfm_dagster.stages.machine import GateDecision
@@ -62,15 +63,17 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDe
 
 
 def gate_results(
-    key: dg.AssetKey, gates: Iterable[Gate], decision: GateDecision, *, day: DayReport
+    key: dg.AssetKey, gates: Iterable[Gate], decision: GateDecision, *, day: DayReport, console: str
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each gate. An error stops what is downstream; what only units are at fault for is a warning.
+
+    console: where failing units are linked to, or nothing.
 
     A gate that nothing was there for has passed, unless it had taken units of the day out in an earlier run.
     """
     said = {verdict.gate: verdict for verdict in decision.verdicts}
     for gate in gates:
-        yield _result(key, said[gate], decision, out=_out_by(gate, day))
+        yield _result(key, said[gate], decision, out=_out_by(gate, day), console=console)
 
 
 def not_evaluated(
@@ -109,7 +112,9 @@ def _sentence(*parts: str | None) -> str | None:
     return "; ".join(part for part in parts if part) or None
 
 
-def _result(key: dg.AssetKey, verdict: Verdict, decision: GateDecision, *, out: int) -> dg.AssetCheckResult:
+def _result(
+    key: dg.AssetKey, verdict: Verdict, decision: GateDecision, *, out: int, console: str
+) -> dg.AssetCheckResult:
     stops = verdict.gate not in decision.passed
     restricted = verdict.gate in decision.restricted
     named = {str(finding.wal_id): finding.what for finding in verdict.findings[:MAX_UNITS_SHOWN] if finding.wal_id}
@@ -129,6 +134,7 @@ def _result(key: dg.AssetKey, verdict: Verdict, decision: GateDecision, *, out: 
             "day_units_out": out,
             **({"tag": "[Restricted]"} if restricted or (stops and verdict.gate in STOPS) else {}),
             **({"failing_units": dg.MetadataValue.json(named)} if named else {}),
+            **console_links(((f"{what}: {wal_id}", wal_id) for wal_id, what in named.items()), console),
             **({"failing": dg.MetadataValue.json(whole)} if whole else {}),
         },
     )

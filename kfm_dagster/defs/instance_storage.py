@@ -66,7 +66,7 @@ class InstanceStorage(DagsterStorage, ConfigurableClass):
         try:
             dsn = Settings.current().dagster_dsn
             if not dsn:
-                return open_sqlite(os.environ["DAGSTER_HOME"], inst_data)
+                return open_sqlite(os.environ.get("DAGSTER_HOME") or _without_home(), inst_data)
             _refuse_unprepared(dsn)
         except KfmError as error:
             raise click.ClickException(str(error)) from None
@@ -96,6 +96,13 @@ def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
         else:
             _upgrade(reference)
     return written
+
+
+def _without_home() -> str:
+    """Return where `kfm ui` keeps its storage: dg and `dagster dev` ask for no DAGSTER_HOME."""
+    home = Settings.current().home.absolute() / "dagster"
+    private_folder(home)
+    return str(home)
 
 
 @cache

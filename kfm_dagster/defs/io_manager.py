@@ -5,8 +5,8 @@
 import dagster as dg
 from pydantic import PrivateAttr
 
-from kfm_dagster.defs.chain import node_of
-from kfm_dagster.defs.display import account_of, arrivals_metadata, skip_metadata, stage_metadata
+from kfm_dagster.defs.chain import dataset_of, node_of
+from kfm_dagster.defs.display import Places, account_of, arrivals_metadata, skip_metadata, stage_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_tags import tag_run
@@ -61,7 +61,7 @@ class StageIOManager(dg.ConfigurableIOManager):
             step = context.step_context
             try_again_or_roll_back(obj.node, error, tries=step.previous_attempt_count + 1, log=context.log)
             raise
-        dataset, noun = context.asset_key.path
+        dataset, noun = dataset_of(context.asset_key), context.asset_key.path[-1]
         maker = node_of(noun)
         if maker is not None:
             self._remember(dataset, batch)
@@ -79,14 +79,14 @@ class StageIOManager(dg.ConfigurableIOManager):
             tag_run(context.step_context.instance, run, dataset, day=day, skipped=skipped, settled=settled)
         context.add_output_metadata(
             {
-                **stage_metadata(noun, batch, day=day, catalog=pipeline.settings.catalog, account=account),
+                **stage_metadata(noun, batch, day=day, places=Places.of(pipeline.settings), account=account),
                 **(arrivals_metadata(pipeline, batch) if noun == NODE else {}),
             }
         )
 
     def load_input(self, context: dg.InputContext) -> StageBatch:
         """Return the upstream output of the same root run. Raises KfmError when that run has none."""
-        dataset, noun = context.asset_key.path
+        dataset, noun = dataset_of(context.asset_key), context.asset_key.path[-1]
         maker = node_of(noun)
         dataset_id = f"{dataset}.{maker.operator if maker else noun}"
         run_id = root_run_id(context.step_context.dagster_run)
@@ -99,7 +99,8 @@ class StageIOManager(dg.ConfigurableIOManager):
                 f"{dataset}/{noun} has no output in this run, or it was rolled back",
                 observed=f"run {run_id}",
                 expected="the chain from envelopes on in one run",
-                next_step=f"materialise {dataset}/envelopes and everything downstream of it together",
+                next_step=f"start a new run: materialise {context.asset_key.path[0]}/envelopes and everything "
+                "downstream of it together",
             )
         return recalled
 
@@ -123,4 +124,4 @@ def _stages_skipped(context: dg.OutputContext, dataset: str, *, this: bool) -> i
     step = context.step_context
     observations = step.instance.all_logs(step.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
     keys = [entry.asset_observation.asset_key for entry in observations if entry.asset_observation is not None]
-    return len({key for key in keys if key.path[0] == dataset} - {context.asset_key}) + this
+    return len({key for key in keys if dataset_of(key) == dataset} - {context.asset_key}) + this

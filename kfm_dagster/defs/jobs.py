@@ -7,16 +7,13 @@ import dagster as dg
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_key, asset_keys, slug
+from kfm_dagster.defs.run_tags import LANE_TAG, dataset_tags
 from kfm_dagster.ingest.path_arrivals import NODE
 from kfm_dagster.ingest.path_days import radars
 
 INGEST_JOB = "ingest"
 PATH_JOB = "path_arrival"
 GAP_JOB = "feed_gaps"
-LANE_TAG = "kfm/lane"
-"""The lane whose units a run works; dagster.yaml limits the runs of the bulk lane by it."""
-FORCE_TAG = "kfm/force"
-"""A reason under this tag makes a run compute what earlier runs have applied; it changes no unit that has ended."""
 
 _BY_HAND = {LANE_TAG: Lane.BULK.value}
 """What a person or a backfill of the UI starts lists a day: bulk work. The sensors name the lane of each run."""
@@ -35,7 +32,7 @@ def ingest_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinit
         dg.define_asset_job(
             f"{INGEST_JOB}_{slug(contract.id)}",
             selection=dg.AssetSelection.assets(*keys[contract.id]),
-            tags=_BY_HAND,
+            tags={**_BY_HAND, **dataset_tags([contract.id])},
             description=f"Ingest what is missing of {contract.metadata.title} for one day: lists the bucket, works "
             "what the ledger does not know or has pending, and leaves alone what succeeded.",
         )

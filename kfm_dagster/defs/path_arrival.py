@@ -17,6 +17,7 @@ from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.jobs import PATH_JOB
 from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource, WalResource
+from kfm_dagster.defs.run_tags import DATASET_TAG, dataset_tags
 from kfm_dagster.defs.stage_run import run_stage
 from kfm_dagster.ingest.path_arrivals import GATES, NODE, PathArrivals
 from kfm_dagster.ingest.path_days import days_to_compute, radars
@@ -77,6 +78,7 @@ def path_sensors(
                     run_key=f"{one.dataset}/{one.day}/{one.content_hash}",
                     partition_key=one.day,
                     asset_selection=[asset_key(one.dataset, NODE)],
+                    tags=dataset_tags([one.dataset]),
                 )
                 for one in found
             ]
@@ -90,7 +92,7 @@ def _described(spec: dg.AssetSpec, *, contract: DatasetContract) -> dg.AssetSpec
         description=f"{DESCRIPTION}\n\n{contract.metadata.title}.",
         owners=contract.metadata.owners,
         kinds={"python", "parquet"},
-        tags={**spec.tags, "kfm/dataset": contract.id},
+        tags={**spec.tags, DATASET_TAG: contract.id},
         deps=[asset_key(contract.id, "metadata")],
     )
 

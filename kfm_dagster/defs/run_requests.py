@@ -13,12 +13,11 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.defs.chain import asset_keys, op_name
-from kfm_dagster.defs.jobs import LANE_TAG
+from kfm_dagster.defs.run_tags import BACKFILL_TAG, LANE_TAG, SOURCE_TAG, dataset_tags
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.plan import PlannedRun
 from kfm_dagster.recovery.backfill.days import ListingRequest
 
-BACKFILL_TAG = "kfm/backfill"
 PRIORITY_TAG = "dagster/priority"
 PRIORITIES: Mapping[Lane, str] = {Lane.LIVE: "10", Lane.BULK: "-10"}
 """Of queued runs the highest number starts first; what a person starts has none, which is 0."""
@@ -30,13 +29,13 @@ def planned_run(run: PlannedRun) -> dg.RunRequest:
         dataset: {"source": run.source.name, "landing": list(run.landing.get(dataset, ())), "lane": run.lane.name}
         for dataset in run.datasets
     }
-    return _request(run.run_key, run.partition, run.lane, configs, tags={"kfm/source": run.source.value})
+    return _request(run.run_key, run.partition, run.lane, configs, tags={SOURCE_TAG: run.source.value})
 
 
 def listing_run(request: ListingRequest) -> dg.RunRequest:
     """Return the request for the run that lists a day of a backfill."""
     config = {"source": Source.LISTING.name, "lane": Lane.BULK.name, "backfill_id": request.backfill_id}
-    tags = {"kfm/source": Source.LISTING.value, BACKFILL_TAG: request.backfill_id}
+    tags = {SOURCE_TAG: Source.LISTING.value, BACKFILL_TAG: request.backfill_id}
     return _request(request.run_key, request.day, Lane.BULK, dict.fromkeys(request.datasets, config), tags=tags)
 
 
@@ -50,5 +49,5 @@ def _request(
         run_config={
             "ops": {op_name(dataset, MessageParse.operator): {"config": config} for dataset, config in configs.items()}
         },
-        tags={"kfm/datasets": ",".join(configs), LANE_TAG: lane.value, PRIORITY_TAG: PRIORITIES[lane], **tags},
+        tags={**dataset_tags(configs), LANE_TAG: lane.value, PRIORITY_TAG: PRIORITIES[lane], **tags},
     )

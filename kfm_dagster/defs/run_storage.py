@@ -16,8 +16,7 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.defs.io_manager import root_run_id
-from kfm_dagster.defs.jobs import LANE_TAG
-from kfm_dagster.defs.run_requests import BACKFILL_TAG
+from kfm_dagster.defs.run_tags import BACKFILL_TAG, LANE_TAG
 from kfm_dagster.ingest.plan import ActiveRuns, LaneKey
 
 ACTIVE = [

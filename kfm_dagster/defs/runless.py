@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 
 from kfm_dagster.defs.chain import asset_keys
-from kfm_dagster.defs.display import account_of, stage_metadata
+from kfm_dagster.defs.display import Places, account_of, stage_metadata
 from kfm_dagster.defs.reexecutions import opened_instance
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -67,7 +67,7 @@ class RunlessReports:
         for key, output in zip(asset_keys(batch.dataset), batch.outputs, strict=True):
             account = account_of(self._pipeline, output.state.dataset_id, batch.run_id)
             shown = stage_metadata(
-                key.path[-1], output, day=day, catalog=self._pipeline.settings.catalog, account=account
+                key.path[-1], output, day=day, places=Places.of(self._pipeline.settings), account=account
             )
             instance.report_runless_asset_event(
                 dg.AssetMaterialization(asset_key=key, partition=batch.partition, metadata=shown)

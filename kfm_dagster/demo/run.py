@@ -32,6 +32,8 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     "KFM_FEED": FeedKind.SAMPLE,
     # These are not of today, and what no topic announces of them has a backfill (`feed_demo`).
     "KFM_SCHEDULED_LISTINGS": "false",
+    # Where `kfm console` listens unless it is given another port.
+    "KFM_CONSOLE_URL": "http://127.0.0.1:3001",
 }
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from playwright.sync_api import Locator, Page, expect
 
-PICTURE_WIDTH = 1600
+PICTURE_WIDTH, PICTURE_HEIGHT = 1600, 900
 GROUP_HEIGHT = 260
 """Pixels; enough that the whole graph fits with readable names."""
 
@@ -98,6 +99,22 @@ class DagsterUi:
         self.page.wait_for_url("**/runs/**")
         return self.page.url.rsplit("/", 1)[1]
 
+    def open_run(self, run_id: str) -> None:
+        """Open a run's page."""
+        self.page.goto(f"{self.url}/runs/{run_id}")
+
+    def re_execute_all(self) -> str:
+        """Re-execute the run on the page; return the new run's id."""
+        before = self.page.url
+        self.click("Re-execute all")
+        self.page.wait_for_url(lambda url: "/runs/" in url and url != before)
+        return self.page.url.rsplit("/", 1)[1]
+
+    def open_runs(self, *tags: str) -> None:
+        """Open the run list, filtered by tags: KEY=VALUE."""
+        filters = "&".join(f"q[{number}]={quote(f'tag:{tag}')}" for number, tag in enumerate(tags))
+        self.page.goto(f"{self.url}/runs?{filters}")
+
     def expect_success(self) -> None:
         """Wait until the page of the run says so."""
         expect(self.page.get_by_text("Success", exact=True)).to_be_visible()
@@ -110,9 +127,20 @@ class DagsterUi:
         """Open what an asset's page tells of one check."""
         self.page.goto(f"{self.url}/assets/{dataset}/{noun}?view=checks&checkDetail={name}")
 
+    def open_asset(self, dataset: str, noun: str) -> None:
+        """Open an asset's page."""
+        self.page.goto(f"{self.url}/assets/{dataset}/{noun}")
+
     def open_partition(self, dataset: str, noun: str, partition: str) -> None:
         """Open what an asset's page tells of one partition's latest materialisation."""
+        self.page.set_viewport_size({"width": PICTURE_WIDTH, "height": PICTURE_HEIGHT})
         self.page.goto(f"{self.url}/assets/{dataset}/{noun}?view=partitions&partition={partition}")
+
+    def labels(self) -> list[str]:
+        """Labels of the metadata on an asset's page, in their order."""
+        table = self.page.locator("table", has=self.page.get_by_role("cell", name="outcome", exact=True)).first
+        expect(table).to_be_visible()
+        return table.locator("> tbody > tr > td:first-child").all_inner_texts()
 
     def shown(self, label: str) -> str:
         """Text of a metadata value on an asset's page."""
@@ -128,7 +156,11 @@ class DagsterUi:
 
     def screenshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=path)
+        size = self.page.viewport_size
+        assert size is not None
+        # Of a page that has room for everything, the middle: so much is read in a document.
+        top = (size["height"] - PICTURE_HEIGHT) / 2
+        self.page.screenshot(path=path, clip={"x": 0, "y": top, "width": PICTURE_WIDTH, "height": PICTURE_HEIGHT})
 
 
 def _placeholder(text: str) -> str:

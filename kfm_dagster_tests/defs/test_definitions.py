@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.definitions import build_definitions
+from kfm_dagster.defs.chain import dataset_of, slug
 from kfm_dagster.ingest.nodes import Source
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.card import Card, CardError
 
 CHAIN = {
@@ -24,7 +26,7 @@ CHAIN = {
     "ledger": "settle",
 }
 QUEUE = ("queue",)
-BRANCH = {("nexrad-l2", "path_arrival"): ("nexrad-l2", "metadata")}
+BRANCH = {("nexrad_l2", "path_arrival"): ("nexrad_l2", "metadata")}
 """Beside the chain of its dataset: no ingest waits for it."""
 
 
@@ -46,8 +48,8 @@ def test_every_dataset_has_the_whole_chain_after_the_queue(
     for contract in contracts:
         upstream = QUEUE
         for noun in CHAIN:
-            expected[contract.id, noun] = {upstream}
-            upstream = (contract.id, noun)
+            expected[slug(contract.id), noun] = {upstream}
+            upstream = (slug(contract.id), noun)
     expected |= {key: {upstream} for key, upstream in BRANCH.items()}
     assert {key: {tuple(parent.path) for parent in node.parent_keys} for key, node in nodes.items()} == expected
 
@@ -55,18 +57,86 @@ def test_every_dataset_has_the_whole_chain_after_the_queue(
 @pytest.mark.clause("DAG-01")
 def test_every_asset_is_lifted_from_its_dataset_s_own_op(nodes: dict[tuple[str, ...], Any]) -> None:
     ops = {key: node.assets_def.op.name for key, node in nodes.items() if key != QUEUE}
-    assert ops == {(dataset, noun): f"{dataset.replace('-', '_')}__{CHAIN.get(noun, noun)}" for dataset, noun in ops}
+    assert ops == {(dataset, noun): f"{dataset}__{CHAIN.get(noun, noun)}" for dataset, noun in ops}
 
 
 def test_every_asset_says_what_it_is_and_whose(nodes: dict[tuple[str, ...], Any], contracts: ContractRegistry) -> None:
     assert nodes[QUEUE].description
-    for (dataset, _), node in ((key, node) for key, node in nodes.items() if key != QUEUE):
-        assert contracts[dataset].metadata.title in node.description
+    for node in (node for key, node in nodes.items() if key != QUEUE):
+        contract = contracts[dataset_of(node.key)]
+        assert contract.metadata.title in node.description
         assert node.assets_def.op.description
-        assert node.owners == contracts[dataset].metadata.owners
-        assert node.group_name == dataset.replace("-", "_")
+        assert node.owners == contract.metadata.owners
+        assert node.tags["kfm/dataset"] == contract.id
         assert node.kinds
-        assert node.partitions_def == nodes["goes-abi", "envelopes"].partitions_def
+        assert node.partitions_def == nodes["goes_abi", "envelopes"].partitions_def
+
+
+@pytest.mark.clause("DAG-08")
+def test_a_dataset_is_spelt_the_same_in_keys_groups_ops_and_jobs(
+    definitions: dg.Definitions, nodes: dict[tuple[str, ...], Any], contracts: ContractRegistry
+) -> None:
+    spelt = {slug(contract.id) for contract in contracts}
+    of_assets = [node for key, node in nodes.items() if key != QUEUE]
+    assert {node.key.path[0] for node in of_assets} == spelt
+    assert {dataset_of(node.key) for node in of_assets} == {contract.id for contract in contracts}
+    for node in of_assets:
+        assert node.group_name == node.key.path[0] == node.assets_def.op.name.partition("__")[0]
+    jobs = {job.name for job in definitions.get_repository_def().get_all_jobs()}
+    assert {f"ingest_{dataset}" for dataset in spelt} <= jobs
+
+
+@pytest.mark.clause("DAG-08")
+def test_every_dataset_is_late_by_its_contract_and_a_sample_never(contracts: ContractRegistry) -> None:
+    def policies(settings: Settings) -> dict[str, Any]:
+        assets = build_definitions(settings).resolve_asset_graph().asset_nodes
+        found = {node.key.path[0]: node for node in assets if node.freshness_policy is not None}
+        assert {node.key.path[-1] for node in found.values()} <= {"stac_items"}
+        return {dataset: node.freshness_policy for dataset, node in found.items()}
+
+    whole = policies(Settings(scheduled_listings=True))
+    assert whole.keys() == {slug(contract.id) for contract in contracts}
+    # A full disk of GOES is the latest for 15 minutes; observations at the surface are listed once an interval.
+    assert whole["goes_abi"] == dg.FreshnessPolicy.time_window(timedelta(hours=1), timedelta(minutes=30))
+    listing = contracts["surface-obs"].storage.scheduled_listing
+    assert listing is not None
+    assert whole["surface_obs"].warn_window.to_timedelta() == timedelta(seconds=2 * listing.every_seconds)
+    assert whole.keys() - policies(Settings(scheduled_listings=False)).keys() == {"surface_obs"}
+    assert policies(Settings(feed=FeedKind.SAMPLE)) == {}
+
+
+@pytest.mark.clause("DAG-08")
+def test_every_dataset_that_is_announced_has_a_schedule_that_lists_its_last_whole_day(
+    definitions: dg.Definitions, contracts: ContractRegistry
+) -> None:
+    repository = definitions.get_repository_def()
+    listing = {one.name: one for one in repository.schedule_defs if one.name.startswith("nodd_list_")}
+    announced = {contract.id for contract in contracts if contract.storage.scheduled_listing is None}
+    assert listing.keys() == {f"nodd_list_{slug(dataset)}" for dataset in announced}
+    for schedule in listing.values():
+        assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+        assert schedule.job_name == f"ingest_{schedule.name.removeprefix('nodd_list_')}"
+
+    def asked(name: str, at: datetime) -> Any:
+        context = dg.build_schedule_context(scheduled_execution_time=at, repository_def=repository)
+        return listing[name].evaluate_tick(context)
+
+    at = datetime(2025, 12, 4, 6, 40, tzinfo=UTC)
+    [goes] = asked("nodd_list_goes_abi", at).run_requests
+    assert (goes.partition_key, goes.run_key) == ("2025-12-03", "2025-12-03")
+    # A record of the ocean is expected three days after its day.
+    [ocean] = asked("nodd_list_ocean", at).run_requests
+    assert ocean.partition_key == "2025-11-30"
+    early = asked("nodd_list_goes_abi", datetime(1995, 1, 1, tzinfo=UTC))
+    assert (early.run_requests, "kfm backfill" in early.skip_message) == ([], True)
+
+
+@pytest.mark.clause("DAG-08")
+def test_runs_of_a_dataset_are_found_by_one_tag(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
+    for contract in contracts:
+        job = definitions.resolve_job_def(f"ingest_{slug(contract.id)}")
+        found = {name: value for name, value in job.tags.items() if name.startswith("kfm/")}
+        assert found == {"kfm/lane": "bulk", f"kfm/dataset.{contract.id}": "yes"}
 
 
 @pytest.mark.clause("DAG-08")
@@ -84,7 +154,7 @@ def test_jobs_schedules_sensors_and_checks_have_descriptions(definitions: dg.Def
 
 @pytest.mark.clause("DAG-08")
 def test_every_job_takes_an_empty_configuration(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
-    for name in ("ingest", *(f"ingest_{contract.id.replace('-', '_')}" for contract in contracts)):
+    for name in ("ingest", *(f"ingest_{slug(contract.id)}" for contract in contracts)):
         assert dg.validate_run_config(definitions.resolve_job_def(name), {})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.definitions import build_definitions
+from kfm_dagster.defs.run_tags import DATASET_TAG
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration.chain import assert_conserved
@@ -22,6 +23,16 @@ def job(name: str) -> dg.JobDefinition:
 def ingest_nexrad_l2() -> dg.JobDefinition:
     """The job that `dg.reconstructable` imports by this name."""
     return job("ingest_nexrad_l2")
+
+
+def asked_datasets(request: dg.RunRequest) -> set[str]:
+    """The datasets whose runs a request's tags find."""
+    beginning = f"{DATASET_TAG}."
+    return {
+        name.removeprefix(beginning)
+        for name, value in request.tags.items()
+        if name.startswith(beginning) and value == "yes"
+    }
 
 
 @dataclass

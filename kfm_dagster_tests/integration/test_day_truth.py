@@ -13,11 +13,13 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.defs.resources import WalResource, open_pipeline
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import nodes
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration.chain import DAY, announce, put, replaced, take, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.integration.gating import gates
@@ -56,13 +58,13 @@ def one_is_quarantined(face: Face, objects: Path) -> dg.ExecuteInProcessResult:
 def tags(face: Face, result: dg.ExecuteInProcessResult) -> dict[str, str]:
     run = face.instance.get_run_by_id(result.run_id)
     assert run is not None
-    return {name: value for name, value in run.tags.items() if name in {"kfm/quarantined", "kfm/empty"}}
+    return {name: value for name, value in run.tags.items() if name.startswith(("kfm/quarantined", "kfm/empty"))}
 
 
 @pytest.mark.clause("DAG-11", "BEY-13")
 def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Face, objects: Path) -> None:
     first = one_is_quarantined(face, objects)
-    assert tags(face, first) == {"kfm/quarantined": "nexrad-l2=1"}
+    assert tags(face, first) == {"kfm/quarantined": "yes", "kfm/quarantined.nexrad-l2": "1"}
 
     put(objects, volumes(5))
     later = face.execute(JOB, partition=PARTITION)
@@ -82,8 +84,10 @@ def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Fa
     assert [key for key, one in gates(later).items() if "day_units_out" in one.metadata and not one.passed] == [
         G4, ("ledger", "G6_coverage"),
     ]  # fmt: skip
-    # The later run has quarantined nothing; the list of runs names the one that has.
+    # The later run has quarantined nothing; the list of runs finds the one that has by its tags.
     assert tags(face, later) == {}
+    quarantined_of = {"kfm/quarantined": "yes", "kfm/dataset.nexrad-l2": "yes"}
+    assert [run.run_id for run in face.instance.get_runs(dg.RunsFilter(tags=quarantined_of))] == [first.run_id]
 
     [unit] = face.pipeline.ledger.find(status=Status.QUARANTINED)
     face.pipeline.ledger.override(
@@ -92,6 +96,25 @@ def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Fa
     last = face.execute(JOB, partition=PARTITION)
     assert materialisations(last)["ledger"]["day"] == "5 of 5 succeeded"
     assert (unit_check(last).passed, gates(last)[G4].passed) == (True, True)
+
+
+@pytest.mark.clause("DAG-08")
+def test_a_failing_unit_leads_to_the_console_from_its_page_and_from_both_its_checks(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = WalResource.settings
+    where = {"console_url": "https://console.example"}
+    monkeypatch.setattr(WalResource, "settings", lambda self: plain(self).model_copy(update=where))
+    result = one_is_quarantined(face, objects)
+    open_pipeline(Settings.current().model_copy(update=where)).close()
+    [unit] = face.pipeline.ledger.find(status=Status.QUARANTINED)
+    link = f"](https://console.example/units/{unit.wal_id})"
+    shown = [materialisations(result)["metadata"], materialisations(result)["ledger"]]
+    shown += [
+        {name: one.value for name, one in check.metadata.items()} for check in (unit_check(result), gates(result)[G4])
+    ]
+    assert [link in entries["in_console"] for entries in shown] == [True] * 4
+    assert "in_console" not in materialisations(result)["envelopes"]
 
 
 @pytest.mark.clause("DAG-11")
@@ -130,7 +153,7 @@ def test_a_day_of_which_nothing_is_known_looks_empty(face: Face, objects: Path) 
     check = unit_check(result)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert check.description == "empty: nothing of this day is known"
-    assert tags(face, result) == {"kfm/empty": "nexrad-l2"}
+    assert tags(face, result) == {"kfm/empty": "yes", "kfm/empty.nexrad-l2": "yes"}
     # A run that finds nothing new on a day with units is none of that.
     one_is_quarantined(face, objects)
     assert tags(face, face.execute(JOB, partition=PARTITION)) == {}

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from kfm_dagster.defs.jobs import FORCE_TAG
+from kfm_dagster.defs.run_tags import FORCE_TAG
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.stages import port
@@ -34,6 +34,17 @@ def observations(result: Any) -> dict[str, dict[str, Any]]:
         for event in result.all_events
         if event.event_type is dg.DagsterEventType.ASSET_OBSERVATION
     }
+
+
+def evidence(metadata: dict[str, Any]) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """What stands behind a page's click: the values by name, and the inputs."""
+    known, _, inputs = metadata["evidence"].rstrip().partition("\n\ninputs:\n\n")
+    return {row["what"]: row["value"] for row in _rows(known)}, _rows(inputs)
+
+
+def _rows(table: str) -> list[dict[str, str]]:
+    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
 
 
 def versions(result: Any) -> dict[str, tuple[str, str]]:
@@ -62,13 +73,17 @@ def test_materialisations_and_observations_say_what_the_command_says(
     reader = Explanations(database=face.pipeline.database, run_states=face.pipeline.stages.run_states)
     for result in (first, second, forced):
         shown = materialisations(result)
-        assert versions(result) == {noun: (face.pipeline.code.code_sha, shown[noun]["content_hash"]) for noun in NOUNS}
+        behind = {noun: evidence(metadata) for noun, metadata in shown.items()}
+        assert versions(result) == {
+            noun: (face.pipeline.code.code_sha, behind[noun][0]["content_hash"]) for noun in NOUNS
+        }
         for noun, operator in NOUNS.items():
             account = reader.node(f"nexrad-l2.{operator}", result.dagster_run.run_id)
-            assert shown[noun]["content_hash"] == account.content_hash
-            assert shown[noun]["intent"] == account.intent
-            assert shown[noun]["inputs_hash"] == account.inputs_hash
-            assert shown[noun]["inputs"] == list(account.inputs)
+            known, inputs = behind[noun]
+            assert known["content_hash"] == account.content_hash
+            assert known["intent"] == account.intent
+            assert known["inputs_hash"] == account.inputs_hash
+            assert inputs == [{name: str(value) for name, value in entry.items()} for entry in account.inputs]
             assert {name: shown[noun][name] for name in account.took} == account.took
     observed = observations(second)
     assert observed.keys() == NOUNS.keys()
@@ -77,8 +92,8 @@ def test_materialisations_and_observations_say_what_the_command_says(
     assert observations(first) == {}
     for noun, metadata in observed.items():
         assert (metadata["cause"], metadata["applied_by"]) == ("CONTENT_APPLIED", first.dagster_run.run_id)
-        assert metadata["content_hash"] == materialisations(first)[noun]["content_hash"]
-        assert materialisations(second)[noun]["applied_by"] == first.dagster_run.run_id
+        assert evidence(metadata)[0]["content_hash"] == evidence(materialisations(first)[noun])[0]["content_hash"]
+        assert evidence(materialisations(second)[noun])[0]["applied_by"] == first.dagster_run.run_id
         assert not {name for name in materialisations(second)[noun] if name.startswith("run_ca")}
     assert {metadata.get("forced") for metadata in materialisations(forced).values()} == {"the reader was wrong"}
 

@@ -18,7 +18,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, FakeQueue, announce, good, put, volumes
-from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.integration.face import Face, asked_datasets
 
 PARTITION = DAY.isoformat()
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
@@ -47,7 +47,7 @@ def work(face: Face, sensor: str) -> list[set[str]]:
         result = face.launch(request)
         assert result is not None
         assert result.success
-    return [set(request.tags["kfm/datasets"].split(",")) for request in requests]
+    return [asked_datasets(request) for request in requests]
 
 
 def of_status(face: Face, status: Status) -> set[str]:

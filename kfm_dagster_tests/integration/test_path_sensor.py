@@ -14,7 +14,7 @@ from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.ingest.path_days import LOOKS_BACK, PAUSE
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster_tests.integration.chain import DAY, announce, put, take, volumes
-from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.integration.face import Face, asked_datasets
 
 pytestmark = pytest.mark.one_database
 
@@ -29,7 +29,7 @@ def arrive(face: Face, objects: Path, *, first: int, last: int) -> None:
 
 def asked(face: Face) -> list[dict[str, Any]]:
     return [
-        {"day": one.partition_key, "assets": one.asset_selection, "key": one.run_key}
+        {"day": one.partition_key, "assets": one.asset_selection, "key": one.run_key, "of": asked_datasets(one)}
         for one in face.tick(SENSOR).run_requests or ()
     ]
 
@@ -51,7 +51,8 @@ def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a
     assert asked(face) == [], "a unit waits"
     ingest(face)
     [once] = asked(face)
-    assert (once["day"], once["assets"]) == (PARTITION, [dg.AssetKey(["nexrad-l2", "path_arrival"])])
+    assert (once["day"], once["assets"]) == (PARTITION, [dg.AssetKey(["nexrad_l2", "path_arrival"])])
+    assert once["of"] == {"nexrad-l2"}
     assert asked(face) == [once], "until the table is there; Dagster takes a run key once"
     assert face.execute(PATH_JOB, partition=PARTITION).success
     assert asked(face) == []

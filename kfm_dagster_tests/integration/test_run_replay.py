@@ -109,7 +109,7 @@ def lines(pipeline: Pipeline, kind: str) -> list[tuple[str, str, dict[str, Any]]
     return [(line["run_id"], line["event"], line["details"]) for line in found if line["kind"] == kind]
 
 
-@pytest.mark.clause("PCS-08", "PCS-15")
+@pytest.mark.clause("PCS-08", "PCS-15", "PCS-16", "PCS-17")
 def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outputs(
     pipeline: Pipeline, objects: Path
 ) -> None:

@@ -21,7 +21,7 @@ from kfm_dagster.recovery.backfill.progress import BackfillError, BackfillState,
 from kfm_dagster.recovery.backfill.scheduled import ACTOR, begin_due_listings
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, CrashError, good, put
-from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.integration.face import Face, asked_datasets
 
 DATASET = "surface-obs"
 WHY = Decision(actor="ada", reason="wrong stations", change_ref="INC-8")
@@ -198,7 +198,7 @@ def work(face: Face) -> list[tuple[str, str]]:
         tick = face.tick("nodd_backfill")
         for request in tick.run_requests:
             assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")
-            asked.append((str(request.partition_key), request.tags["kfm/datasets"]))
+            asked.append((str(request.partition_key), ",".join(asked_datasets(request))))
             result = face.launch(request)
             assert result is not None
             assert result.success

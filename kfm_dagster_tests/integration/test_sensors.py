@@ -14,6 +14,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.chain import asset_keys
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed
@@ -21,7 +22,7 @@ from kfm_dagster.demo.sample_day import PublishedSamples, publish_samples
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.asked import FORGOTTEN_AFTER
-from kfm_dagster.ingest.nodes import Source, StacRegister, chain
+from kfm_dagster.ingest.nodes import Source, StacRegister
 from kfm_dagster.ingest.progress import progress
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
@@ -87,7 +88,7 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def chain_of(*datasets: str) -> set[tuple[str, str]]:
-    return {(dataset, node.asset) for dataset in datasets for node in chain()}
+    return {(key.path[0], key.path[1]) for dataset in datasets for key in asset_keys(dataset)}
 
 
 @pytest.mark.clause("DAG-03")

@@ -30,7 +30,7 @@ from kfm_dagster_tests.integration.chain import DAY, put, volumes
 from kfm_dagster_tests.integration.test_run_rollback import WHY, fail
 
 VERB, NOUN = "note_take", "notes"
-KEY = dg.AssetKey(["nexrad-l2", NOUN])
+KEY = dg.AssetKey(["nexrad_l2", NOUN])
 
 
 @dataclass(kw_only=True)
@@ -82,8 +82,8 @@ def test_dagster_has_it() -> None:
     node = graph.get(KEY)
     assert node.assets_def.op.name == f"nexrad_l2__{VERB}"
     assert str(node.description).startswith(NoteTake.description)
-    assert node.parent_keys == {dg.AssetKey(["nexrad-l2", "metadata"])}
-    assert graph.get(dg.AssetKey(["nexrad-l2", "stac_items"])).parent_keys == {KEY}
+    assert node.parent_keys == {dg.AssetKey(["nexrad_l2", "metadata"])}
+    assert graph.get(dg.AssetKey(["nexrad_l2", "stac_items"])).parent_keys == {KEY}
     assert len([key for key in graph.asset_check_keys if key.asset_key == KEY]) == 1
     job = definitions.resolve_job_def("ingest_nexrad_l2")
     assert f"nexrad_l2__{VERB}" in {op.name for op in job.graph.nodes}

@@ -27,7 +27,7 @@ STATUS = """query($id: String!) { partitionBackfillOrError(backfillId: $id) {
 SHOWN = """query($key: AssetKeyInput!, $days: [String!]) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   partitionStats { numMaterialized numFailed }
   assetMaterializations(partitions: $days) { partition metadataEntries { label ... on TextMetadataEntry { text } } } } }
-  runsOrError(filter: {tags: [{key: "kfm/empty", value: "nexrad-l2"}]}) { ... on Runs {
+  runsOrError(filter: {tags: [{key: "kfm/empty.nexrad-l2", value: "yes"}]}) { ... on Runs {
   results { tags { key value } } } } }"""
 ENDED = {"COMPLETED_SUCCESS", "COMPLETED_FAILED", "COMPLETED", "FAILED", "CANCELED"}
 
@@ -65,7 +65,7 @@ def test_a_backfill_of_the_ui_over_days_without_objects_succeeds_and_those_days_
     migrated_sqlite(home / "kfm.db")
     environment = {"KFM_OBJECT_ROOT": str(tmp_path / "objects"), "KFM_SENSOR_INTERVAL_SECONDS": "600"}
     with Deployment(home, environment=environment, web_port=free_port()) as deployment:
-        keys = [{"path": ["nexrad-l2", node.asset]} for node in chain()]
+        keys = [{"path": ["nexrad_l2", node.asset]} for node in chain()]
         names = [day.isoformat() for day in DAYS]
         params = {"assetSelection": keys, "partitionNames": names}
         launched = asked(deployment, LAUNCH, params=params)["launchPartitionBackfill"]

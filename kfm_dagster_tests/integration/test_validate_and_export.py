@@ -180,7 +180,7 @@ def test_runs_that_found_nothing_hide_no_quantity_of_the_run_before_them(face: F
     assert report["quantities"]
 
 
-@pytest.mark.clause("PCS-12")
+@pytest.mark.clause("PCS-12", "PCS-16", "PCS-17")
 def test_what_does_not_close_is_not_published_whatever_the_card_lets_pass(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,9 +197,11 @@ def test_what_does_not_close_is_not_published_whatever_the_card_lets_pass(
     assert refused.value.exit_code == ExitCode.REFUSED
     assert "observed p_dim 0." in str(refused.value)
     assert "nexrad:latitude" in str(refused.value)
+    report = validate_report(face.pipeline, since=face.pipeline.clock() - timedelta(days=1))
+    assert 0 < report["kpis"]["p_dim"] == report["dimensional_closure"]["p_dim"] < 1
 
 
-@pytest.mark.clause("PCS-17")
+@pytest.mark.clause("PCS-16", "PCS-17")
 def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipeline: Pipeline) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     now = [begin]
@@ -236,11 +238,16 @@ def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipe
             for n in range(times)
         ]
         log.record(readings)
-    kpis = validate_report(pipeline, since=begin)["kpis"]
+    report = validate_report(pipeline, since=begin)
+    kpis = report["kpis"]
     span = 21 * 22 / 2 + 21 + 22 + 1_000 + 23 + 24
     assert (kpis["latency_p50_seconds"], kpis["latency_p95_seconds"]) == (13, pytest.approx(22.8))
     assert kpis["throughput_units_per_second"] == pytest.approx(210 / span)
     assert (kpis["retry_count"], kpis["idempotency_conflicts"]) == (2, 1)
+    # From the end of the attempt before.
+    waited = [22 + 1_000, 0]
+    by_stage = {"nexrad-l2.stac_register": 2}
+    assert report["retries"] == {"count": 2, "by_stage": by_stage, "interval_seconds": waited}
     assert kpis["delta_t_abs_seconds"] == 0.002
 
 

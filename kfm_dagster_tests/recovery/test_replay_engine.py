@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
 from kfm_dagster.exports.metrics import exposition
+from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ledger.state_machine import Status
@@ -79,6 +81,20 @@ def test_a_replay_lets_its_batches_in_one_by_one_and_ends_with_an_account(stand:
     assert {records[unit.wal_id].attempts for unit in others} == {1}
     assert outcomes(stand, run.replay_run_id) == {"succeeded": 5}
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.FINISHED
+
+
+@pytest.mark.clause("PCS-16", "PCS-17")
+def test_a_replay_of_units_is_counted_in_the_report_from_when_it_was_begun(stand: Stand) -> None:
+    stand.bring("failed", 1)
+
+    def counted(days: int) -> tuple[Any, Any]:
+        report = validate_report(stand.pipeline, since=stand.pipeline.clock() - timedelta(days=days))
+        return report["replays"], report["kpis"]["replay_count"]
+
+    assert counted(1) == ({"count": 0, "stages": 0}, 0)
+    stand.engine.start(selection(), PERSON)
+    assert counted(1) == ({"count": 1, "stages": 0}, 1)
+    assert counted(-1) == ({"count": 0, "stages": 0}, 0)
 
 
 @pytest.mark.clause("RPL-05")
