@@ -75,13 +75,17 @@ _COUNTS = (
 
 
 def take_in(
-    pipeline: Pipeline, *, wait_seconds: int = FIRST_WAIT_SECONDS, budget_seconds: float | None = None
+    pipeline: Pipeline,
+    *,
+    wait_seconds: int = FIRST_WAIT_SECONDS,
+    budget_seconds: float | None = None,
+    most: int | None = None,
 ) -> IntakeReport:
     """Receive one run's worth of messages at most, unless too many live units are in flight, and record them.
 
     Receiving stops, too, at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK; what a request brought is taken in.
     Bulk units do not count: a backfill must not stop what is announced today. `wait_seconds` is how long to wait at an
-    empty queue; `budget_seconds` replaces KFM_TICK_BUDGET_SECONDS.
+    empty queue; `budget_seconds` replaces KFM_TICK_BUDGET_SECONDS, `most` a run's worth of messages.
 
     One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
     DatabaseUnavailableError; what was received and not recorded comes back after its visibility timeout. Raises
@@ -96,7 +100,7 @@ def take_in(
     if room <= 0:
         return IntakeReport(deleted=deleted, full=True)
     messages = pipeline.queue.receive(
-        min(room, settings.max_units_per_run),
+        min(room, settings.max_units_per_run if most is None else most),
         budget_seconds=settings.tick_budget_seconds if budget_seconds is None else budget_seconds,
         wait_seconds=wait_seconds,
         max_bytes=settings.max_bytes_per_tick,

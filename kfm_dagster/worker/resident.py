@@ -28,6 +28,9 @@ LONG_POLL_SECONDS = 5
 ledger goes without a look. An idle worker makes so few requests that they cost no CPU worth naming."""
 GATHER_SECONDS = 1.0
 """What comes within so long after the first message is one batch: a run costs a tenth of a second whatever it holds."""
+UNITS_PER_READ = 16
+"""Units that a worker takes on at a time, for each object that it reads at a time: work for some seconds. What it does
+not take waits on the queue for whichever worker is free: one that took all would leave the others idle."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 LEFT_SECONDS = 30.0
@@ -90,6 +93,7 @@ class Worker:
     warn: Callable[[str], None]
     batches: int = field(default=0, init=False)
     """Batches that have claimed units."""
+    _last_batch: int | None = field(default=None, init=False)
     _stopping: bool = field(default=False, init=False)
     _next_look: float = field(default=0.0, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
@@ -111,7 +115,8 @@ class Worker:
     def work(self, *, until_empty: bool = False, max_batches: int | None = None) -> None:
         """Ingest until told to stop; until nothing is left to do; or until so many batches are done."""
         outside = _Failures()
-        while not self._stopping and (max_batches is None or self.batches < max_batches):
+        self._last_batch = max_batches
+        while not self._done:
             try:
                 idle = self._round()
             except Exception as error:  # what it works with may come back, and the next round asks for it again
@@ -132,7 +137,7 @@ class Worker:
         ensure_ready(self.pipeline)
         left = self._look() if time.monotonic() >= self._next_look else set()
         wait = 0 if left else LONG_POLL_SECONDS
-        taken = take_in(self.pipeline, wait_seconds=wait, budget_seconds=GATHER_SECONDS)
+        taken = take_in(self.pipeline, wait_seconds=wait, budget_seconds=GATHER_SECONDS, most=self._most)
         # What is of tomorrow waits until its day begins.
         for key in sorted(key for key in {*taken.landed, *left} if key[1] <= self._today):
             self._work_off(key, taken.landed.get(key, ()))
@@ -165,15 +170,24 @@ class Worker:
         }
 
     @property
+    def _done(self) -> bool:
+        return self._stopping or (self._last_batch is not None and self.batches >= self._last_batch)
+
+    @property
+    def _most(self) -> int:
+        """Units of a batch."""
+        settings = self.pipeline.settings
+        return min(UNITS_PER_READ * settings.read_concurrency, settings.max_units_per_run)
+
+    @property
     def _today(self) -> str:
         return self.pipeline.clock().date().isoformat()
 
     def _work_off(self, key: DayKey, landed: Sequence[str]) -> None:
         """Run the chain over what is pending of a day, until a run finds less than it may take."""
         failures = self._failures.setdefault(key, _Failures())
-        limit = self.pipeline.settings.max_units_per_run
-        units = limit
-        while units >= limit and not self._stopping and time.monotonic() >= failures.until:
+        units = self._most
+        while units >= self._most and not self._done and time.monotonic() >= failures.until:
             try:
                 batch = self._run(key, landed)
             except Exception as error:
@@ -195,7 +209,7 @@ class Worker:
             run_id=run_id,
             source=Source.LANDING if landed else Source.LEDGER,
             landing=tuple(landed),
-            limit=self.pipeline.settings.max_units_per_run,
+            limit=self._most,
             lane=Lane.LIVE,
         )
         with self.locks.hold(run_id):

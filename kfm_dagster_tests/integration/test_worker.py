@@ -125,6 +125,26 @@ def test_what_the_queue_brings_is_ingested_and_acknowledged_in_one_batch(
 
 
 @pytest.mark.clause("BEY-16")
+def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others(
+    desk: Desk, announced: Callable[[int], None], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resident, "UNITS_PER_READ", 2)
+    desk.pipeline.settings = desk.pipeline.settings.model_copy(update={"read_concurrency": 2})
+    announced(11)
+    desk.work(max_batches=1)
+    assert [batch.units for batch in desk.batches] == [4]
+    assert len(queue.waiting) == 7
+
+    # What another one has recorded and left is shared in the same parts.
+    take(desk.pipeline, *queue.waiting)
+    queue.waiting.clear()
+    desk.work(max_batches=1)
+    assert [batch.units for batch in desk.batches] == [4, 4]
+    desk.work()
+    assert [batch.units for batch in desk.batches] == [4, 4, 3]
+
+
+@pytest.mark.clause("BEY-16")
 def test_an_idle_worker_waits_at_the_queue_and_does_not_ask_again_and_again(
     desk: Desk, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
