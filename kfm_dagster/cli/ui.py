@@ -56,7 +56,8 @@ def ui(*, port: int, cloud: str) -> None:
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
     with ExitStack() as stack:
-        own: dict[str, str] = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
+        console_port = _console_port(port)
+        own = _addresses(settings, port=port, console_port=console_port)
         if cloud == "embedded":
             served = _serve_samples(stack, settings, registry)
             if settings.console_tokens is None:
@@ -66,7 +67,7 @@ def ui(*, port: int, cloud: str) -> None:
             Pipeline.open(settings).close()
         console.print("starting the Dagster code server, daemon, web server and console ...")
         deployment = stack.enter_context(
-            Deployment(settings.home, environment=own, web_port=port, console_port=_console_port(port))
+            Deployment(settings.home, environment=own, web_port=port, console_port=console_port)
         )
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
         console.print(f"the console, which says why a unit failed: {deployment.console_url}", soft_wrap=True)
@@ -75,6 +76,12 @@ def ui(*, port: int, cloud: str) -> None:
         while True:
             time.sleep(1)
             deployment.tend()
+
+
+def _addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, str]:
+    """Return where page and console lead for the other one, unless the settings say so already."""
+    own = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
+    return own if settings.console_url else own | {"KFM_CONSOLE_URL": f"http://127.0.0.1:{console_port}"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

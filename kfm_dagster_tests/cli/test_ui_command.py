@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from kfm_dagster.cli.main import stopped_by_signals
-from kfm_dagster.cli.ui import _console_port, ui
+from kfm_dagster.cli.ui import _addresses, _console_port, ui
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.settings import Settings
 
 
 def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +32,20 @@ def test_the_console_has_the_next_port_or_another_where_that_is_taken() -> None:
         chosen = _console_port(taken - 1)
     assert chosen != taken
     assert _console_port(taken - 1) == taken
+
+
+@pytest.mark.parametrize(
+    ("said", "own"),
+    [
+        ({}, {"KFM_DAGSTER_URL": "http://127.0.0.1:3000", "KFM_CONSOLE_URL": "http://127.0.0.1:3001"}),
+        ({"dagster_url": "https://d.example"}, {"KFM_CONSOLE_URL": "http://127.0.0.1:3001"}),
+        ({"console_url": "https://c.example"}, {"KFM_DAGSTER_URL": "http://127.0.0.1:3000"}),
+    ],
+)
+def test_page_and_console_lead_to_each_other_unless_the_settings_name_others(
+    said: dict[str, str], own: dict[str, str]
+) -> None:
+    assert _addresses(Settings(**said), port=3000, console_port=3001) == own
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
