@@ -11,6 +11,7 @@ import pytest
 from kfm_dagster import settings
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.settings import Environment, Settings
+from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
 ANY_TEXT = {
@@ -84,9 +85,7 @@ BAD: dict[str, list[str]] = {
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("KFM_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
 
 
 def test_every_setting_is_in_one_of_the_tables() -> None:

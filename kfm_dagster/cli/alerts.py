@@ -13,6 +13,7 @@ import click
 from kfm_dagster.alerts.evaluator import try_out
 from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.cli.decision_options import actor_of, actor_option
+from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_database, opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ExitCode
@@ -51,7 +52,7 @@ def list_(*, days: int | None, as_json: bool) -> None:
 
 
 @alerts.command()
-@click.argument("alert_id", type=click.IntRange(1, 2**63 - 1))
+@click.argument("alert_id", type=POSITIVE)
 @click.option("--reason", required=True, help="What you make of it, for readers of the governance log.")
 @actor_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.demo.run import run_demo
 from kfm_dagster.deployment.account import DrainResult
@@ -39,9 +40,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
     envvar="KFM_HOME",
     help="Data root.",
 )
-@click.option(
-    "--timeout", default=900, show_default=True, type=click.IntRange(1), help="Seconds after which the demo gives up."
-)
+@click.option("--timeout", default=900, show_default=True, type=POSITIVE, help="Seconds after which the demo gives up.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, as_json: bool) -> ExitCode:
     """Ingest objects through a real queue, daemon and runs, and show what became of each.

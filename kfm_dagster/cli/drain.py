@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.deployment.account import account
 from kfm_dagster.deployment.drain import drain as drain_queue
@@ -22,9 +23,7 @@ from kfm_dagster.settings import Settings
 
 
 @click.command()
-@click.option(
-    "--timeout", default=86_400, show_default=True, type=click.IntRange(1), help="Seconds after which to give up."
-)
+@click.option("--timeout", default=86_400, show_default=True, type=POSITIVE, help="Seconds after which to give up.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def drain(*, timeout: int, as_json: bool) -> None:
     """Work the queue until it is empty, with a daemon and code server of its own.

@@ -10,6 +10,7 @@ import click
 from kfm_dagster.cli.completion import DATASET, UNIT
 from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
@@ -75,7 +76,7 @@ def pending(*, as_json: bool) -> None:
 
 
 @governance.command()
-@click.argument("proposal_id", type=click.IntRange(1))
+@click.argument("proposal_id", type=POSITIVE)
 @decision_options
 @json_option
 def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
@@ -91,7 +92,7 @@ def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
 
 
 @governance.command()
-@click.argument("proposal_id", type=click.IntRange(1))
+@click.argument("proposal_id", type=POSITIVE)
 @decision_options
 @json_option
 def withdraw(*, proposal_id: int, as_json: bool, **given: Any) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
+from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DependencyUnavailableError
@@ -80,7 +81,7 @@ def items() -> None:
 )
 @click.option("--bbox", type=Box(), help="Only Items whose box meets this one; W > E crosses the antimeridian.")
 @click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with =, < or > of a property; repeatable.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="At most so many.")
+@click.option("--limit", default=50, show_default=True, type=POSITIVE, help="At most so many.")
 @click.option("--parquet", type=click.Path(path_type=Path, dir_okay=False), help="Write them as one GeoParquet file.")
 @click.option("--json", "as_json", is_flag=True, help="One Item per line.")
 def search(

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of, proposed_line
+from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import DependencyUnavailableError, ExitCode
@@ -38,7 +39,7 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 @click.option("--to", "last", type=_DAY, help="Last day, itself included. Default: today.")
 @click.option("--repair", is_flag=True, help="Enter missing objects, and repeat units whose Item is lost.")
 @click.option("--reason", help="Why, for readers of the governance log; needed with --repair.")
-@click.option("--limit", default=10_000, show_default=True, type=click.IntRange(1), help="Repair so many of a day.")
+@click.option("--limit", default=10_000, show_default=True, type=POSITIVE, help="Repair so many of a day.")
 @change_ref_option
 @actor_option
 @click.option("--read", is_flag=True, help="Read every Item, too: one that says something else is lost.")

@@ -14,6 +14,7 @@ from types import FrameType
 import click
 
 from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -25,7 +26,7 @@ from kfm_dagster.worker.run_locks import RunLocks
 
 
 @click.command()
-@click.option("--max-batches", type=click.IntRange(1), help="End after so many batches.")
+@click.option("--max-batches", type=POSITIVE, help="End after so many batches.")
 @click.option("--until-empty", is_flag=True, help="End once the queue is empty and no live unit is on its way.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per batch.")
 def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None:

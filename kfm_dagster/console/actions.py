@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from kfm_dagster.console.answers import record_of
 from kfm_dagster.console.asking import given, whole_number
-from kfm_dagster.console.pages import Pages, parameters
+from kfm_dagster.console.pages import Pages, parameters, row_id
 from kfm_dagster.console.session import came_from, own_path, require_own_form
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.governance.log import Decision, decision_in
@@ -112,7 +112,7 @@ def _of_units(pages: Pages) -> list[Route]:
     def unit(take: Take) -> Callable[[Request, Mapping[str, str]], Response]:
         def answer(request: Request, fields: Mapping[str, str]) -> Response:
             form = decided(pages, request, fields, known=("version",))
-            version = whole_number("version", form.fields.get("version", ""), most=10**9)
+            version = whole_number("version", form.fields.get("version", ""))
             wal_id = str(request.path_params["wal_id"])
             with pages.writing.database.transaction() as tx:
                 record = record_of(pages.writing, wal_id, tx=tx)
@@ -163,19 +163,19 @@ def _of_review(pages: Pages) -> list[Route]:
 
     def approve(request: Request, fields: Mapping[str, str]) -> Response:
         form = decided(pages, request, fields)
-        done = overrides.approve(pages.writing, request.path_params["proposal_id"], form.decision)
+        done = overrides.approve(pages.writing, row_id(request, "proposal_id"), form.decision)
         return see(f"/replays/{done.replay_run_id}" if done.replay_run_id else DECISIONS)
 
     def withdraw(request: Request, fields: Mapping[str, str]) -> Response:
         form = decided(pages, request, fields)
         with pages.writing.database.transaction() as tx:
-            pages.writing.ledger.review.withdraw(request.path_params["proposal_id"], form.decision, tx=tx)
+            pages.writing.ledger.review.withdraw(row_id(request, "proposal_id"), form.decision, tx=tx)
         return see(DECISIONS)
 
     return [
         Route(DECISIONS, decisions, methods=["GET"]),
-        pages.form("/proposals/{proposal_id:int}/approve", approve),
-        pages.form("/proposals/{proposal_id:int}/withdraw", withdraw),
+        pages.form("/proposals/{proposal_id}/approve", approve),
+        pages.form("/proposals/{proposal_id}/withdraw", withdraw),
     ]
 
 

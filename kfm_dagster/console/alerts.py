@@ -19,7 +19,7 @@ from kfm_dagster.console.actions import decided, see
 from kfm_dagster.console.answers import alert_page
 from kfm_dagster.console.asking import given
 from kfm_dagster.console.openapi import MOST_DAYS
-from kfm_dagster.console.pages import PAGE, Pages, parameters, with_query
+from kfm_dagster.console.pages import PAGE, Pages, parameters, row_id, with_query
 
 
 def routes(pages: Pages) -> list[Route]:
@@ -45,10 +45,10 @@ def routes(pages: Pages) -> list[Route]:
         # No override: it needs no change reference, not even in prod.
         form = decided(pages, request, fields, is_override=False)
         store = AlertStore(pages.writing.database, clock=pages.writing.clock)
-        store.acknowledge(request.path_params["alert_id"], form.decision)
+        store.acknowledge(row_id(request, "alert_id"), form.decision)
         return see("/alerts")
 
     return [
         Route("/alerts", alerts, methods=["GET"]),
-        pages.form("/alerts/{alert_id:int}/acknowledge", acknowledge),
+        pages.form("/alerts/{alert_id}/acknowledge", acknowledge),
     ]

@@ -145,7 +145,7 @@ def alert_page(pipeline: Pipeline, given: Given, *, limit: int) -> AlertPage:
     found = AlertStore(pipeline.database, clock=pipeline.clock).listed(
         resolved_since=since,
         rule=None if rule is None else AlertRule(rule),
-        after=0 if after is None else whole_number("after", after, most=10**9),
+        after=0 if after is None else whole_number("after", after),
         limit=limit + 1,
     )
     return AlertPage(rows=found[:limit], after=str(found[limit - 1].alert_id) if len(found) > limit else None)

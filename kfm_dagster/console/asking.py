@@ -9,6 +9,7 @@ from enum import StrEnum, unique
 
 from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS
+from kfm_dagster.typed_numbers import LARGEST
 
 _QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 """RFC 9110, section 12.4.2."""
@@ -70,9 +71,9 @@ def given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dic
     return found
 
 
-def whole_number(name: str, text: str, *, most: int) -> int:
+def whole_number(name: str, text: str, *, most: int = LARGEST) -> int:
     """Read a number from 1 to `most`. Raises BadRequestError."""
-    # No more digits than such a number has: Python reads any script's, and thousands of them.
+    # No more digits than LARGEST has: Python reads any script's, and thousands of them.
     if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
         raise BadRequestError(observed=f"{name}={text[:40]!r}", expected=f"a whole number from 1 to {most}")
     return int(text)

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from kfm_dagster.console.asking import BadRequestError
+from kfm_dagster.console.asking import BadRequestError, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -114,6 +114,11 @@ def parameters(request: Request) -> list[tuple[str, str]]:
     if any(value != "1" for name, value in found if name == _LIVE):
         raise BadRequestError(observed=f"{_LIVE}={request.query_params[_LIVE][:40]!r}", expected=f"{_LIVE}=1 or none")
     return [(name, value) for name, value in found if name != _LIVE]
+
+
+def row_id(request: Request, name: str) -> int:
+    """Return the number that a part of the path is. Raises BadRequestError."""
+    return whole_number(name, str(request.path_params[name]))
 
 
 def with_query(request: Request, **changes: str | None) -> str:

@@ -85,7 +85,7 @@ def take_in(
 
     Receiving stops, too, at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK; what a request brought is taken in.
     Bulk units do not count: a backfill must not stop what is announced today. `wait_seconds` is how long to wait at an
-    empty queue; `budget_seconds` replaces KFM_TICK_BUDGET_SECONDS, `most` a run's worth of messages.
+    empty queue; `budget_seconds` replaces KFM_TICK_BUDGET_SECONDS, `most` bounds messages and units further.
 
     One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
     DatabaseUnavailableError; what was received and not recorded comes back after its visibility timeout. Raises
@@ -99,12 +99,13 @@ def take_in(
     room = settings.max_in_flight_units - units_in_flight(pipeline, Lane.LIVE, off)
     if room <= 0:
         return IntakeReport(deleted=deleted, full=True)
+    further = () if most is None else (most,)
     messages = pipeline.queue.receive(
-        min(room, settings.max_units_per_run if most is None else most),
+        min(room, settings.max_units_per_run, *further),
         budget_seconds=settings.tick_budget_seconds if budget_seconds is None else budget_seconds,
         wait_seconds=wait_seconds,
         max_bytes=settings.max_bytes_per_tick,
-        max_units=min(room, settings.max_units_per_tick),
+        max_units=min(room, settings.max_units_per_tick, *further),
         threads=settings.receive_threads,
     )
     pipeline.calibration.keep_answers()

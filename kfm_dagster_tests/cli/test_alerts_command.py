@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, desk_over
 from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
+from kfm_dagster_tests.no_settings import unset_settings
 
 Call = Callable[..., tuple[int, str, str]]
 SECRET = "s3cr3t-word"
@@ -28,9 +28,7 @@ SECRET = "s3cr3t-word"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in os.environ:
-        if name.startswith("KFM_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     monkeypatch.setenv("KFM_HOME", str(tmp_path))
     monkeypatch.setenv("KFM_ACTOR", "on-call")
     return tmp_path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kfm_dagster.stages.card import STATE_MACHINE, Card
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
+from kfm_dagster_tests.no_settings import unset_settings
 
 Call = Callable[..., tuple[int, str, str]]
 SECRET = "s3cr3t-word"
@@ -33,9 +33,7 @@ def server() -> Iterator[WebServer]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: WebServer) -> Path:
-    for name in os.environ:
-        if name.startswith("KFM_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     configs = tmp_path / "configs"
     configs.mkdir()
     (configs / STATE_MACHINE).write_bytes(Card.load().files[STATE_MACHINE])

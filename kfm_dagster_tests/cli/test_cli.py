@@ -35,7 +35,9 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import REPLAY_PLAN, Card
 from kfm_dagster.storage import database
 from kfm_dagster.storage.statements import Migration, migrations
+from kfm_dagster.typed_numbers import LARGEST
 from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
 UNKNOWN_ID = "00000000-0000-8000-8000-000000000000"
@@ -70,9 +72,7 @@ Call = Callable[..., Answer]
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty KFM_HOME, and a working folder of our own."""
-    for name in os.environ:
-        if name.startswith("KFM_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
@@ -132,6 +132,23 @@ def test_every_command_has_help_with_an_example(path: tuple[str, ...], call: Cal
     assert f"Usage: kfm {' '.join(path)}".rstrip() in shown.out
     [example] = [line.strip() for line in shown.out.splitlines() if line.strip().startswith("Example: ")]
     assert f"kfm {' '.join(path)}".rstrip() in example
+
+
+def test_every_number_has_an_upper_bound() -> None:
+    def parameters(group: click.Group) -> Iterator[click.Parameter]:
+        for command in group.commands.values():
+            yield from command.params
+            if isinstance(command, click.Group):
+                yield from parameters(command)
+
+    numbers = [
+        one.type for one in parameters(kfm) if one.type.name in {"integer", "integer range", "float", "float range"}
+    ]
+    assert len(numbers) > 30
+    for number in numbers:
+        assert isinstance(number, click.IntRange | click.FloatRange)
+        assert number.max is not None
+        assert number.max <= LARGEST
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
@@ -217,7 +234,7 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ExitCode.DEPENDENCY_UNAVAILABLE,
         ["queue kfm-nodd-primary does not answer"],
     ),
-    "no batches at all": (["worker", "--max-batches", "0"], {}, ExitCode.USAGE, ["--max-batches", "x>=1"]),
+    "no batches at all": (["worker", "--max-batches", "0"], {}, ExitCode.USAGE, ["--max-batches", "1<=x<=999999999"]),
     "queue down, drain into a new folder": (
         ["drain"],
         {**NO_QUEUE, "KFM_WAL_DSN": "sqlite:///new/kfm.db"},
@@ -266,7 +283,7 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         )
         for arguments in (["validate"], ["wal", "list"], ["explain", "latest"], ["export", "graph"])
     },
-    "no time at all": (["drain", "--timeout", "0"], {}, ExitCode.USAGE, ["--timeout", "x>=1"]),
+    "no time at all": (["drain", "--timeout", "0"], {}, ExitCode.USAGE, ["--timeout", "1<=x<=999999999"]),
     **{
         f"{reason}, {' '.join([*arguments, option])}": ([*arguments, option, place], {}, ExitCode.USAGE, [option, said])
         for arguments, option in (

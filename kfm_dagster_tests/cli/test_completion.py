@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from kfm_dagster.cli.main import kfm
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.no_settings import unset_settings
 
 NAMES = {
     "backfill_id": completion.BACKFILL,
@@ -33,9 +33,7 @@ NAMES = {
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in os.environ:
-        if name.startswith("KFM_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 

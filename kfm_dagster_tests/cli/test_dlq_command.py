@@ -18,6 +18,7 @@ from kfm_dagster.cli.main import main
 from kfm_dagster.demo.cloud import EmbeddedCloud, aws_client
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import MALFORMED, DlqFixture, open_graveyard
 
 WHY = ("--reason", "the feed was repaired", "--actor", "jane")
@@ -50,9 +51,7 @@ def running() -> Iterator[EmbeddedCloud]:
 @pytest.fixture
 def dlq_fixture(running: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
     """Queues, and a ledger where the environment of this process says."""
-    for name in os.environ:
-        if name.startswith("KFM_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     found = open_graveyard(running, tmp_path / "home", "")
     settings = found.pipeline.settings
     variables = running.environment() | {

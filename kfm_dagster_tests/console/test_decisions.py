@@ -169,6 +169,14 @@ def test_a_unit_is_released_discarded_or_retried_once_and_logged(console: Consol
     assert console.decisions() == [("anna", "release"), ("anna", "discard"), ("anna", "replay_started")]
 
 
+@pytest.mark.parametrize("number", ["0", "x", "1000000000", "9" * 25])
+@pytest.mark.parametrize("path", ["/alerts/{}/acknowledge", "/proposals/{}/approve", "/proposals/{}/withdraw"])
+def test_a_number_that_no_row_has_is_refused_in_one_line(console: Console, path: str, number: str) -> None:
+    refused = console.browser("anna").post(path.format(number), data=REASON)
+    assert refused.status_code == 400
+    assert "a whole number from 1 to 999999999" in refused.text
+
+
 @pytest.mark.parametrize(("query", "units"), [("status=quarantined", 3), ("status=failed&text=KTLX", 2)])
 def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
     console: Console, query: str, units: int

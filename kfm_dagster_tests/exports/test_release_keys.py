@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +17,14 @@ from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.signature import sign_detached, verify_detached
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.exports.gpg import Gpg
+from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in os.environ:
-        if name.startswith("KFM_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from kfm_dagster.cli.main import main
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.no_settings import unset_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,7 @@ Call = Callable[..., Answer]
 @pytest.fixture
 def deployment(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """A deployment that the environment names, opened for looking into it."""
-    for name in os.environ:
-        if name.startswith("KFM_") and not name.startswith("KFM_TEST_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
     (tmp_path / "objects").mkdir()
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))

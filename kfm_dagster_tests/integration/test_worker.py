@@ -128,6 +128,14 @@ def test_what_the_queue_brings_is_ingested_and_acknowledged_in_one_batch(
 def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others(
     desk: Desk, announced: Callable[[int], None], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[tuple[int, int]] = []
+    received = queue.receive
+
+    def receive(max_messages: int, *, max_units: int, **more: Any) -> list[Any]:
+        asked.append((max_messages, max_units))
+        return received(max_messages, **more)
+
+    monkeypatch.setattr(queue, "receive", receive)
     monkeypatch.setattr(resident, "UNITS_PER_READ", 2)
     desk.pipeline.settings = desk.pipeline.settings.model_copy(update={"read_concurrency": 2})
     announced(11)
@@ -142,6 +150,8 @@ def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others
     assert [batch.units for batch in desk.batches] == [4, 4]
     desk.work()
     assert [batch.units for batch in desk.batches] == [4, 4, 3]
+    # A message may hold many records.
+    assert set(asked) == {(4, 4)}
 
 
 @pytest.mark.clause("BEY-16")

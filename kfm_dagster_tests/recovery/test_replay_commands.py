@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture
 from kfm_dagster_tests.recovery.replays import (
     NOBODY_ASKED,
@@ -65,9 +65,7 @@ Call = Callable[..., Answer]
 
 @pytest.fixture
 def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    for name in os.environ:
-        if name.startswith("KFM_"):
-            monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")

@@ -13,14 +13,14 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.no_settings import unset_settings
 
 pytestmark = pytest.mark.clause("SEC-07")
 
 
 @pytest.fixture(autouse=True)
 def _usual_umask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith("KFM_") and not name.startswith("KFM_TEST_")]:
-        monkeypatch.delenv(name)
+    unset_settings(monkeypatch)
     before = os.umask(0o022)
     yield
     os.umask(before)

@@ -1,12 +1,31 @@
-"""The client of S3 gives back at once what a request took: `make bench` has what a run's memory comes to."""
+"""What the client of S3 takes for a request, and gives back at once: `make bench` has what a run's memory comes to."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
+
+AT_ONCE = 64
+BODY, PIECE = 128 * 1024, 8 * 1024
+"""Bytes of an answer, and of what its connection reads of it at a time."""
+READING = """
+import resource, sys
+from concurrent.futures import ThreadPoolExecutor
+from kfm_dagster.storage.s3 import S3Bucket
+
+endpoint, threads, body = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+bucket = S3Bucket("b", endpoint=endpoint, region="us-east-1", seconds=30, anonymous=True)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with ThreadPoolExecutor(threads) as pool:
+    read = list(pool.map(lambda _: len(bucket.get("k", options={"range": (0, body)}).bytes()), range(threads)))
+assert read == [body] * threads
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
 
 
 @pytest.mark.parametrize(("given", "delay"), [({}, "0"), ({"MIMALLOC_PURGE_DELAY": "25"}, "25")])
@@ -23,3 +42,36 @@ def test_the_client_is_told_to_give_memory_back_at_once_unless_somebody_chose(
         check=True,
     )
     assert f"option 'purge_delay': {delay} " in done.stderr
+
+
+def test_a_read_takes_some_times_its_bytes_and_not_a_buffer_for_each_piece_of_them() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE) as server:
+        together = threading.Barrier(AT_ONCE, timeout=60)
+        answering = [
+            threading.Thread(target=_answer_in_pieces, args=(server, together), daemon=True) for _ in range(AT_ONCE)
+        ]
+        for thread in answering:
+            thread.start()
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", READING, endpoint, str(AT_ONCE), str(BODY)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+    assert int(done.stdout) < 16 * AT_ONCE * BODY
+
+
+def _answer_in_pieces(server: socket.socket, together: threading.Barrier) -> None:
+    """Answer one request, each piece at the time of those of all others, so that all are in flight until the last."""
+    connection, _ = server.accept()
+    with connection:
+        asked = b""
+        while b"\r\n\r\n" not in asked:
+            asked += connection.recv(65_536)
+        head = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {BODY}\r\nContent-Range: bytes 0-{BODY - 1}/{BODY}\r\n"
+        connection.sendall(head.encode() + b"\r\n")
+        for _ in range(BODY // PIECE):
+            together.wait()
+            connection.sendall(bytes(PIECE))

@@ -17,6 +17,7 @@ from kfm_dagster.cli.completion import DATASET, ERROR_CODE
 from kfm_dagster.cli.confirm import confirm_option, require_confirmation
 from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.dlq.output import bar, show_plan, show_report
+from kfm_dagster.cli.numbers import COUNT, POSITIVE
 from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows
@@ -79,8 +80,8 @@ _BOUNDING = (
         type=click.IntRange(1, MAX_BATCH_SIZE),
         help="Messages received, and committed, together.",
     ),
-    click.option("--max-batches", default=20, show_default=True, type=click.IntRange(1), help="So many at most."),
-    click.option("--limit", type=click.IntRange(1), help="Act on so many messages at most. Default: no limit."),
+    click.option("--max-batches", default=20, show_default=True, type=POSITIVE, help="So many at most."),
+    click.option("--limit", type=POSITIVE, help="Act on so many messages at most. Default: no limit."),
 )
 
 
@@ -156,10 +157,12 @@ def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
     "--stop-after",
     default=dead_letter_drain.STOP_AFTER,
     show_default=True,
-    type=click.IntRange(0),
+    type=COUNT,
     help="Stop when so many drained units have come back with the error that they had; 0: never.",
 )
-@click.option("--pause", default=0.0, show_default=True, type=click.FloatRange(0), help="Seconds between two batches.")
+@click.option(
+    "--pause", default=0.0, show_default=True, type=click.FloatRange(0, 86_400), help="Seconds between two batches."
+)
 @decision_options
 @confirm_option
 @json_option

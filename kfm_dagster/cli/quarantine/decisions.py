@@ -17,6 +17,7 @@ from kfm_dagster.cli.decision_options import (
     proposed_line,
     records_of,
 )
+from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.quarantine.cases import cases_of
 from kfm_dagster.cli.quarantine.options import json_option, wal_ids_argument
 from kfm_dagster.cli.quarantine.output import say_outcome
@@ -34,7 +35,7 @@ from kfm_dagster.storage.database import Transaction
 
 version_option = click.option(
     "--version",
-    type=click.IntRange(1),
+    type=POSITIVE,
     help="Only if the record still stands at this version (one WAL_ID only). Default: the version that is found.",
 )
 

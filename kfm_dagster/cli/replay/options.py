@@ -21,6 +21,7 @@ from kfm_dagster.cli.completion import DATASET, ERROR_CODE, UNIT
 from kfm_dagster.cli.confirm import confirm_option
 from kfm_dagster.cli.decision_options import REPLAY_REASON, actor_option, change_ref_option
 from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.cli.numbers import COUNT, POSITIVE
 from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
@@ -36,6 +37,7 @@ from kfm_dagster.recovery.replay.selection import (
     selection_of,
 )
 from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.typed_numbers import LARGEST
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -214,7 +216,6 @@ def _moment(_context: click.Context, parameter: click.Parameter, value: str | No
         ) from None
 
 
-_POSITIVE = click.IntRange(min=1)
 _SELECTING = (
     click.option("--selection-file", type=click.Path(path_type=Path), help="Selection spec (YAML); no other option."),
     click.option("--name", help="Name of the replay."),
@@ -228,12 +229,14 @@ _SELECTING = (
     click.option("--event-time-end", callback=_moment, help="Written before."),
     click.option("--created-after", callback=_moment, help="Discovered then or later."),
     click.option("--created-before", callback=_moment, help="Discovered before."),
-    click.option("--attempts-max", type=click.IntRange(min=0), help="Tried so often or less."),
+    click.option("--attempts-max", type=COUNT, help="Tried so often or less."),
     click.option("--wal-id", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
-    click.option("--limit", type=_POSITIVE, help="The first so many, by event time."),
-    click.option("--batch-size", type=_POSITIVE, help="Units let in at a time."),
-    click.option("--max-batches", type=_POSITIVE, help="Refuse a selection that needs more."),
-    click.option("--records-per-second", type=click.FloatRange(min=1), help="Slower than the environment's limit."),
+    click.option("--limit", type=POSITIVE, help="The first so many, by event time."),
+    click.option("--batch-size", type=POSITIVE, help="Units let in at a time."),
+    click.option("--max-batches", type=POSITIVE, help="Refuse a selection that needs more."),
+    click.option(
+        "--records-per-second", type=click.FloatRange(1, LARGEST), help="Slower than the environment's limit."
+    ),
     click.option("--replay-reason", help=f"{REPLAY_REASON} Default: incident."),
     click.option("--incident", help="Incident that it is about; counts as a change reference."),
     click.option("--allow-repair-and-replace", is_flag=True, help="Let succeeded and quarantined units in again."),
