@@ -8,6 +8,7 @@ its user need not know which it is. Does not belong here: what may be read (`obj
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -40,6 +41,8 @@ from pyreqwest.response import SyncResponse
 
 MAX_RETRIES = 2
 """Further tries of a request that got no answer, or one that says "later"; the ledger's own retry takes over then."""
+REFUSAL_BYTES = 64 * 1024
+"""Of an answer to a ranged request, however short the range: an error's text is longer than a few bytes."""
 PAGE = 1000
 """Keys of one listing page (S3 API reference, ListObjectsV2)."""
 Page = list[Any]
@@ -108,7 +111,7 @@ class S3Bucket:
             headers["Range"] = f"bytes={start}-{end - 1}"
         answer, content = self._request("HEAD" if options.get("head") else "GET", path, headers=headers)
         if "range" in options and (answer.status != 206 or len(content) > end - start):
-            raise GenericError(f"{self._host} does not answer with the range that was asked for")
+            raise self._other_range()
         return Fetched(meta=_meta(path, answer.headers), attributes=_attributes(answer.headers), content=content)
 
     def put(
@@ -223,9 +226,23 @@ class S3Bucket:
             # A whole object takes as long as it is long; a few bytes of one do not.
             asked = asked.timeout(timedelta(seconds=self._seconds))
         with asked.build_streamed() as answer:
+            return answer, self._content(answer, headers.get("Range"))
+
+    def _content(self, answer: SyncResponse, asked: str | None) -> bytes:
+        """Return an answer's bytes. Raises GenericError for more than the range that was asked for."""
+        most = math.inf if asked is None else max(_range_bytes(asked), REFUSAL_BYTES)
+        parts: list[bytes] = []
+        for chunk in iter(answer.body_reader.read_chunk, None):
             # Copied one by one: a chunk holds on to the buffer, of up to 400 KB, into which its connection has read it,
             # so that 128 KiB in a dozen chunks took 3 MB of each reading thread.
-            return answer, b"".join(bytes(chunk) for chunk in iter(answer.body_reader.read_chunk, None))
+            parts.append(bytes(chunk))
+            most -= len(chunk)
+            if most < 0:
+                raise self._other_range()
+        return b"".join(parts)
+
+    def _other_range(self) -> GenericError:
+        return GenericError(f"{self._host} does not answer with the range that was asked for")
 
     def _refuse(self, method: str, answer: SyncResponse, path: str | None, content: bytes) -> None:
         """Raise what obstore would raise for an answer that says it was not done."""
@@ -301,6 +318,11 @@ def _client(seconds: float) -> SyncClient:
     if bundle := os.environ.get("AWS_CA_BUNDLE"):
         builder = builder.add_root_certificate_pem(Path(bundle).read_bytes())
     return builder.build()
+
+
+def _range_bytes(header: str) -> int:
+    first, _, last = header.removeprefix("bytes=").partition("-")
+    return int(last) + 1 - int(first)
 
 
 def _host(url: str) -> str:
