@@ -78,6 +78,19 @@ def test_the_front_page_leads_to_what_was_rejected_and_that_to_the_message_as_it
     assert (refused.status_code, "no message of that id was rejected" in refused.text) == (404, True)
 
 
+def test_a_message_s_page_has_its_own_reasons_and_none_of_one_whose_id_begins_so(
+    browser: TestClient, pipeline: Pipeline
+) -> None:
+    longer = Delivery(message_id="message-12", queue="q", receipt_handle="r", landing_sha256="a" * 64)
+    pipeline.deliveries.record([longer])
+    pipeline.deliveries.reject(
+        [Rejection(message_id="message-12", record_index=0, reason_code="unknown_bucket", detail="another", body="{}")]
+    )
+    page = browser.get("/rejected/message-1").text
+    assert "no &lt;JSON&gt;" in page
+    assert "another" not in page
+
+
 def test_a_message_of_any_size_is_shown_in_part(
     browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
