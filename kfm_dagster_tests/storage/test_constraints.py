@@ -734,7 +734,7 @@ NEVER_SAID = {
     "catalog_promotions_one_row_per_promotion",
     "catalog_changes_one_row_per_change",
     # The table's key says more.
-    "catalog_items_by_page",
+    "catalog_items_in_order_of_pages",
 }
 SAID_BY_ANOTHER = {"sqlite": {"nodd_wal_records_failed_item_is_no_success": "nodd_wal_records_success_is_complete"}}
 """Of two constraints that a row breaks PostgreSQL names the first by name, SQLite the first in the table."""

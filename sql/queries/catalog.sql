@@ -123,8 +123,7 @@ SELECT
     record.event_time
 FROM catalog_items AS item
 LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
-WHERE item.collection_id = :collection_id
-  AND item.item_id IN (@each(:item_ids));
+WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: apply
 -- Compare-and-swap of a batch: a row comes back for every Item that still stands as its writer saw it, and as the undo log
@@ -176,14 +175,12 @@ RETURNING item_id;
 SELECT item.item_id, item.wal_id, item.object_uri, record.object_version
 FROM catalog_items AS item
 LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
-WHERE item.collection_id = :collection_id
-  AND item.item_id IN (@each(:item_ids))
+WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted)
 UNION ALL
 SELECT item.item_id, record.wal_id, record.object_uri, record.object_version
 FROM catalog_items AS item
 INNER JOIN nodd_wal_records AS record ON item.replaces_wal_id = record.wal_id
-WHERE item.collection_id = :collection_id
-  AND item.item_id IN (@each(:item_ids));
+WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: log_promotions
 INSERT INTO catalog_promotions (
@@ -222,7 +219,7 @@ WHERE collection_id = :collection_id AND before_revision IS NOT NULL
   AND item_id IN (@each(:item_ids));
 
 -- name: items_of_run
-SELECT DISTINCT item_id FROM catalog_promotions
+SELECT DISTINCT item_id FROM catalog_promotions @indexed_by(catalog_promotions_by_run)
 WHERE run_id = :run_id AND collection_id = :collection_id AND dataset = :dataset;
 
 -- name: promotions_of_items
@@ -260,7 +257,7 @@ WHERE sha256 IN (@each(:digests));
 
 -- name: take_back
 DELETE FROM catalog_items
-WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids))
+WHERE (collection_id, item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted)
 RETURNING item_id, partition_key, page, content_sha256, summaries;
 
 -- name: put_back
@@ -289,7 +286,7 @@ LIMIT :most;
 
 -- name: contents
 SELECT item_id, content_sha256 FROM catalog_items
-WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids));
+WHERE (collection_id, item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: all_contents
 SELECT item_id, partition_key, content_sha256 FROM catalog_items

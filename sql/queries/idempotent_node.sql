@@ -86,9 +86,10 @@ JOIN etl_wal AS a ON a.content_hash = c.last_applied_hash AND a.status = 'APPLIE
 WHERE w.wal_id = :wal_id AND a.wal_id > w.wal_id AND a.content_hash <> w.content_hash;
 
 -- name: skip_overtaken
+-- Both conditions, because the index is of both states.
 UPDATE etl_wal
 SET status = 'SKIPPED'
-WHERE status = 'FAILED' AND EXISTS (
+WHERE status IN ('PENDING', 'FAILED') AND status = 'FAILED' AND EXISTS (
     SELECT 1 FROM etl_checkpoint AS c
     JOIN etl_wal AS a ON a.content_hash = c.last_applied_hash AND a.status = 'APPLIED'
     WHERE c.node = etl_wal.node AND a.wal_id > etl_wal.wal_id

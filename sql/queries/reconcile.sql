@@ -9,7 +9,8 @@ WHERE
 
 -- name: indexed
 -- Which of these Items the index has, what each says, and whose it is.
-SELECT item_id, content_sha256, wal_id FROM catalog_items WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids));
+SELECT item_id, content_sha256, wal_id FROM catalog_items
+WHERE (collection_id, item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: items_of_day
 -- Items of a day with what became of the unit that made each.

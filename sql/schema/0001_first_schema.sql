@@ -1704,8 +1704,11 @@ CREATE TABLE catalog_items (
     replaces_wal_id text,
     -- The promotion that an Item stands by. No Item stands without its undo record.
     promotion_id @bigint,
+    -- In the order of pages: a batch fills a page or two, so its rows lie together, as do those that a page's links and
+    -- extent are made from. In the order of Items each row of a batch would be a page of the database for itself.
+    CONSTRAINT catalog_items_in_order_of_pages PRIMARY KEY (collection_id, partition_key, page, item_id),
     -- An Item stands once, whatever wrote it.
-    CONSTRAINT catalog_items_one_row_per_item PRIMARY KEY (collection_id, item_id),
+    CONSTRAINT catalog_items_one_row_per_item UNIQUE (collection_id, item_id),
     CONSTRAINT catalog_items_collection_exists FOREIGN KEY (collection_id) REFERENCES catalog_collections (collection_id),
     CONSTRAINT catalog_items_page_counts_from_one CHECK (page >= 1),
     CONSTRAINT catalog_items_revision_counts_from_one CHECK (revision >= 1),
@@ -1718,9 +1721,6 @@ CREATE TABLE catalog_items (
     CONSTRAINT catalog_items_promotion_is_logged
     FOREIGN KEY (promotion_id) REFERENCES catalog_promotions (promotion_id)
 ) @without_rowid;
-
--- Serves a page's links and a page's extent.
-CREATE UNIQUE INDEX catalog_items_by_page ON catalog_items (collection_id, partition_key, page, item_id);
 
 -- Serves the search for Items whose unit has ended without lineage.
 CREATE INDEX catalog_items_by_unit ON catalog_items (wal_id);

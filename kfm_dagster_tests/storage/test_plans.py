@@ -1,0 +1,103 @@
+"""How SQLite plans each of our statements while it knows nothing of the tables, as in a deployment: nobody analyses.
+
+It expects ten rows of any key's first column, so a whole collection looks as short as a page of it, and only the
+figures of a large catalog would show which it chose. PostgreSQL counts its rows and plans by them; how both plan over a
+filled ledger is in `ledger/test_ledger_plans.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import TextClause
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.statements import sql_root, statement
+
+GROWING = {
+    "announcements",
+    "catalog_changes",
+    "catalog_items",
+    "catalog_promotions",
+    "catalog_replaced_items",
+    "catalog_withdrawals",
+    "lineage_emissions",
+    "nodd_wal_delivery_units",
+    "nodd_wal_deliveries",
+    "nodd_wal_outcomes",
+    "nodd_wal_records",
+    "nodd_wal_supersessions",
+    "nodd_wal_transitions",
+    "replay_units",
+}
+"""Tables with a row for each unit, message or Item."""
+WHOLE = {
+    "announcements.waiting": "a count, for who asks how a subscription does",
+    "catalog.all_contents": "the API's rebuild compares every Item",
+    "catalog.drop_empty_collection": "asks for any Item at all",
+    "deliveries.conservation": "the sum over everything that was received",
+    "deliveries.counts": "a count of everything that was received",
+    "deliveries.duplicates": "a count of everything that was received",
+    "exports.claims": "an export of everything",
+    "exports.collections": "an export of everything",
+    "exports.items": "an export of everything",
+    "exports.objects": "an export of everything",
+    "ledger.counts": "what proves the counts that are kept",
+    "reports.ledger_span": "the first and the last event of everything",
+    "retention.landing": "once a day, of what nobody needs",
+}
+"""Statements that read a growing table from end to end, and why that is what they are for."""
+PARTIAL = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+) [^;]*\bWHERE\b", re.MULTILINE)
+
+
+@pytest.fixture
+def blind(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    file = tmp_path / "kfm.db"
+    Database.open(f"sqlite:///{file}").dispose()
+    # Without our settings: a foreign key's look at the other table would stand in a plan, though none but a violation
+    # makes it look.
+    with closing(sqlite3.connect(file)) as connection:
+        yield connection
+
+
+def test_no_statement_reads_a_growing_table_from_end_to_end_but_those_that_are_for_it(
+    blind: sqlite3.Connection,
+) -> None:
+    schema = "\n".join(file.read_text(encoding="utf-8") for file in (sql_root() / "schema").iterdir())
+    partial = set(PARTIAL.findall(schema))
+    found: dict[str, list[str]] = {}
+    for name, asked in _statements():
+        plan = blind.execute(f"EXPLAIN QUERY PLAN {asked.text}", dict.fromkeys(asked.compile().params)).fetchall()
+        if reads := [line for *_, line in plan if _is_whole(line, asked.text, partial)]:
+            found[name] = reads
+    assert {name: reads for name, reads in found.items() if name not in WHOLE} == {}
+    assert WHOLE.keys() - found.keys() == set()
+
+
+def _statements() -> Iterator[tuple[str, TextClause]]:
+    """Yield every query that SQLite is asked, by name."""
+    for file in sorted((sql_root() / "queries").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".sql") and file.name not in ("roles.sql", "backups.sql"):  # PostgreSQL's alone
+            for identifier in re.findall(r"^-- name: (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
+                name = f"{file.name.removesuffix('.sql')}.{identifier}"
+                try:
+                    asked = statement("sqlite", name)
+                except ConfigurationError:  # this one is PostgreSQL's, too
+                    continue
+                if re.search(r"^(?:INSERT|SELECT|UPDATE|DELETE|WITH)\b", asked.text, re.MULTILINE):
+                    yield name, asked
+
+
+def _is_whole(line: str, text: str, partial: set[str]) -> bool:
+    """Whether a line of a plan reads all of a growing table, or all of a collection in it."""
+    aliases = {alias: table for table, alias in re.findall(r"(\w+) AS (\w+)", text)}
+    read = re.match(r"(SCAN|SEARCH) (\w+)(?:.*? INDEX (\w+))?", line)
+    if read is None or aliases.get(read[2], read[2]) not in GROWING or read[3] in partial:
+        return False
+    return read[1] == "SCAN" or line.endswith("(collection_id=?)")
