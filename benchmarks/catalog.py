@@ -1,9 +1,10 @@
 """The catalog at scale: many Items through its store, the GeoParquet that follows, and a search of a day and a box.
 
-    python -m benchmarks.catalog --items 1000000 [--database postgresql] [--json]
+    python -m benchmarks.catalog --items 1000000 [--database postgresql] [--stac-api] [--json]
 
-Items are NEXRAD volumes of every site, 40,000 a day as the archive has them. Belongs here: their registration and what
-is measured of it. Does not belong here: how a unit becomes an Item (`backlog.py`).
+Items are NEXRAD volumes of every site, 40,000 a day as the archive has them. With `--stac-api` pgstac follows, too.
+Belongs here: their registration and what is measured of it. Does not belong here: how a unit becomes an Item
+(`backlog.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,17 +26,22 @@ from typing_extensions import override
 
 from benchmarks.command import in_one_line
 from benchmarks.databases import KINDS, bench_database
+from benchmarks.postgis import lacking, postgis_server, stac_api_database
+from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.geoparquet.follower import GeoParquet
 from kfm_dagster.catalog.geoparquet.search import Wanted, search
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.catalog.stac_api.database import StacApiDatabase
+from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
 from kfm_dagster.contracts.identity import rfc3339, wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.nexrad_sites import Site, sites
@@ -48,20 +53,23 @@ A_DAY = 40_000
 """Volumes of the archive in a day (shared/data/README.md)."""
 FIRST_DAY = datetime(2025, 1, 1, tzinfo=UTC)
 BATCH = 1_000
-ENDS = 10_000
-"""Items of the first and of the last rate."""
+ENDS = 10
+"""Batches of the first and of the last rate."""
 KANSAS = (-102.1, 36.9, -94.6, 40.1)
 SEARCHES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What it took. Rates are of registration, CPU that of this process; a few Items are ten."""
+    """What it took. Rates are of registration, or of that and all followers; CPU is of this process; a few are ten."""
 
     items: int
     database: str
+    stac_api: bool
     first_per_second: float
     last_per_second: float
+    first_followed_per_second: float
+    last_followed_per_second: float
     follow_cpu_ms_per_item: float
     few_items_seconds: float
     few_items_bytes: int
@@ -101,7 +109,16 @@ def volumes(registry: ContractRegistry, first: int, count: int) -> list[Candidat
     ]
 
 
-def measure(folder: Path, items: int, *, database: str) -> Scale:
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """Seconds an Item of each batch, of its registration and of following it, and CPU seconds of all following."""
+
+    registered: Sequence[float]
+    followed: Sequence[float]
+    follow_cpu: float
+
+
+def measure(folder: Path, items: int, *, database: str, stac_api: bool) -> Scale:
     """Register and follow Items, then search them. Raises KfmError with one line."""
     registry, publisher = ContractRegistry.load(), CountingFolder(folder / "catalog")
     folder.mkdir(parents=True)
@@ -111,20 +128,28 @@ def measure(folder: Path, items: int, *, database: str) -> Scale:
         around.callback(opened.dispose)
         catalog = Catalog(opened, publisher, registry, mirrored=True)
         following = Following(opened, registry, publisher, clock=lambda: datetime.now(UTC))
-        rates, cpu = _register(catalog, following, publisher, registry, items)
+        followers: list[Follower] = [GeoParquet(publisher)]
+        if stac_api:
+            api = around.enter_context(stac_api_database(around.enter_context(postgis_server())))
+            followers.append(PgstacFollower(StacApiDatabase(api), publisher))
+        taken = _register(catalog, following, followers, registry, items)
         few_more = volumes(registry, items, 10)
         before, began = _parquet(folder), time.monotonic()
         catalog.register(few_more, fence=open_fence)
-        following.catch_up([GeoParquet(publisher)])
+        following.catch_up(followers)
         few = time.monotonic() - began
     after = _parquet(folder)
     found, seconds, share = _search(publisher, sum(after.values()))
+    together = [sum(pair) for pair in zip(taken.registered, taken.followed, strict=True)]
     return Scale(
         items=items,
         database=database,
-        first_per_second=rates[0],
-        last_per_second=rates[1],
-        follow_cpu_ms_per_item=cpu / items * 1000,
+        stac_api=stac_api,
+        first_per_second=_rate(taken.registered[:ENDS]),
+        last_per_second=_rate(taken.registered[-ENDS:]),
+        first_followed_per_second=_rate(together[:ENDS]),
+        last_followed_per_second=_rate(together[-ENDS:]),
+        follow_cpu_ms_per_item=taken.follow_cpu / items * 1000,
         few_items_seconds=few,
         few_items_bytes=sum(size for path, size in after.items() if path not in before),
         largest_json_bytes=max(path.stat().st_size for path in (folder / "catalog").rglob("*.json")),
@@ -137,23 +162,24 @@ def measure(folder: Path, items: int, *, database: str) -> Scale:
 
 
 def _register(
-    catalog: Catalog, following: Following, publisher: FolderPublisher, registry: ContractRegistry, items: int
-) -> tuple[tuple[float, float], float]:
-    """Register all, batch by batch, each followed; return the first and the last rate, and CPU seconds of following."""
-    follower, cpu = GeoParquet(publisher), 0.0
-    first, last = list[float](), deque[float](maxlen=ENDS // BATCH)
+    catalog: Catalog, following: Following, followers: Sequence[Follower], registry: ContractRegistry, items: int
+) -> _Taken:
+    """Register all, batch by batch, each followed."""
+    registered, followed, cpu = list[float](), list[float](), 0.0
     for number in range(0, items, BATCH):
         batch = volumes(registry, number, min(BATCH, items - number))
         began = time.monotonic()
         catalog.register(batch, fence=open_fence)
-        seconds = (time.monotonic() - began) / len(batch)
-        last.append(seconds)
-        if len(first) < ENDS // BATCH:
-            first.append(seconds)
-        began = time.process_time()
-        following.catch_up([follower])
-        cpu += time.process_time() - began
-    return (len(first) / sum(first), len(last) / sum(last)), cpu
+        done, cpu_before = time.monotonic(), time.process_time()
+        following.catch_up(followers)
+        cpu += time.process_time() - cpu_before
+        registered.append((done - began) / len(batch))
+        followed.append((time.monotonic() - done) / len(batch))
+    return _Taken(registered=registered, followed=followed, follow_cpu=cpu)
+
+
+def _rate(seconds: Sequence[float]) -> float:
+    return len(seconds) / sum(seconds)
 
 
 def _search(publisher: CountingFolder, whole: int) -> tuple[int, float, float]:
@@ -226,15 +252,18 @@ def figures(found: Scale) -> Iterator[dict[str, str]]:
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--items", default=100_000, show_default=True, type=click.IntRange(1, 1_000_000), help="To register.")
 @click.option("--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Of the index.")
+@click.option("--stac-api", is_flag=True, help="Have pgstac follow, too; needs Debian's PostgreSQL with PostGIS.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def main(*, items: int, database: str, home: Path, as_json: bool) -> None:
+def main(*, items: int, database: str, stac_api: bool, home: Path, as_json: bool) -> None:
     """Register many Items, follow them with GeoParquet, search a day and a box, and print what it took.
 
     Example: python -m benchmarks.catalog --items 100000
     """
     refuse_unwritable_home(home)
-    found = measure(home / f"catalog-{time.time_ns()}", items, database=database)
+    if stac_api and (reason := lacking()) is not None:
+        raise ConfigurationError("the benchmark needs a server", observed=reason)
+    found = measure(home / f"catalog-{time.time_ns()}", items, database=database, stac_api=stac_api)
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return
