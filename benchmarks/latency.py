@@ -1,10 +1,11 @@
 """How long a unit takes from its publication to its Item, at a given rate, in a deployment that runs already.
 
-    python -m benchmarks.latency --rate 50 --seconds 60 [--store-latency-ms 50] [--worker] [--json]
+    python -m benchmarks.latency --rate 50 --seconds 60 [--store-latency-ms 50] [--worker] [--virtual] [--json]
 
 Messages are sent to the queue at an even rate while the deployment works under its default settings. A unit's time is
 that of its record's last change, as the ledger has it, after the moment before its message was sent: it stands in the
-catalog then. Belongs here: publishing and looking up. Does not belong here: a backlog (`backlog.py`).
+catalog then. With `--virtual` also how long after its Item a step is in its virtual store. Belongs here: publishing and
+looking up. Does not belong here: a backlog (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings, environment
+from kfm_dagster.virtual.follower import VirtualZarr
 
 WARMING_UNITS = 5
 """Drained before anything is measured: the first run of a process loads what later ones have."""
 TICK_SECONDS = 0.1
+FOLLOW_SECONDS = 60.0
 _PROGRAMS = Path(sys.executable).parent
 
 
@@ -63,6 +66,7 @@ class LatencyOptions:
     seconds: float
     place: Place
     worker: bool = False
+    virtual: bool = False
     timeout_seconds: float = 3600
 
     @property
@@ -97,6 +101,8 @@ def _measured(
 ) -> dict[str, Any]:
     home.mkdir(parents=True)
     own = {"KFM_HOME": str(home.absolute()), "KFM_FIRST_DAY": DAY.isoformat(), "KFM_SCHEDULED_LISTINGS": "false"}
+    if options.virtual:
+        own["KFM_VIRTUAL_URL"] = str((home / "virtual").absolute())
     with (
         FastQueue(fauxqs, latency_ms=options.place.queue_latency_ms) as queue,
         environment({**queue.environment(), **around.variables(), **own}),
@@ -112,16 +118,20 @@ def _measured(
             queue.fill(bodies[:WARMING_UNITS])
             drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
             before = cpu_seconds()
+            stores = _Stores(pipeline, options)
             say(f"publishing {options.rate:g} messages a second for {options.seconds:g} s ...")
             publisher = _Publisher(queue, bodies[WARMING_UNITS:], rate=options.rate)
             began = time.monotonic()
             publisher.start()
+            if options.virtual:
+                stores.start()
             while publisher.is_alive():
                 deployment.tend()
                 publisher.join(1.0)
             publishing = time.monotonic() - began
             drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
             after = cpu_seconds()
+        virtual = stores.waits() if options.virtual else []
         records = pipeline.ledger.find(dataset=options.dataset, status=Status.SUCCEEDED, limit=len(bodies))
         pipeline.close()
     settled = {record.object_uri: record.updated_at for record in records}
@@ -135,6 +145,7 @@ def _measured(
         "succeeded": len(waits),
         **asdict(options.place),
         **percentiles(waits),
+        **{f"virtual_{name}": seconds for name, seconds in percentiles(virtual).items()},
         "cpu_ms_per_unit": (after - before) * 1000 / options.units,
     }
 
@@ -172,6 +183,56 @@ def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
     if not waits:
         return dict.fromkeys(names)
     return {name: float(np.percentile(waits, share)) for name, share in names.items()}
+
+
+class _Stores(threading.Thread):
+    """Looks how far the virtual stores have come: a follower says so once they are in their places."""
+
+    def __init__(self, pipeline: Pipeline, options: LatencyOptions) -> None:
+        super().__init__(name="stores", daemon=True)
+        self._collection = pipeline.registry[options.dataset].stac.collection
+        self._pipeline, self._units = pipeline, options.units
+        self._seen, self._done = list[tuple[datetime, int]](), threading.Event()
+        self._first = self._place()
+
+    def run(self) -> None:
+        """Look until `waits` is asked for."""
+        while not self._done.wait(TICK_SECONDS):
+            self._seen.append((datetime.now(UTC), self._place()))
+
+    def waits(self) -> list[float]:
+        """Return the seconds from the commit of each Item until its step was seen to be there.
+
+        Raises DependencyUnavailableError when the stores stay behind.
+        """
+        with self._pipeline.database.snapshot() as view:
+            changes = view.run(
+                "catalog.changes_after", collection_id=self._collection, after=self._first, most=self._units
+            ).all()
+        until = time.monotonic() + FOLLOW_SECONDS
+        while changes and self._place() < changes[-1].change_id:
+            if time.monotonic() > until:
+                raise DependencyUnavailableError(
+                    "the virtual stores stay behind", observed=f"change {self._place()} of {changes[-1].change_id}"
+                )
+            time.sleep(TICK_SECONDS)
+        self._done.set()
+        self.join()
+        self._seen.append((datetime.now(UTC), self._place()))
+        found, seen = list[float](), iter(self._seen)
+        at, place = next(seen)
+        for change in changes:
+            while place < change.change_id:
+                at, place = next(seen)
+            found.append((at - change.changed_at).total_seconds())
+        return found
+
+    def _place(self) -> int:
+        places = self._pipeline.following.places()
+        own = (
+            place for place in places if (place.follower, place.collection_id) == (VirtualZarr.name, self._collection)
+        )
+        return max((place.change_id for place in own), default=0)
 
 
 class _Publisher(threading.Thread):
@@ -215,6 +276,7 @@ class _Publisher(threading.Thread):
 @click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(1, 3600), help="How long.")
 @click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are published.")
 @click.option("--worker", is_flag=True, help="With `kfm worker` in place of the sensor of messages.")
+@click.option("--virtual", is_flag=True, help="With virtual stores, of a dataset that has any.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
     """Publish sample units at a rate to a running deployment, and print how long each took until it had its Item.
