@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from opentelemetry import trace
@@ -31,6 +32,8 @@ RECEIVE = "sqs_receive"
 _NAME = "kfm_dagster"
 _PREFIX = "nodd_sns."
 _AUTOMATIC = frozenset({None, "retry"})
+KNOWN_ATTEMPTS = 4_096
+"""Attempts whose ids are kept: a batch asks for those of each unit some ten times."""
 _ROOT_IDS: ContextVar[SpanContext | None] = ContextVar("kfm_root_ids", default=None)
 
 Attributes = dict[str, str | int]
@@ -51,6 +54,7 @@ def root_ids() -> SpanContext | None:
 def sample_by(decides: Callable[[int], bool]) -> None:
     """Let the root's ids come from here, and ask this of the id of each trace."""
     _Sampled.decides = decides
+    attempt_ids.cache_clear()
 
 
 def is_tracing() -> bool:
@@ -58,6 +62,7 @@ def is_tracing() -> bool:
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
+@lru_cache(maxsize=KNOWN_ATTEMPTS)
 def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
     """Return the ids of an attempt's trace and of its root: SHA-256 of both, so the same in every process."""
     digest = hashlib.sha256(f"kfm_dagster {wal_id} {attempt}".encode()).digest()
