@@ -80,7 +80,7 @@ def borrow_environment(clone: Path) -> None:
     (clone / ".venv" / ".installed").touch()
     for target in ("demo", "ui"):
         recipe = shell(f"make --dry-run {target}", clone, seconds=HANG_SECONDS, variables=newcomers(clone)).stdout
-        assert recipe == f".venv/bin/kfm {target}\n", "make would do more than the target: install, for one"
+        assert recipe == f".venv/bin/kfm {target}\n", f"make {target} would do something else, such as install"
 
 
 @contextmanager
