@@ -1,34 +1,32 @@
-"""A new user's walk in a real browser: after a demo, `kfm ui`, and from then on what the screens say and nothing else.
+"""A new user's walk: `git clone`, `make demo`, `make ui`, and in a real browser what the screens say, nothing else.
 
-The home is what `kfm demo` leaves, worked by the resident worker, because a deployment for it would take a minute.
+Only the packages are there already: the clone borrows this environment's. CI installs them from a clean checkout.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed
-from kfm_dagster.demo.run import DEMO_ENVIRONMENT, demo_settings, feed_demo
 from kfm_dagster.deployment.local import free_port
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.docs.console import shell, shell_environment
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.deployment]
 
+ROOT = Path(__file__).resolve().parents[2]
 NEWCOMER = "newcomer"
 REASON = "the object is whole now"
 CHANGE = "INC-1"
@@ -36,44 +34,78 @@ CHANGE = "INC-1"
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """What `kfm ui` says to who has typed it."""
+    """What `make ui` says to who has typed it."""
 
     console: str
     token: str
     mending: Sequence[str]
 
 
+def newcomers(checkout: Path) -> dict[str, str]:
+    """The variables of a new user's shell."""
+    return {
+        "KFM_ACTOR": NEWCOMER,
+        # The environment has the package of the checkout that is tested; installing would have put the clone's there.
+        "PYTHONPATH": str(checkout),
+        # The tests' own `make test` is no part of it: what is typed would be a make within that one.
+        "MAKEFLAGS": "",
+        "MAKELEVEL": "0",
+    }
+
+
 @pytest.fixture
-def demo_home(chromium: Browser, contracts: ContractRegistry, tmp_path: Path) -> Path:
-    home = tmp_path / "home"
-    with EmbeddedCloud() as cloud:
-        cloud.provision(contracts)
-        pipeline = Pipeline.open(demo_settings(home))
-        feed_demo(pipeline, Feed(cloud, contracts), None)
-        pipeline.close()
-        variables = {**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_HOME": str(home)}
-        done = shell("kfm worker --until-empty", tmp_path, seconds=HANG_SECONDS, variables=variables)
-    assert done.returncode == 0, done.stdout
-    return home
+def checkout(chromium: Browser, tmp_path: Path) -> Path:
+    """A clone of this checkout, with its uncommitted changes, in which nothing is left to install."""
+    git = f"git -C {shlex.quote(str(ROOT))}"
+    prefix = shell(f"{git} rev-parse --show-prefix", tmp_path, seconds=HANG_SECONDS)
+    if (prefix.returncode, prefix.stdout) != (0, "\n"):
+        pytest.skip(f"this checkout is no git repository that can be cloned: {prefix.stdout.strip()}")
+    changes = f"{git} diff --binary --no-color --no-ext-diff --src-prefix=a/ --dst-prefix=b/ HEAD > changes"
+    apply = "if [ -s changes ]; then git -C kfm_dagster apply ../changes; fi"
+    typed = f"git clone --quiet {shlex.quote(str(ROOT))} kfm_dagster && {changes} && {apply}"
+    cloned = shell(typed, tmp_path, seconds=HANG_SECONDS)
+    assert cloned.returncode == 0, cloned.stdout
+    borrow_environment(tmp_path / "kfm_dagster")
+    return tmp_path / "kfm_dagster"
+
+
+def borrow_environment(clone: Path) -> None:
+    """Give a clone the commands of this environment, and make the mark that they are up to date.
+
+    The mark is the clone's: the environment may be one that make did not install, and nothing is written into it. It is
+    newer than the files of the clone, or make would install.
+    """
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (clone / ".venv" / ".installed").touch()
+    for target in ("demo", "ui"):
+        recipe = shell(f"make --dry-run {target}", clone, seconds=HANG_SECONDS, variables=newcomers(clone)).stdout
+        assert recipe == f".venv/bin/kfm {target}\n", f"make {target} would do something else, such as install"
 
 
 @contextmanager
-def kfm_ui(home: Path) -> Iterator[Screen]:
-    """Type `kfm ui`, read what it says, and end it as Ctrl-C does."""
-    variables = {"KFM_HOME": str(home), "KFM_ACTOR": NEWCOMER}
-    log = home.parent / "ui.log"
+def make_ui(checkout: Path) -> Iterator[Screen]:
+    """Type what `make ui` types, read what it says, and end it as Ctrl-C does.
+
+    The port is all that is not a new user's: 3000 and 3001 may be somebody else's on this machine.
+    """
+    log = checkout / "ui.log"
     with log.open("wb") as output:
         typed = subprocess.Popen(
-            [Path(sys.executable).parent / "kfm", "ui", "--port", str(free_port())],
-            env=shell_environment(variables),
+            ["bash", "-c", f"$(make --dry-run ui) --port {free_port()}"],
+            cwd=checkout,
+            env=shell_environment(newcomers(checkout)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         yield _read(typed, log)
     finally:
-        typed.send_signal(signal.SIGINT)
+        # A terminal sends it to all that was started in it.
+        with suppress(ProcessLookupError):
+            os.killpg(typed.pid, signal.SIGINT)
         typed.wait(timeout=HANG_SECONDS)
 
 
@@ -98,9 +130,11 @@ def open_from_the_front(page: Page, matter: str) -> None:
 
 @pytest.mark.timeout(2 * HANG_SECONDS + 120)
 def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_sees_it_succeed_and_who_decided(
-    chromium: Browser, demo_home: Path
+    chromium: Browser, checkout: Path
 ) -> None:
-    with kfm_ui(demo_home) as screen, chromium.new_context() as context:
+    shown = shell("make demo", checkout, seconds=HANG_SECONDS, variables=newcomers(checkout))
+    assert shown.returncode == 0, shown.stdout
+    with make_ui(checkout) as screen, chromium.new_context() as context:
         page = context.new_page()
         page.goto(screen.console)
         matters = page.get_by_role("region", name="What to look at").locator("tr", has_text="quarantined")
@@ -114,7 +148,7 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
             key = page.get_by_role("heading", level=1).inner_text()
             # The provider's part, by the command that is there to copy; it names the same object.
             [command] = [line for line in screen.mending if line.endswith(key)]
-            mended = shell(command, demo_home.parent, seconds=60, variables={"NO_PROXY": "127.0.0.1"})
+            mended = shell(command, checkout, seconds=60, variables={"NO_PROXY": "127.0.0.1"})
             assert (mended.returncode, mended.stdout) == (0, "")
             if page.get_by_role("link", name="sign in", exact=True).count():
                 page.get_by_role("link", name="sign in", exact=True).click()
