@@ -1,12 +1,15 @@
 """deploy/helm: the chart knows the values, Kubernetes the objects, Dagster the instance and the Job of a run.
 
 Neither the chart nor its values.schema.json is here: `helm_values.yaml` beside this file has what was read of them, for
-the keys that we use. So this shows neither that a release of the chart takes the file as a whole, nor what its
-templates make of it; `helm install --dry-run` does, on a machine with Helm.
+the keys that we use. One test asks the schemas of a chart themselves whether they take the file as a whole, where
+KFM_DAGSTER_CHART names the folder of an unpacked one. What the templates make of the values is not shown here;
+`helm install --dry-run` does that, on a machine with Helm.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import jsonschema_rs
 import kubernetes.client as k8s
 import pytest
 import sqlalchemy as sa
@@ -82,6 +86,60 @@ def test_the_chart_knows_every_value() -> None:
     assert [one for one in found if one[1]] == []
     # What is written down and not used is not held by anything.
     assert {path for path, _ in found} == set(KNOWN)
+
+
+def overlaid(chart: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """A chart's values with ours over them, as Helm shows them to the schema: it requires keys that ours leave out."""
+    values = {**chart, **ours}
+    for key in chart.keys() & ours.keys():
+        if isinstance(chart[key], Mapping) and isinstance(ours[key], Mapping):
+            values[key] = overlaid(chart[key], ours[key])
+    return values
+
+
+def local(schema: Any) -> Any:
+    """A schema without its references to an outside host: to definitions of Kubernetes, which `made` has checked."""
+    if isinstance(schema, list):
+        return [local(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: local(one) for key, one in schema.items() if key != "$ref" or one.startswith("#")}
+
+
+def refused(chart: Path, ours: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Path and message of all that is wrong with our values for a chart, and for the subchart of it that we enable."""
+    name = "dagster-user-deployments"
+    schema, values = schema_and_values(chart, ours)
+    # Helm gives a subchart what is under its name, and `global`.
+    sub, given = schema_and_values(chart / "charts" / name, {**values[name], "global": values["global"]})
+    # The schema takes a key of the top that it does not know, and the templates of such a chart pass it over.
+    found = [(key, "no property of the schema") for key in ours if key not in schema["properties"]]
+    for of, by, what in (("", schema, values), (f"{name}: ", sub, given)):
+        errors = jsonschema_rs.validator_for(by, offline=True).iter_errors(what)
+        found += [(of + "/".join(map(str, error.instance_path)), error.message) for error in errors]
+    return found
+
+
+def schema_and_values(chart: Path, ours: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    schema = local(json.loads((chart / "values.schema.json").read_text(encoding="utf-8")))
+    return schema, overlaid(yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8")), ours)
+
+
+@pytest.mark.clause("DAG-09")
+def test_the_schemas_of_an_unpacked_chart_take_the_values() -> None:
+    if not (named := os.environ.get("KFM_DAGSTER_CHART")):
+        pytest.skip("KFM_DAGSTER_CHART names no folder that `helm pull dagster/dagster --version 1.13.27 --untar` made")
+    assert refused(Path(named), VALUES) == []
+    # They refuse, too: keys that the chart has not, and another type.
+    wrong = {**deepcopy(VALUES), "concurrencies": {}}
+    wrong["dagsterWebserver"]["replicas"] = 1
+    wrong["dagster-user-deployments"]["deployments"][0]["port"] = "4000"
+    assert {path for path, _ in refused(Path(named), wrong)} == {
+        "concurrencies",
+        "dagsterWebserver",
+        "dagster-user-deployments/deployments/0/port",
+        "dagster-user-deployments: deployments/0/port",
+    }
 
 
 def test_kubernetes_knows_every_object() -> None:
