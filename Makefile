@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# For example --port 3010.
+UI_ARGS ?=
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?=
 # For example --units 500 --match latency.
@@ -37,7 +39,7 @@ demo: $(INSTALLED)  ## ingest sample objects through a real queue, daemon and ru
 	@$(BIN)/kfm demo
 
 ui: $(INSTALLED)  ## open the Dagster UI and the console over the demo's data
-	@$(BIN)/kfm ui
+	@$(BIN)/kfm ui $(UI_ARGS)
 
 test: $(INSTALLED)  ## run every test; browser tests are skipped where there is no Chromium
 	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

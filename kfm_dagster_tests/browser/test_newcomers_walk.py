@@ -80,19 +80,19 @@ def borrow_environment(clone: Path) -> None:
     (clone / ".venv" / ".installed").touch()
     for target in ("demo", "ui"):
         recipe = shell(f"make --dry-run {target}", clone, seconds=HANG_SECONDS, variables=newcomers(clone)).stdout
-        assert recipe == f".venv/bin/kfm {target}\n", f"make {target} would do something else, such as install"
+        assert recipe.split() == [".venv/bin/kfm", target], f"make {target} would do something else, such as install"
 
 
 @contextmanager
 def make_ui(checkout: Path) -> Iterator[Screen]:
-    """Type what `make ui` types, read what it says, and end it as Ctrl-C does.
+    """Type `make ui`, read what it says, and end it as Ctrl-C does.
 
-    The port is all that is not a new user's: 3000 and 3001 may be somebody else's on this machine.
+    The port is all that is not every new user's: 3000 and 3001 may be somebody else's on this machine.
     """
     log = checkout / "ui.log"
     with log.open("wb") as output:
         typed = subprocess.Popen(
-            ["bash", "-c", f"$(make --dry-run ui) --port {free_port()}"],
+            ["make", "ui", f"UI_ARGS=--port {free_port()}"],
             cwd=checkout,
             env=shell_environment(newcomers(checkout)),
             stdin=subprocess.DEVNULL,
@@ -159,7 +159,8 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
             form.get_by_label("Reason").fill(REASON)
             form.get_by_label("Change or incident").fill(CHANGE)
             form.get_by_role("button", name="Release").click()
-            expect(page.get_by_text("It waits for a run")).to_be_visible()
+            # It waits for a run; the daemon may have begun one by now.
+            expect(page.locator("main .badge").first).not_to_have_text("quarantined")
             units[key] = page.url
         assert whys == {}
         for url in units.values():
