@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from kfm_dagster.catalog.stac_api.database import StacApiDatabase
+from kfm_dagster.deployment.local import free_port
 
 PACKAGES = ("postgresql-15", "postgresql-15-postgis-3", "postgresql-15-postgis-3-scripts")
 BIN = Path("/usr/lib/postgresql/15/bin")
@@ -80,10 +80,3 @@ def _run(command: str, *arguments: str) -> None:
         whole = ["runuser", "-u", USER, "--", *whole]
     # Not a pipe: the server would keep it open.
     subprocess.run(whole, check=True, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603, our own arguments
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody has."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from sqlalchemy.engine import make_url
 
-from benchmarks.postgis import free_port
+from kfm_dagster.deployment.local import free_port
 
 COMPOSE = Path(__file__).resolve().parents[1] / "deploy" / "stac-api" / "compose.yaml"
 START_SECONDS = 60.0

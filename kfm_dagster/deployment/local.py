@@ -6,8 +6,10 @@ waits for them is their supervisor. Only processes started here are ended here, 
 
 from __future__ import annotations
 
+import http.client
 import math
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from importlib import resources
 from pathlib import Path
@@ -33,6 +36,9 @@ START_SECONDS = 120
 STOP_SECONDS = 20
 WINDOW_POLL_SECONDS = 5.0
 """How often the first day of the partitions is looked up, which somebody may have lowered."""
+PORTS = range(20_000, 30_000)
+"""None that a system gives to outgoing connections (Linux: from 32,768). What asks such a one before a server listens
+there may be connected to itself, and is answered with its own question."""
 MAX_DEATHS = 5
 DEATH_WINDOW_SECONDS = 300.0
 """So many deaths of parts in so short a time are no accident: something is wrong that a restart does not mend."""
@@ -254,10 +260,17 @@ def default_dagster_yaml() -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that was free a moment ago. Raises DeploymentError when none of a hundred is."""
+    for _ in range(100):
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise DeploymentError(
+        "there is no free port",
+        observed=f"a hundred between {PORTS[0]} and {PORTS[-1]} are taken",
+        next_step="end what listens there",
+    )
 
 
 def _accepts(port: int) -> bool:
@@ -270,7 +283,7 @@ def _serves(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310, a loopback address made above
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, http.client.HTTPException, OSError):
         return False
 
 

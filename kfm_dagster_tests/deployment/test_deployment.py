@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import date
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.deployment import local as deployment_module
-from kfm_dagster.deployment.local import MAX_DEATHS, Deployment, DeploymentError
+from kfm_dagster.deployment.local import MAX_DEATHS, Deployment, DeploymentError, free_port
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 
@@ -78,3 +80,26 @@ def test_a_part_that_keeps_dying_is_not_started_for_ever(deployment: Deployment,
     with pytest.raises(DeploymentError, match=r"parts of the deployment keep dying.*hopeless ended with exit code 3"):
         tend_for_ever(deployment)
     assert (tmp_path / "logs" / "hopeless.log").read_text().splitlines() == ["once more"] * MAX_DEATHS
+
+
+def test_a_port_is_none_that_an_outgoing_connection_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
+    assert max(deployment_module.PORTS) < first
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(deployment_module, "PORTS", [taken.getsockname()[1]])
+        with pytest.raises(DeploymentError, match="no free port"):
+            free_port()
+
+
+def test_what_is_answered_with_its_own_question_is_not_served() -> None:
+    """A connection to a port of outgoing ones, where nobody listens, may be one to itself."""
+    with socket.create_server(("127.0.0.1", 0)) as echo, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            asking, _address = echo.accept()
+            with asking:
+                asking.sendall(asking.recv(1024))
+
+        answered = pool.submit(answer)
+        assert not deployment_module._serves(f"http://127.0.0.1:{echo.getsockname()[1]}/healthz")
+        answered.result(timeout=10)
