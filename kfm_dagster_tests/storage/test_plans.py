@@ -27,6 +27,7 @@ GROWING = {
     "catalog_promotions",
     "catalog_replaced_items",
     "catalog_withdrawals",
+    "etl_wal",
     "lineage_emissions",
     "nodd_wal_delivery_units",
     "nodd_wal_deliveries",
@@ -35,8 +36,9 @@ GROWING = {
     "nodd_wal_supersessions",
     "nodd_wal_transitions",
     "replay_units",
+    "stage_state",
 }
-"""Tables with a row for each unit, message or Item."""
+"""Tables with a row for each unit, message or Item; and the steps of batches, which are large."""
 WHOLE = {
     "announcements.waiting": "a count, for who asks how a subscription does",
     "catalog.all_contents": "the API's rebuild compares every Item",
@@ -44,15 +46,24 @@ WHOLE = {
     "deliveries.conservation": "the sum over everything that was received",
     "deliveries.counts": "a count of everything that was received",
     "deliveries.duplicates": "a count of everything that was received",
+    "explanation.runs_beginning": "a person asks for it",
+    "exports.activities": "an export of everything",
+    "exports.artifacts": "an export of everything",
     "exports.claims": "an export of everything",
     "exports.collections": "an export of everything",
+    "exports.generations": "an export of everything",
+    "exports.inputs": "an export of everything",
     "exports.items": "an export of everything",
+    "exports.latest_run": "an export of everything",
     "exports.objects": "an export of everything",
     "ledger.counts": "what proves the counts that are kept",
     "reports.ledger_span": "the first and the last event of everything",
-    "retention.landing": "once a day, of what nobody needs",
+    "retention.artifacts": "once a day",
+    "retention.landing": "once a day",
 }
 """Statements that read a growing table from end to end, and why that is what they are for."""
+GROWN = {"etl_wal_applied", "etl_wal_content_is_applied_once", "replay_units_by_decision"}
+"""Partial indexes that grow with their table; the others hold what is under way, and may be read to their end."""
 PARTIAL = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+) [^;]*\bWHERE\b", re.MULTILINE)
 
 
@@ -70,7 +81,7 @@ def test_no_statement_reads_a_growing_table_from_end_to_end_but_those_that_are_f
     blind: sqlite3.Connection,
 ) -> None:
     schema = "\n".join(file.read_text(encoding="utf-8") for file in (sql_root() / "schema").iterdir())
-    partial = set(PARTIAL.findall(schema))
+    partial = set(PARTIAL.findall(schema)) - GROWN
     found: dict[str, list[str]] = {}
     for name, asked in _statements():
         plan = blind.execute(f"EXPLAIN QUERY PLAN {asked.text}", dict.fromkeys(asked.compile().params)).fetchall()

@@ -31,7 +31,7 @@ SELECT found.run_id
 FROM (
     SELECT run_id, recorded_at AS at FROM run_state WHERE dataset_id <> 'kfm.run_state_store'
     UNION ALL
-    SELECT CAST(run_id AS text), started_at FROM etl_wal
+    SELECT CAST(run_id AS text), started_at FROM etl_wal WHERE wal_id = (SELECT max(wal_id) FROM etl_wal)
 ) AS found
 ORDER BY found.at DESC, found.run_id DESC
 LIMIT 1;

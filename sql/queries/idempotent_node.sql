@@ -31,7 +31,8 @@ LIMIT :limit;
 
 -- name: pending_runs
 -- Both conditions, because the index is of both states.
-SELECT DISTINCT run_id FROM etl_wal WHERE status IN ('PENDING', 'FAILED') AND status = 'PENDING' ORDER BY run_id;
+SELECT DISTINCT run_id FROM etl_wal @indexed_by(etl_wal_unresolved)
+WHERE status IN ('PENDING', 'FAILED') AND status = 'PENDING' ORDER BY run_id;
 
 -- name: fail_run
 UPDATE etl_wal

@@ -21,7 +21,9 @@ ORDER BY opened_at, stage, attempt;
 SELECT opened_at FROM stage_state WHERE run_id = :run_id AND stage = :stage AND attempt = 1;
 
 -- name: unfinished_runs
-SELECT DISTINCT run_id FROM stage_state WHERE state = 'running' ORDER BY run_id;
+-- Both conditions, because the index is of both states.
+SELECT DISTINCT run_id FROM stage_state @indexed_by(stage_state_unfinished)
+WHERE state IN ('pending', 'running') AND state = 'running' ORDER BY run_id;
 
 -- name: audit_head
 SELECT seq, hash FROM stage_audit ORDER BY seq DESC LIMIT 1;

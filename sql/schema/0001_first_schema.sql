@@ -2077,6 +2077,9 @@ CREATE UNIQUE INDEX etl_wal_content_is_applied_once ON etl_wal (content_hash) WH
 
 CREATE INDEX etl_wal_unresolved ON etl_wal (node, wal_id) WHERE status IN ('PENDING', 'FAILED');
 
+-- Serves what a node has applied: a day's batches, without the payloads of all others.
+CREATE INDEX etl_wal_applied ON etl_wal (node, wal_id) WHERE status = 'APPLIED';
+
 CREATE INDEX etl_wal_by_run ON etl_wal (run_id, wal_id);
 
 -- An intent comes before its effect, so that a crash between the two leaves a trace.
