@@ -32,6 +32,9 @@ def place_options(command: Command) -> Command:
         ),
         click.option("--all-remote", is_flag=True, help="Artifacts, catalog and lineage are in that store, too."),
         click.option("--queue-latency-ms", default=0.0, type=milliseconds, help="Before each answer of SQS."),
+        click.option(
+            "--traces", default=0.0, type=click.FloatRange(0, 1), help="Share of attempts traced, to a collector here."
+        ),
         click.option("--real-size", is_flag=True, help="Objects of real size (sparse files), HRRR with its index."),
         click.option(
             "--home",

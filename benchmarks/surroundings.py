@@ -7,7 +7,7 @@ is measured (`backlog.py`, `latency.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from benchmarks.collector import collecting
 from benchmarks.databases import BenchDatabase, bench_database
 from benchmarks.store import StoreServer
 
@@ -24,6 +25,7 @@ class Place:
     """What is asked for; latencies in milliseconds. Without `store_latency_ms` objects lie in a folder.
 
     `all_remote`: artifacts, catalog and lineage are in the store, too. `real_size`: objects are as large as real ones.
+    `traces`: the share of attempts that are traced; with 0 there is no collector.
     """
 
     database: str = "sqlite"
@@ -31,6 +33,7 @@ class Place:
     all_remote: bool = False
     queue_latency_ms: float = 0.0
     real_size: bool = False
+    traces: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be. Raises click.UsageError."""
@@ -51,13 +54,15 @@ class Surroundings:
     objects: Path
     database: BenchDatabase
     store: StoreServer | None
+    traces: Mapping[str, str]
 
     def variables(self) -> dict[str, str]:
         """Variables for the deployment; a folder of objects goes before every store, so none is named beside one."""
+        common = {**self.database.variables, **self.traces}
         if self.store is None:
-            return {**self.database.variables, "KFM_OBJECT_ROOT": str(self.objects.absolute())}
+            return {**common, "KFM_OBJECT_ROOT": str(self.objects.absolute())}
         os.environ.pop("KFM_OBJECT_ROOT", None)
-        return {**self.database.variables, **self.store.environment(all_remote=self.place.all_remote)}
+        return {**common, **self.store.environment(all_remote=self.place.all_remote)}
 
 
 @contextmanager
@@ -70,4 +75,5 @@ def surrounded(place: Place, objects: Path, folder: Path) -> Iterator[Surroundin
             objects=objects,
             database=stack.enter_context(bench_database(place.database, folder)),
             store=None if latency is None else stack.enter_context(StoreServer(objects, latency_ms=latency)),
+            traces=stack.enter_context(collecting(place.traces)) if place.traces else {},
         )

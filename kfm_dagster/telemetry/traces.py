@@ -22,7 +22,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 
-from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.telemetry.spans import mark_error, span
 
@@ -87,8 +87,11 @@ def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str)
     def with_span(unit: Envelope) -> Envelope:
         if unit.failure is not None:
             return work(unit)
-        token = attach(_under_root(unit.wal_id, unit.attempt))
+        ids = attempt_ids(unit.wal_id, unit.attempt)
+        token = attach(_under(ids))
         try:
+            if not ids.trace_flags.sampled:
+                return work(unit)  # below the attempt, so that what it opens is not exported either
             with span(_PREFIX + operator, _of_unit(unit, dataset)) as opened:
                 made = work(unit)
                 _mark(opened, made)
@@ -123,9 +126,12 @@ def traced_batch(operator: str, received: Sequence[Envelope], *, dataset: str) -
 
 def record_span(operator: str, unit: Envelope, began: int, dataset: str, error: BaseException | None = None) -> None:
     """Write a span of a unit, from `began` (nanoseconds since 1970) until now."""
+    ids = attempt_ids(unit.wal_id, unit.attempt)
+    if not ids.trace_flags.sampled:
+        return
     opened = _tracer().start_span(
         _PREFIX + operator,
-        context=_under_root(unit.wal_id, unit.attempt),
+        context=_under(ids),
         start_time=began,
         attributes=_of_unit(unit, dataset),
     )
@@ -141,6 +147,8 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
     `unit` is what the operators made of it, where that is known.
     """
     ids = attempt_ids(row.wal_id, row.attempts)
+    if not ids.trace_flags.sampled:
+        return
     attributes: Attributes = {
         "nodd.dataset": dataset,
         "nodd.wal_id": row.wal_id,
@@ -173,14 +181,16 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
 
 def record_receive(unit: Envelope, *, dataset: str, began: int) -> None:
     """Write, in the trace of a unit's first attempt, how long its message took to be landed and recorded."""
+    ids = attempt_ids(unit.wal_id, 1)
+    if not ids.trace_flags.sampled:
+        return
     attributes = {
         **_of_unit(unit, dataset),
         "nodd.attempt": 1,
         "messaging.system": "aws_sqs",
         "messaging.message.id": unit.raw.sqs_message_id or "",
     }
-    context = _under_root(unit.wal_id, 1)
-    _tracer().start_span(_PREFIX + RECEIVE, context=context, start_time=began, attributes=attributes).end()
+    _tracer().start_span(_PREFIX + RECEIVE, context=_under(ids), start_time=began, attributes=attributes).end()
 
 
 def _of_unit(unit: Envelope, dataset: str) -> Attributes:
@@ -223,10 +233,6 @@ def _mark(opened: Span, made: Envelope) -> None:
 
 def _suspects(made: Envelope) -> Iterator[Issue]:
     return (issue for issue in made.issues if issue.severity is Severity.SUSPECT)
-
-
-def _under_root(wal_id: WalId, attempt: int) -> Context:
-    return _under(attempt_ids(wal_id, attempt))
 
 
 def _under(ids: SpanContext) -> Context:
