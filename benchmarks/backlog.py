@@ -85,6 +85,7 @@ class BenchResult:
     queue_latency_ms: float = 0.0
     all_remote: bool = False
     real_size: bool = False
+    traces: float = 0.0
     requests_per_unit: float | None = None
     bytes_per_unit: float | None = None
     bytes_sent_per_unit: float | None = None
