@@ -39,7 +39,7 @@ from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
-from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -48,12 +48,15 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings, environment
+from kfm_dagster.virtual.day import LIST
 from kfm_dagster.virtual.follower import VirtualZarr
 
 WARMING_UNITS = 5
 """Drained before anything is measured: the first run of a process loads what later ones have."""
 TICK_SECONDS = 0.1
 FOLLOW_SECONDS = 60.0
+"""How long after the last Item its step may take to come."""
+VIRTUAL = "virtual"
 _PROGRAMS = Path(sys.executable).parent
 
 
@@ -80,6 +83,9 @@ def measure(
 ) -> dict[str, Any]:
     """Return the figures of one call: percentiles in seconds. Raises KfmError with one line."""
     samples_of(options.dataset)
+    having = [contract.id for contract in ContractRegistry.load() if contract.virtual]
+    if options.virtual and options.dataset not in having:
+        raise ConfigurationError("no virtual stores", observed=options.dataset, expected=" or ".join(sorted(having)))
     read_configuration(Settings.load())
     fauxqs = ensure_installed(home / "fauxqs")
     folder = home / "work" / f"latency-{time.time_ns()}"
@@ -102,7 +108,7 @@ def _measured(
     home.mkdir(parents=True)
     own = {"KFM_HOME": str(home.absolute()), "KFM_FIRST_DAY": DAY.isoformat(), "KFM_SCHEDULED_LISTINGS": "false"}
     if options.virtual:
-        own["KFM_VIRTUAL_URL"] = str((home / "virtual").absolute())
+        own["KFM_VIRTUAL_URL"] = str((home / VIRTUAL).absolute())
     with (
         FastQueue(fauxqs, latency_ms=options.place.queue_latency_ms) as queue,
         environment({**queue.environment(), **around.variables(), **own}),
@@ -118,12 +124,12 @@ def _measured(
             queue.fill(bodies[:WARMING_UNITS])
             drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
             before = cpu_seconds()
-            stores = _Stores(pipeline, options)
+            stores = _Stores(pipeline, options, home / VIRTUAL) if options.virtual else None
             say(f"publishing {options.rate:g} messages a second for {options.seconds:g} s ...")
             publisher = _Publisher(queue, bodies[WARMING_UNITS:], rate=options.rate)
             began = time.monotonic()
             publisher.start()
-            if options.virtual:
+            if stores:
                 stores.start()
             while publisher.is_alive():
                 deployment.tend()
@@ -131,7 +137,7 @@ def _measured(
             publishing = time.monotonic() - began
             drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
             after = cpu_seconds()
-        virtual = stores.waits() if options.virtual else []
+        virtual = stores.figures() if stores else {}
         records = pipeline.ledger.find(dataset=options.dataset, status=Status.SUCCEEDED, limit=len(bodies))
         pipeline.close()
     settled = {record.object_uri: record.updated_at for record in records}
@@ -145,7 +151,7 @@ def _measured(
         "succeeded": len(waits),
         **asdict(options.place),
         **percentiles(waits),
-        **{f"virtual_{name}": seconds for name, seconds in percentiles(virtual).items()},
+        **virtual,
         "cpu_ms_per_unit": (after - before) * 1000 / options.units,
     }
 
@@ -186,24 +192,26 @@ def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
 
 
 class _Stores(threading.Thread):
-    """Looks how far the virtual stores have come: a follower says so once they are in their places."""
+    """Looks how far the virtual stores below a folder have come: a follower says so once they are in their places."""
 
-    def __init__(self, pipeline: Pipeline, options: LatencyOptions) -> None:
+    def __init__(self, pipeline: Pipeline, options: LatencyOptions, folder: Path) -> None:
         super().__init__(name="stores", daemon=True)
+        self._folder = folder
         self._collection = pipeline.registry[options.dataset].stac.collection
         self._pipeline, self._units = pipeline, options.units
         self._seen, self._done = list[tuple[datetime, int]](), threading.Event()
         self._first = self._place()
 
     def run(self) -> None:
-        """Look until `waits` is asked for."""
+        """Look until `figures` is asked for."""
         while not self._done.wait(TICK_SECONDS):
             self._seen.append((datetime.now(UTC), self._place()))
 
-    def waits(self) -> list[float]:
-        """Return the seconds from the commit of each Item until its step was seen to be there.
+    def figures(self) -> dict[str, Any]:
+        """Return percentiles of the seconds from an Item's commit until its store was there, and the stores' steps.
 
-        Raises DependencyUnavailableError when the stores stay behind.
+        An Item whose object no store can refer to has no step. Raises DependencyUnavailableError when the stores stay
+        behind, or have no step at all: then nothing was measured.
         """
         with self._pipeline.database.snapshot() as view:
             changes = view.run(
@@ -225,7 +233,13 @@ class _Stores(threading.Thread):
             while place < change.change_id:
                 at, place = next(seen)
             found.append((at - change.changed_at).total_seconds())
-        return found
+        waits = {f"virtual_{name}": seconds for name, seconds in percentiles(found).items()}
+        # Those of the warming units are among them.
+        lists = [json.loads(file.read_bytes()) for file in self._folder.rglob(LIST)]
+        steps = sum(store["steps"] for one in lists for store in one["stores"])
+        if not steps:
+            raise DependencyUnavailableError("no sample of the dataset has come into a virtual store")
+        return {**waits, "virtual_steps": steps}
 
     def _place(self) -> int:
         places = self._pipeline.following.places()
