@@ -48,7 +48,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """A place whose servers run; `objects` is the folder ROOT/bucket/key, which the store serves."""
+    """A place whose servers run; `objects` is the folder ROOT/bucket/key, which the store serves.
+
+    `traces`: the variables by which a deployment sends its traces to the collector; none where there is no collector.
+    """
 
     place: Place
     objects: Path

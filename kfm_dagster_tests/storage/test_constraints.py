@@ -733,7 +733,7 @@ NEVER_SAID = {
     "alerts_one_row_per_alert",
     "catalog_promotions_one_row_per_promotion",
     "catalog_changes_one_row_per_change",
-    # The table's key says more.
+    # That an Item stands once says more.
     "catalog_items_in_order_of_pages",
 }
 SAID_BY_ANOTHER = {"sqlite": {"nodd_wal_records_failed_item_is_no_success": "nodd_wal_records_success_is_complete"}}
