@@ -136,13 +136,14 @@ def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit
 
 
 def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted) -> None:
-    """Say which properties nothing has, and what comes nearest: a misspelt one finds nothing, too."""
+    """Say which properties nothing has, and what comes nearest, or all there is: a misspelt one finds nothing, too."""
     from kfm_dagster.catalog.geoparquet.search import properties_of  # noqa: PLC0415, see above
 
     there = properties_of(open_publisher(settings.catalog), collections)
     for name in {condition.name for condition in wanted.conditions} - there if there else ():
-        near = ", ".join(get_close_matches(name, there)) or "nothing"
-        click.echo(f"no Item of the newest days has the property {name!r}; near it: {near}", err=True)
+        near = get_close_matches(name, there)
+        known = f"near it: {', '.join(near)}" if near else f"they have {', '.join(sorted(there))}"
+        click.echo(f"no Item of the newest days has the property {name!r}; {known}", err=True)
 
 
 def _write(path: Path, tables: Sequence[pa.Table]) -> int:

@@ -306,6 +306,9 @@ def test_a_property_that_nothing_has_is_named_with_what_comes_nearest(published:
     misspelt = call("items", "search", "--where", "plattform=goes-18")
     assert (misspelt.code, misspelt.out) == (0, "none\n")
     assert misspelt.err == "no Item of the newest days has the property 'plattform'; near it: platform\n"
+    strange = call("items", "search", "--where", "eo:cloud_cover<10")
+    assert strange.err.startswith("no Item of the newest days has the property 'eo:cloud_cover'; they have assets, ")
+    assert "platform, " in strange.err
     assert call("items", "search", "--where", "platform=goes-1").err == ""
 
 
