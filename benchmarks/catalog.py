@@ -27,6 +27,7 @@ from typing_extensions import override
 from benchmarks.command import in_one_line
 from benchmarks.databases import KINDS, bench_database
 from benchmarks.postgis import lacking, postgis_server, stac_api_database
+from benchmarks.report import calibration_ms
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.geoparquet.follower import GeoParquet
@@ -61,7 +62,10 @@ SEARCHES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What it took. Rates are of registration, or of that and all followers; CPU is of this process; a few are ten."""
+    """What it took. Rates are of registration, or of that and all followers; CPU is of this process; a few are ten.
+
+    The calibrations say how quick the machine was at either end: rates of ends that differ in it are not comparable.
+    """
 
     items: int
     database: str
@@ -70,6 +74,8 @@ class Scale:
     last_per_second: float
     first_followed_per_second: float
     last_followed_per_second: float
+    first_calibration_ms: float
+    last_calibration_ms: float
     follow_cpu_ms_per_item: float
     few_items_seconds: float
     few_items_bytes: int
@@ -111,10 +117,14 @@ def volumes(registry: ContractRegistry, first: int, count: int) -> list[Candidat
 
 @dataclass(frozen=True, kw_only=True)
 class _Taken:
-    """Seconds an Item of each batch, of its registration and of following it, and CPU seconds of all following."""
+    """Seconds an Item of each batch, of its registration and of following it, and CPU seconds of all following.
+
+    `calibrations`: milliseconds beside each batch.
+    """
 
     registered: Sequence[float]
     followed: Sequence[float]
+    calibrations: Sequence[float]
     follow_cpu: float
 
 
@@ -149,6 +159,8 @@ def measure(folder: Path, items: int, *, database: str, stac_api: bool) -> Scale
         last_per_second=_rate(taken.registered[-ENDS:]),
         first_followed_per_second=_rate(together[:ENDS]),
         last_followed_per_second=_rate(together[-ENDS:]),
+        first_calibration_ms=median(taken.calibrations[:ENDS]),
+        last_calibration_ms=median(taken.calibrations[-ENDS:]),
         follow_cpu_ms_per_item=taken.follow_cpu / items * 1000,
         few_items_seconds=few,
         few_items_bytes=sum(size for path, size in after.items() if path not in before),
@@ -165,7 +177,7 @@ def _register(
     catalog: Catalog, following: Following, followers: Sequence[Follower], registry: ContractRegistry, items: int
 ) -> _Taken:
     """Register all, batch by batch, each followed."""
-    registered, followed, cpu = list[float](), list[float](), 0.0
+    registered, followed, calibrations, cpu = list[float](), list[float](), list[float](), 0.0
     for number in range(0, items, BATCH):
         batch = volumes(registry, number, min(BATCH, items - number))
         began = time.monotonic()
@@ -175,7 +187,8 @@ def _register(
         cpu += time.process_time() - cpu_before
         registered.append((done - began) / len(batch))
         followed.append((time.monotonic() - done) / len(batch))
-    return _Taken(registered=registered, followed=followed, follow_cpu=cpu)
+        calibrations.append(calibration_ms())
+    return _Taken(registered=registered, followed=followed, calibrations=calibrations, follow_cpu=cpu)
 
 
 def _rate(seconds: Sequence[float]) -> float:
