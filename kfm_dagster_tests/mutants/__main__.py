@@ -51,7 +51,7 @@ def run(chosen: Iterable[Mutant], *, seconds: float | None) -> list[Examined]:
                 # It was cut short.
                 break
             found.append(one)
-            print(f"{one.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.name}", flush=True)  # noqa: T201
+            print(f"{one.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.rule}", flush=True)  # noqa: T201
         return confirmed(copy, found)
 
 
@@ -59,7 +59,7 @@ def conclude(found: list[Examined]) -> int:
     """Print what survived, and the counts; 1 when one was left that is required, or too many were."""
     left = [one for one in found if one.fate is not StepResult.KILLED]
     for one in left:
-        print(f"{one.fate}: {one.mutant.file}: {one.mutant.name}\n    {one.why}", flush=True)  # noqa: T201
+        print(f"{one.fate}: {one.mutant.file}: {one.mutant.rule}\n    {one.why}", flush=True)  # noqa: T201
     counts = Counter(one.fate for one in found)
     print(f"{len(found)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in StepResult), flush=True)  # noqa: T201
     too_many = len(left) > max(FEW, EQUIVALENT * len(found))
@@ -68,7 +68,7 @@ def conclude(found: list[Examined]) -> int:
 
 def listed(only: list[str] | None, *, sample: int | None, seed: int) -> Iterator[Mutant]:
     """Choose from the list."""
-    chosen = [one for one in load() if not only or any(text in one.name or text in one.file for text in only)]
+    chosen = [one for one in load() if not only or any(text in one.rule or text in one.file for text in only)]
     return iter(chosen if sample is None else random.Random(seed).sample(chosen, min(sample, len(chosen))))
 
 

@@ -95,7 +95,7 @@ class Candidate:
         begin = max(alike - SHOWN // 3, 0)
         shown = f"{_cut(old[begin:])} -> {_cut(new[begin:])}"
         return Mutant(
-            name=f"{kind}{self.line}: {shown}",
+            rule=f"{kind}{self.line}: {shown}",
             file=self.file,
             old=self.module.code,
             new=changed.code,
