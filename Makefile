@@ -41,8 +41,8 @@ demo: $(INSTALLED)  ## ingest sample objects through a real queue, daemon and ru
 ui: $(INSTALLED)  ## open the Dagster UI and the console over the demo's data
 	@$(BIN)/kfm ui $(UI_ARGS)
 
-test: $(INSTALLED)  ## run every test; browser tests are skipped where there is no Chromium
-	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: $(INSTALLED)  ## run the tests that a change must pass; KFM_TEST_ALL=1 runs all, walks and repetitions included
+	@$(BIN)/pytest --changed --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts, the documents' form
 	@$(BIN)/ruff format --check .

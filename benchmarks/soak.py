@@ -47,6 +47,7 @@ def parts(scale: float) -> list[Part]:
     mail = (*sized("--messages", 500_000, least=1_000), "--database")
     ledger = (*sized("--records", 1_000_000, least=25_000), "--database")
     return [
+        Part(name="tests", command=("-m", "pytest", "-q", "-n", str((os.cpu_count() or 1) + 2), "--dist", "loadfile")),
         Part(name="simulation", command=("-m", "kfm_dagster_tests.simulation", *simulation)),
         Part(
             name="contention",

@@ -3,19 +3,24 @@
     pytest --clauses                      print the page after collection, run nothing
     pytest --clauses-out FILE             also write it as Markdown; with workers the first of them does
 
-The page has each clause with its tests, and each requirement of the documents with its clauses, tests and page.
+The page has each clause with its tests, those that every commit runs and those that run when a path of theirs changed
+(`selection.yaml`), and each requirement of the documents with its clauses, tests and page.
 
-An unknown clause id is a usage error, so that a typo cannot claim anything.
+An unknown clause id is a usage error, so that a typo cannot claim anything; so is a clause that no commit has to run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from kfm_dagster_tests.selection import selection
+
+TESTS = Path(__file__).resolve().parent
 SPEC = Path(__file__).resolve().parent.parent / "docs" / "spec" / "clauses.yaml"
 REQUIREMENTS = SPEC.with_name("requirements.yaml")
 SHOWN = 2
@@ -32,22 +37,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (config.getoption("--clauses") or config.getoption("--clauses-out")):
         return
     clauses = {entry["id"]: entry["must"] for entry in yaml.safe_load(SPEC.read_text(encoding="utf-8"))["clauses"]}
-    claims: dict[str, list[str]] = {clause: [] for clause in clauses}
-    for item in items:
-        for marker in item.iter_markers("clause"):
-            for clause in marker.args:
-                if clause not in claims:
-                    raise pytest.UsageError(f"{item.nodeid} claims {clause}, which docs/spec/clauses.yaml has not")
-                name = item.nodeid.split("[")[0]
-                if name not in claims[clause]:
-                    claims[clause].append(name)
-    table = config.stash[_TABLE] = render(clauses, claims)
+    claims = _claims(items, clauses)
+    chosen, nodeids = selection(changed_only=config.getoption("--changed")), frozenset(item.nodeid for item in items)
+    every_commit = {_function(item) for item in items if chosen.runs_always(item.nodeid, nodeids)}
+    at_times = [clause for clause, tests in claims.items() if tests and not every_commit.intersection(tests)]
+    if at_times and set(TESTS.rglob("test_*.py")) <= {item.path for item in items}:
+        raise pytest.UsageError(f"no commit has to run a test of {', '.join(at_times)}: name one in selection.yaml")
+    table = config.stash[_TABLE] = render(clauses, claims, every_commit)
     out = config.getoption("--clauses-out")
     # Every worker of pytest-xdist collects everything, and the process that started them nothing.
     if out and getattr(config, "workerinput", {}).get("workerid", _FIRST_WORKER) == _FIRST_WORKER:
         out.write_text(table, encoding="utf-8")
     if config.getoption("--clauses"):
         items.clear()
+
+
+def _claims(items: list[pytest.Item], clauses: Collection[str]) -> dict[str, list[str]]:
+    """Return the test functions of each clause. Raises UsageError for a clause that does not exist."""
+    claims: dict[str, list[str]] = {clause: [] for clause in clauses}
+    for item in items:
+        for marker in item.iter_markers("clause"):
+            for clause in marker.args:
+                if clause not in claims:
+                    raise pytest.UsageError(f"{item.nodeid} claims {clause}, which docs/spec/clauses.yaml has not")
+                if (name := _function(item)) not in claims[clause]:
+                    claims[clause].append(name)
+    return claims
+
+
+def _function(item: pytest.Item) -> str:
+    """A test's name without its case."""
+    return item.nodeid.partition("[")[0]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -63,19 +83,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(config.stash.get(_TABLE, ""))
 
 
-def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
-    """Return the page of the clauses and their tests."""
+def render(clauses: dict[str, str], claims: dict[str, list[str]], every_commit: Container[str]) -> str:
+    """Return the page of the clauses and their tests, with those that every commit runs in a column of their own."""
     held = sum(1 for tests in claims.values() if tests)
     lines = [
         "# Conformance",
         "",
         f"{held} of {len(clauses)} clauses are held by a test.",
         "",
-        "| clause | must | tests |",
-        "|---|---|---|",
+        "| clause | must | tests of every commit | tests that run when a path of theirs changed |",
+        "|---|---|---|---|",
     ]
     for clause, must in clauses.items():
-        lines.append(f"| {clause} | {must.replace('|', chr(92) + '|')} | {'<br>'.join(claims[clause]) or '**none**'} |")
+        always = "<br>".join(name for name in claims[clause] if name in every_commit)
+        at_times = "<br>".join(name for name in claims[clause] if name not in every_commit)
+        lines.append(f"| {clause} | {must.replace('|', chr(92) + '|')} | {always or '**none**'} | {at_times} |")
     return "\n".join([*lines, "", *_required(claims)]) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_every_part_follows_the_scale_down_to_its_least_size(
     ledger: int,
 ) -> None:
     assert sizes(scale) == {
+        "tests": [(os.cpu_count() or 1) + 2],
         "simulation": simulation,
         "contention": [contention],
         "crash-matrix": [stride],
@@ -67,8 +69,8 @@ def test_a_part_is_a_command_with_these_options(part: soak.Part) -> None:
     flag, module, *arguments = part.command
     assert flag == "-m"
     if module == "pytest":
-        [path] = [text for text in arguments if text.endswith(".py")]
-        assert all(name in (soak.ROOT / path).read_text(encoding="utf-8") for name in part.variables)
+        paths = [soak.ROOT / text for text in arguments if text.endswith(".py")]
+        assert all(name in path.read_text(encoding="utf-8") for path in paths for name in part.variables)
         return
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.submodule_search_locations:

@@ -1,0 +1,182 @@
+"""Pytest plugin: which tests a change has to run, by the table `selection.yaml`.
+
+    pytest --changed            leave out walks whose paths did not change, and the repetitions on PostgreSQL
+    KFM_TEST_ALL=1              run everything all the same, as `make soak` does
+    KFM_CHANGED_BASE=COMMIT     compare with this commit; default: the newest one older than twelve hours
+
+Without `--changed` pytest runs all that its arguments name. Nothing is drawn by chance: the base, the table and the
+checkout decide, and Hypothesis draws by a seed of the base, which the header names: `--hypothesis-seed` repeats it. Does not belong here: which paths differ (`change.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kfm_dagster_tests.change import ROOT, VARIABLE, base_commit, changed_paths
+
+TABLE = Path(__file__).with_name("selection.yaml")
+TESTS = "kfm_dagster_tests"
+EVERYTHING = "KFM_TEST_ALL"
+POSTGRESQL, SQLITE = "postgresql", "sqlite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """Tests that follow some paths of the repository, and run when one of these changes.
+
+    `tests` are modules or functions below kfm_dagster_tests, `paths` files and folders from the root. `always` are
+    functions or cases that run on every commit all the same.
+    """
+
+    name: str
+    tests: tuple[str, ...]
+    paths: tuple[str, ...]
+    always: tuple[str, ...] = ()
+
+    def holds(self, nodeid: str) -> bool:
+        """Whether a test is part of the walk and may be left out."""
+        return _named(nodeid, self.tests) and not _named(nodeid, self.always)
+
+    def touched(self, changed: Iterable[str]) -> bool:
+        """Whether a path of the walk, or one of its test modules, is among those that changed."""
+        modules = (f"{TESTS}/{test.partition('::')[0]}" for test in self.tests)
+        return _below(changed, (*self.paths, *modules))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twins:
+    """Repetitions on PostgreSQL of tests that run on SQLite as well: what is tested is Python's, and runs on one.
+
+    They run when one of `paths` changes. `always` are the tests of SQL, locks, roles and types, which always run.
+    """
+
+    paths: tuple[str, ...]
+    always: tuple[str, ...]
+
+    def holds(self, nodeid: str, nodeids: Collection[str]) -> bool:
+        """Whether a test repeats one of `nodeids` on PostgreSQL and may be left out."""
+        function, bracket, case = nodeid.partition("[")
+        if POSTGRESQL not in case or _named(nodeid, self.always):
+            return False
+        return f"{function}{bracket}{case.replace(POSTGRESQL, SQLITE)}" in nodeids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a run of the suite leaves out. `base` and `changed` are None where everything runs, for a `reason`."""
+
+    walks: tuple[Walk, ...]
+    twins: Twins
+    base: str | None = None
+    changed: frozenset[str] | None = None
+    reason: str = ""
+    untouched: tuple[Walk, ...] = field(init=False)
+    repeats: bool = field(init=False)
+    """Whether the tests repeat on PostgreSQL."""
+
+    def __post_init__(self) -> None:
+        """Decide once which walks run."""
+        everything = self.changed is None
+        changed = self.changed or frozenset()
+        object.__setattr__(self, "untouched", () if everything else self._untouched(changed))
+        object.__setattr__(self, "repeats", everything or _below(changed, self.twins.paths))
+
+    def _untouched(self, changed: frozenset[str]) -> tuple[Walk, ...]:
+        return tuple(walk for walk in self.walks if not walk.touched(changed))
+
+    def leaves_out(self, nodeid: str, nodeids: Collection[str]) -> bool:
+        """Whether this run leaves a test out, one of all that were collected."""
+        if any(walk.holds(nodeid) for walk in self.untouched):
+            return True
+        return not self.repeats and self.twins.holds(nodeid, nodeids)
+
+    def runs_always(self, nodeid: str, nodeids: Collection[str]) -> bool:
+        """Whether every commit runs a test, whatever it changes."""
+        return not any(walk.holds(nodeid) for walk in self.walks) and not self.twins.holds(nodeid, nodeids)
+
+    def __str__(self) -> str:
+        """Name the base and what is left out, in one line."""
+        if self.changed is None or self.base is None:
+            return f"everything runs: {self.reason}"
+        left_out = [walk.name for walk in self.untouched]
+        if not self.repeats:
+            left_out.append("repetitions on PostgreSQL")
+        return f"{len(self.changed)} paths differ from {self.base[:12]}; left out: {', '.join(left_out) or 'nothing'}"
+
+
+def load(path: Path = TABLE) -> tuple[tuple[Walk, ...], Twins]:
+    """Read the table. Raises TypeError for a key that is none of its own."""
+    table = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    walks = tuple(Walk(**{name: _frozen(value) for name, value in row.items()}) for row in table["walks"])
+    return walks, Twins(**{name: _frozen(value) for name, value in table["twins"].items()})
+
+
+@cache
+def selection(*, changed_only: bool) -> Selection:
+    """Return what a run leaves out: nothing unless it was told to run what changed."""
+    walks, twins = load()
+    if not changed_only or os.environ.get(EVERYTHING) == "1":
+        reason = f"{EVERYTHING}=1" if changed_only else "--changed is not given"
+        return Selection(walks=walks, twins=twins, reason=reason)
+    base = base_commit()
+    if base is None:
+        named = os.environ.get(VARIABLE)
+        reason = f"{VARIABLE}={named} is no commit here" if named else "no commit is old enough to compare with"
+        return Selection(walks=walks, twins=twins, reason=reason)
+    return Selection(walks=walks, twins=twins, base=base, changed=changed_paths(ROOT, base))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("selection").addoption(
+        "--changed",
+        action="store_true",
+        help="leave out walks whose paths did not change, and PostgreSQL's repetitions",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its seed
+def pytest_configure(config: pytest.Config) -> None:
+    base = selection(changed_only=config.getoption("--changed")).base
+    if base is not None and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(int(base[:8], 16))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    chosen = selection(changed_only=config.getoption("--changed"))
+    return [f"selection: {chosen}", f"--hypothesis-seed={config.option.hypothesis_seed}"]
+
+
+@pytest.hookimpl(trylast=True)  # after the page of the clauses, which has every test
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = selection(changed_only=config.getoption("--changed"))
+    nodeids = frozenset(item.nodeid for item in items)
+    left_out = [item for item in items if chosen.leaves_out(item.nodeid, nodeids)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _named(nodeid: str, names: Iterable[str]) -> bool:
+    """Whether names hold a test, its function, its module or a folder above it."""
+    test = nodeid.removeprefix(f"{TESTS}/")
+    return any(test == name or test.startswith((f"{name}::", f"{name}[", f"{name}/")) for name in names)
+
+
+def _below(changed: Iterable[str], paths: Collection[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}/") for path in changed for name in paths)
+
+
+def _frozen(value: Any) -> Any:
+    """Tuples in place of lists, flattened: YAML's anchors put lists into lists."""
+    if not isinstance(value, list):
+        return value
+    return tuple(text for entry in value for text in (_frozen(entry) if isinstance(entry, list) else (entry,)))

@@ -1,0 +1,100 @@
+"""Which tests a change runs: the table fits the tree, and what it leaves out follows from base and paths alone."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster_tests import change
+from kfm_dagster_tests.change import ROOT, base_commit, changed_paths
+from kfm_dagster_tests.selection import TESTS, Selection, Twins, Walk, load
+
+WALKS, TWINS = load()
+KILLS = Walk(
+    name="kills", tests=("a/test_kill.py",), paths=("kfm_dagster/ledger",), always=("a/test_kill.py::test_x[1]",)
+)
+REPEATED = Twins(paths=("sql",), always=("a/test_locks.py",))
+NODES = frozenset(
+    f"{TESTS}/a/{name}"
+    for name in (
+        "test_kill.py::test_x[1]",
+        "test_kill.py::test_x[2]",
+        "test_kills_not.py::test_x",
+        "test_rule.py::test_y[sqlite-3]",
+        "test_rule.py::test_y[postgresql-3]",
+        "test_rule.py::test_only[postgresql]",
+        "test_locks.py::test_z[sqlite]",
+        "test_locks.py::test_z[postgresql]",
+    )
+)
+ALWAYS = {"test_kill.py::test_x[1]", "test_kills_not.py::test_x", "test_rule.py::test_y[sqlite-3]"} | {
+    "test_rule.py::test_only[postgresql]",
+    "test_locks.py::test_z[sqlite]",
+    "test_locks.py::test_z[postgresql]",
+}
+
+
+def test_the_table_names_tests_and_paths_that_exist() -> None:
+    named = {name for walk in WALKS for name in (*walk.tests, *walk.always)} | set(TWINS.always)
+    missing = [path for path in (path for walk in WALKS for path in walk.paths) if not (ROOT / path).exists()]
+    missing += [path for path in TWINS.paths if not (ROOT / path).exists()]
+    for name in named:
+        module, _, function = name.partition("::")
+        path = ROOT / TESTS / module
+        if not path.exists() or (function and f"def {function.partition('[')[0]}(" not in path.read_text("utf-8")):
+            missing.append(name)
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "more"),
+    [
+        ({"docs/a.md"}, set()),
+        ({"kfm_dagster/ledger/store.py"}, {"test_kill.py::test_x[2]"}),
+        ({"kfm_dagster/ledgers.py"}, set()),
+        ({f"{TESTS}/a/test_kill.py"}, {"test_kill.py::test_x[2]"}),
+        ({"sql/queries/a.sql"}, {"test_rule.py::test_y[postgresql-3]"}),
+        ({"sql"}, {"test_rule.py::test_y[postgresql-3]"}),
+        (None, {"test_kill.py::test_x[2]", "test_rule.py::test_y[postgresql-3]"}),
+    ],
+)
+def test_a_run_leaves_out_the_walks_and_repetitions_that_the_change_does_not_touch(
+    changed: set[str] | None, more: set[str]
+) -> None:
+    paths = None if changed is None else frozenset(changed)
+    chosen = Selection(walks=(KILLS,), twins=REPEATED, base="0" * 40, changed=paths)
+    runs = {nodeid.removeprefix(f"{TESTS}/a/") for nodeid in NODES if not chosen.leaves_out(nodeid, NODES)}
+    assert runs == ALWAYS | more
+    always = {nodeid.removeprefix(f"{TESTS}/a/") for nodeid in NODES if chosen.runs_always(nodeid, NODES)}
+    assert always == ALWAYS
+
+
+def commit(root: Path, name: str, *, date: str) -> str:
+    (root / name).write_text(name, encoding="utf-8")
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for command in (["add", name], [*author, "commit", "-qm", name]):
+        environment = {"GIT_COMMITTER_DATE": date, "PATH": "/usr/bin:/bin"}
+        subprocess.run(["git", "-C", str(root), *command], check=True, env=environment)
+    return subprocess.check_output(["git", "-C", str(root), "rev-parse", "HEAD"], text=True).strip()
+
+
+def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(change.VARIABLE, raising=False)
+    assert base_commit(tmp_path) is None
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    older = commit(tmp_path, "older", date="2025-01-01T00:00:00Z")
+    base = commit(tmp_path, "base", date="2025-01-02T00:00:00Z")
+    commit(tmp_path, "new", date=datetime.now(UTC).isoformat())
+    (tmp_path / "untracked é").write_text("")
+    assert base_commit(tmp_path) == base
+    assert changed_paths(tmp_path, base) == {"new", "untracked é"}
+    monkeypatch.setenv(change.VARIABLE, older[:8])
+    assert base_commit(tmp_path) == older
+    assert changed_paths(tmp_path, older) == {"base", "new", "untracked é"}
+    monkeypatch.setenv(change.VARIABLE, "no-such-commit")
+    assert base_commit(tmp_path) is None
