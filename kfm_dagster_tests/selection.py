@@ -5,7 +5,8 @@
     KFM_CHANGED_BASE=COMMIT     compare with this commit; default: the newest one older than twelve hours
 
 Without `--changed` pytest runs all that its arguments name. Nothing is drawn by chance: the base, the table and the
-checkout decide, and Hypothesis draws by a seed of the base, which the header names: `--hypothesis-seed` repeats it. Does not belong here: which paths differ (`change.py`).
+checkout decide, and Hypothesis draws by a seed of the base, which the header names: `--hypothesis-seed` repeats it.
+Does not belong here: which paths differ (`change.py`).
 """
 
 from __future__ import annotations
