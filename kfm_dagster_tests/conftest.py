@@ -18,10 +18,11 @@ from hypothesis import settings
 from benchmarks import postgis
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.cyclic_gc import collect_rarely
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
-from kfm_dagster_tests import databases, scratch
+from kfm_dagster_tests import clouds, databases, scratch
 
 # No test depends on the clock, and workers share the machine.
 settings.register_profile("kfm", deadline=None)
@@ -95,6 +96,19 @@ def reference(shared_data: Path) -> dict[str, Any]:
 def contracts() -> ContractRegistry:
     """The built-in dataset contracts."""
     return ContractRegistry.load()
+
+
+@pytest.fixture(scope="session")
+def cloud_server() -> Iterator[EmbeddedCloud]:
+    """S3, SNS and SQS on loopback, started once; they hold what earlier tests left (`clouds.emptied`)."""
+    with EmbeddedCloud() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cloud(cloud_server: EmbeddedCloud) -> EmbeddedCloud:
+    """S3, SNS and SQS on loopback, empty when a module begins."""
+    return clouds.emptied(cloud_server)
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
-from moto.server import ThreadedMotoServer
 
 from kfm_dagster.announcements.announcer import announcers
 from kfm_dagster.announcements.aws import EventBus, SnsTopic, SqsQueue, aws_receiver
@@ -19,6 +18,7 @@ from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.announcements.receiver import ReceiverUnavailableError, Reception, requests
 from kfm_dagster.catalog.changes import ChangeKind, FollowError
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.announcements.changes import change, item_of
 from kfm_dagster_tests.announcements.test_event import CLOUDEVENT, writer
@@ -30,12 +30,8 @@ ITEMS = 23
 
 
 @pytest.fixture(scope="module")
-def moto_endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def moto_endpoint(cloud: EmbeddedCloud) -> str:
+    return cloud.endpoint_url
 
 
 @pytest.fixture

@@ -42,10 +42,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server(cloud: EmbeddedCloud) -> str:
     """An S3 server on loopback, host and port. A process of its own: rasterio reads with the interpreter locked."""
-    with EmbeddedCloud() as cloud:
-        yield cloud.endpoint_url.removeprefix("http://")
+    return cloud.endpoint_url.removeprefix("http://")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -24,6 +23,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
@@ -33,14 +33,8 @@ BUCKET = "catalog-bucket"
 
 
 @pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def s3_endpoint(cloud: EmbeddedCloud) -> str:
+    return cloud.endpoint_url
 
 
 @pytest.fixture

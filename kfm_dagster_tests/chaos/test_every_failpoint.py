@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from kfm_dagster import failpoints
 from kfm_dagster.chaos.failures import can_fail
 from kfm_dagster.chaos.injector import Injector, injecting
 from kfm_dagster.chaos.plan import parse_plan
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.chaos.world import World, die, finish
@@ -30,12 +30,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def endpoint(cloud: EmbeddedCloud) -> str:
+    return cloud.endpoint_url
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -42,19 +42,13 @@ class Answer:
 Call = Callable[..., Answer]
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[EmbeddedCloud]:
-    with EmbeddedCloud() as cloud:
-        yield cloud
-
-
 @pytest.fixture
-def dlq_fixture(running: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
+def dlq_fixture(cloud: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
     """Queues, and a ledger where the environment of this process says."""
     unset_settings(monkeypatch)
-    found = open_graveyard(running, tmp_path / "home", "")
+    found = open_graveyard(cloud, tmp_path / "home", "")
     settings = found.pipeline.settings
-    variables = running.environment() | {
+    variables = cloud.environment() | {
         "KFM_HOME": str(settings.home),
         "KFM_SQS_PRIMARY_QUEUE": settings.sqs_primary_queue,
         "KFM_SQS_DLQ_QUEUE": settings.sqs_dlq_queue,

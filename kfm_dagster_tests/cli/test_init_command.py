@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,18 +27,17 @@ BIN = Path(sys.executable).parent
 
 
 @pytest.fixture(scope="module")
-def cloud() -> Iterator[EmbeddedCloud]:
+def cloud(cloud: EmbeddedCloud) -> EmbeddedCloud:
     """A cloud with a queue, and a bucket `there`."""
-    with EmbeddedCloud() as servers:
-        create_queues(
-            servers.client("sqs"),
-            primary_queue=servers.primary_queue,
-            dlq=servers.dlq,
-            visibility_timeout=900,
-            max_receive_count=5,
-        )
-        servers.client("s3").create_bucket(Bucket="there")
-        yield servers
+    create_queues(
+        cloud.client("sqs"),
+        primary_queue=cloud.primary_queue,
+        dlq=cloud.dlq,
+        visibility_timeout=900,
+        max_receive_count=5,
+    )
+    cloud.client("s3").create_bucket(Bucket="there")
+    return cloud
 
 
 @pytest.fixture

@@ -56,10 +56,9 @@ def printed(instance: dg.DagsterInstance, key: list[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def cloud() -> Iterator[EmbeddedCloud]:
-    with EmbeddedCloud() as cloud:
-        cloud.client("s3").create_bucket(Bucket=BUCKET)
-        yield cloud
+def cloud(cloud: EmbeddedCloud) -> EmbeddedCloud:
+    cloud.client("s3").create_bucket(Bucket=BUCKET)
+    return cloud
 
 
 def name(bucket: str, cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> None:

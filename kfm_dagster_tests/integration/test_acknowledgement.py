@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -257,12 +257,6 @@ def test_a_batch_is_landed_once_and_never_changed(
     assert {(message.message_id, message.body) for message in read} == {
         (message.message_id, message.body) for message in batch
     }
-
-
-@pytest.fixture(scope="module")
-def cloud() -> Iterator[EmbeddedCloud]:
-    with EmbeddedCloud() as running:
-        yield running
 
 
 @pytest.mark.clause("DAG-03", "BEY-08", "BEY-03")

@@ -35,6 +35,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
+from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
@@ -108,21 +109,20 @@ def worker(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def cloud() -> Iterator[EmbeddedCloud]:
+def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> EmbeddedCloud:
     """A cloud with a bucket of each kind, whose queue announces the units."""
-    registry = ContractRegistry.load()
-    with EmbeddedCloud() as cloud:
-        cloud.provision(registry)
-        for bucket in BUCKETS.values():
-            cloud.client("s3").create_bucket(Bucket=bucket)
-        feed = Feed(cloud, registry)
-        events = [
-            feed.deliver(FeedObject(bucket=bucket, key=key, content=content))
-            for number in range(DAYS)
-            for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), UNITS_PER_DAY)
-        ]
-        feed.announce([*events, *events[:3]])
-        yield cloud
+    cloud = emptied(cloud_server)
+    cloud.provision(contracts)
+    for bucket in BUCKETS.values():
+        cloud.client("s3").create_bucket(Bucket=bucket)
+    feed = Feed(cloud, contracts)
+    events = [
+        feed.deliver(FeedObject(bucket=bucket, key=key, content=content))
+        for number in range(DAYS)
+        for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), UNITS_PER_DAY)
+    ]
+    feed.announce([*events, *events[:3]])
+    return cloud
 
 
 def items(cloud: EmbeddedCloud) -> Counter[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -190,10 +190,9 @@ def test_the_verdict_is_stored_and_neither_the_run_nor_a_message_that_comes_agai
 
 
 @pytest.fixture(scope="module")
-def cloud(contracts: ContractRegistry) -> Iterator[EmbeddedCloud]:
-    with EmbeddedCloud() as running:
-        running.provision(contracts)
-        yield running
+def cloud(cloud: EmbeddedCloud, contracts: ContractRegistry) -> EmbeddedCloud:
+    cloud.provision(contracts)
+    return cloud
 
 
 @CLAUSE

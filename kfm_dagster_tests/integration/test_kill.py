@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
+from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
@@ -67,19 +67,18 @@ def chaos_plan() -> dict[str, Any]:
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> Iterator[dict[str, str]]:
+def published(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[str, str]:
     """A cloud whose queue announces some units of each day; its environment."""
-    registry = ContractRegistry.load()
-    with EmbeddedCloud() as cloud:
-        cloud.provision(registry)
-        feed = Feed(cloud, registry)
-        events = [
-            feed.deliver(FeedObject(bucket=bucket, key=key, content=content))
-            for number in range(len(DEATHS))
-            for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), UNITS_PER_DAY)
-        ]
-        feed.announce([*events, *events[:3]])
-        yield dict(cloud.environment())
+    cloud = emptied(cloud_server)
+    cloud.provision(contracts)
+    feed = Feed(cloud, contracts)
+    events = [
+        feed.deliver(FeedObject(bucket=bucket, key=key, content=content))
+        for number in range(len(DEATHS))
+        for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), UNITS_PER_DAY)
+    ]
+    feed.announce([*events, *events[:3]])
+    return dict(cloud.environment())
 
 
 @pytest.mark.deployment

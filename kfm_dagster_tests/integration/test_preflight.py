@@ -32,12 +32,6 @@ URLS = ("KFM_STORAGE_URL", "KFM_CATALOG_URL", "KFM_LINEAGE_URL")
 REFUSES = "the store refuses access"
 
 
-@pytest.fixture(scope="module")
-def cloud() -> Iterator[EmbeddedCloud]:
-    with EmbeddedCloud() as servers:
-        yield servers
-
-
 @pytest.fixture
 def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """The name of a bucket that is not there."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.samples.gfs import gfs_samples
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
@@ -24,6 +24,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.readers.goes_glm import FIRST_BYTES
 from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.storage.s3 import S3Bucket
+from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.integration.chain import DAY, StoredObject, announce, good, open_pipeline, put, run_chain, take
 
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
@@ -49,17 +50,13 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Any:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+def s3(cloud_server: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", emptied(cloud_server).endpoint_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     client = boto3.client("s3", region_name="us-east-1")
     yield client
     client.close()
-    server.stop()
 
 
 @pytest.fixture

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract, Source
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.readers import nexrad_level2
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, open_pipeline, run_chain, take, volumes
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Any:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+def s3(cloud_server: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", emptied(cloud_server).endpoint_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     client = boto3.client("s3", region_name="us-east-1")
     yield client
     client.close()
-    server.stop()
 
 
 @pytest.mark.clause("BEY-04")

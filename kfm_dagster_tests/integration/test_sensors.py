@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
+from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -326,19 +326,19 @@ def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(
 
 @pytest.fixture
 def published(
-    contracts: ContractRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[PublishedSamples]:
+    cloud_server: EmbeddedCloud, contracts: ContractRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> PublishedSamples:
     """The demo's two days in an embedded cloud that the environment points at."""
-    with EmbeddedCloud() as cloud:
-        cloud.provision(contracts, max_receive_count=3)
-        samples = publish_samples(Feed(cloud, contracts))
-        for name, value in {
-            **cloud.environment(),
-            "KFM_HOME": str(tmp_path / "home"),
-            "KFM_RETRY_BACKOFF_SECONDS": "0",
-        }.items():
-            monkeypatch.setenv(name, value)
-        yield samples
+    cloud = emptied(cloud_server)
+    cloud.provision(contracts, max_receive_count=3)
+    samples = publish_samples(Feed(cloud, contracts))
+    for name, value in {
+        **cloud.environment(),
+        "KFM_HOME": str(tmp_path / "home"),
+        "KFM_RETRY_BACKOFF_SECONDS": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return samples
 
 
 @pytest.mark.clause("DAG-03", "BEY-03", "BEY-08")

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
@@ -34,6 +33,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
+from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 FIRST_DAY = date(2025, 4, 1)
@@ -140,12 +140,11 @@ class Announcer:
 
 
 @pytest.fixture
-def announcer() -> Iterator[tuple[Announcer, dict[str, str]]]:
+def announcer(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> tuple[Announcer, dict[str, str]]:
     """Announces to the queue of an embedded cloud; its environment."""
-    registry = ContractRegistry.load()
-    with EmbeddedCloud() as cloud:
-        cloud.provision(registry, visibility_timeout=10, max_receive_count=1000)
-        yield Announcer(Feed(cloud, registry)), dict(cloud.environment())
+    cloud = emptied(cloud_server)
+    cloud.provision(contracts, visibility_timeout=10, max_receive_count=1000)
+    return Announcer(Feed(cloud, contracts)), dict(cloud.environment())
 
 
 @pytest.mark.deployment

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
-from moto.server import ThreadedMotoServer
 
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ExitCode, QueueUnavailableError
 from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
 from kfm_dagster.notifications.sqs import MAX_SEND_BYTES, Queue, connect, connect_dead_letters
@@ -20,12 +19,8 @@ from kfm_dagster.settings import Settings
 
 
 @pytest.fixture(scope="module")
-def moto_endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def moto_endpoint(cloud: EmbeddedCloud) -> str:
+    return cloud.endpoint_url
 
 
 def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.retention import stored_files
@@ -23,19 +23,15 @@ BUCKET = "kfm-retention"
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def s3(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A client of a bucket."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     client = boto3.client("s3", region_name="us-east-1")
     client.create_bucket(Bucket=BUCKET)
     yield client
     client.close()
-    server.stop()
 
 
 def test_old_objects_of_a_bucket_go_and_others_stay(

@@ -39,19 +39,13 @@ class Place:
                 store.put(record, tx)
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[EmbeddedCloud]:
-    with EmbeddedCloud() as running:
-        yield running
-
-
 @pytest.fixture
-def bucket(s3_server: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
     """A fresh bucket, and the environment of a process that reaches it; a lakeFS repository looks no other."""
-    for name, value in s3_server.environment().items():
+    for name, value in cloud.environment().items():
         monkeypatch.setenv(name, value)
     name = f"kfm-{secrets.token_hex(6)}"
-    s3_server.client("s3").create_bucket(Bucket=name)
+    cloud.client("s3").create_bucket(Bucket=name)
     return name
 
 

@@ -141,9 +141,9 @@ def test_after_a_delta_restore_only_nodes_whose_inputs_changed_run_again(
 
 
 def test_after_a_lakefs_revert_only_nodes_whose_inputs_changed_run_again(
-    platform: Callable[[str, Tables], Platform], bucket: str, s3_server: EmbeddedCloud
+    platform: Callable[[str, Tables], Platform], bucket: str, cloud: EmbeddedCloud
 ) -> None:
-    branch = Branch(s3_server.client("s3"), bucket, BRANCH)
+    branch = Branch(cloud.client("s3"), bucket, BRANCH)
     found = platform(f"s3://{bucket}", branch)
     assert found.run("monday") == ALL
     good = branch.commit()
@@ -165,9 +165,9 @@ def test_after_a_lakefs_revert_only_nodes_whose_inputs_changed_run_again(
 
 
 def test_nodes_that_first_ran_after_the_commit_run_again_when_it_is_restored(
-    platform: Callable[[str, Tables], Platform], bucket: str, s3_server: EmbeddedCloud
+    platform: Callable[[str, Tables], Platform], bucket: str, cloud: EmbeddedCloud
 ) -> None:
-    branch = Branch(s3_server.client("s3"), bucket, BRANCH)
+    branch = Branch(cloud.client("s3"), bucket, BRANCH)
     found = platform(f"s3://{bucket}", branch)
     found.commit(Shout(branch, "wind", "gusts"), "run")
     early = branch.commit()

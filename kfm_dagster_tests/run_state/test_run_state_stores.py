@@ -231,13 +231,13 @@ def test_a_delta_table_stays_in_few_files_and_can_still_be_taken_back(
 
 @pytest.mark.clause("RSP-01", "RSP-07")
 @pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
-def test_an_object_stands_under_its_branch_node_and_run(s3_server: EmbeddedCloud, place: Place) -> None:
+def test_an_object_stands_under_its_branch_node_and_run(cloud: EmbeddedCloud, place: Place) -> None:
     put = record(run_id="a/b")
     place.put(put)
     key = "release/v11.2/_run_state/goes-abi.integrity_check/a%2Fb.json"
     if place.configured.startswith("s3://"):
         bucket, base = place.configured.removeprefix("s3://").split("/")
-        content = s3_server.client("s3").get_object(Bucket=bucket, Key=f"{base}/{key}")["Body"].read()
+        content = cloud.client("s3").get_object(Bucket=bucket, Key=f"{base}/{key}")["Body"].read()
     else:
         # A folder's file name has its own escape for "%".
         [path] = Path(place.configured).rglob("*.json")

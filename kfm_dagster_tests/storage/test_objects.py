@@ -13,10 +13,10 @@ from pathlib import Path
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.readers.base import DatedSource
 from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, UndeclaredObjectError, open_store
@@ -30,12 +30,8 @@ DATA = b"GRIB" + bytes(range(256)) * 8
 
 
 @pytest.fixture(scope="module")
-def moto_endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def moto_endpoint(cloud: EmbeddedCloud) -> str:
+    return cloud.endpoint_url
 
 
 def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

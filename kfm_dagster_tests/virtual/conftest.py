@@ -41,9 +41,8 @@ def follower(objects: Path, place: Path) -> VirtualZarr:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with EmbeddedCloud() as cloud:
-        yield cloud.endpoint_url
+def server(cloud: EmbeddedCloud) -> str:
+    return cloud.endpoint_url
 
 
 @pytest.fixture
