@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from benchmarks import postgis
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import clouds, databases, scratch
@@ -50,6 +48,8 @@ os.environ.pop("COLUMNS", None)
 collect_rarely()
 
 scratch.use_memory()  # before pytest, or a module of tests, asks for a temporary folder
+
+pytest_configure, pytest_unconfigure = scratch.begin_run, scratch.end_run
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
@@ -117,13 +117,8 @@ def postgres_server() -> Iterator[str]:
     if named := os.environ.get("KFM_TEST_POSTGRES_DSN"):
         yield named
         return
-    # Not below pytest's base folder: another session closes that to all but its owner, and the server may run as a user
-    # of its own.
-    with tempfile.TemporaryDirectory(prefix="kfm-postgres-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        with embedded_postgres(Path(folder) / "data") as url:
-            databases.forget_power_loss(url)
-            yield url
+    with databases.shared_server(scratch.of_this_run() / "postgres") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -5,16 +5,18 @@ Belongs here: how a fresh database comes to be. Does not belong here: who asks f
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 
 
@@ -32,6 +34,28 @@ def _sqlite() -> bytes:
         path = Path(folder) / "kfm.db"
         Database.open(f"sqlite:///{path}").dispose()  # the last to close writes the whole journal into the file
         return path.read_bytes()
+
+
+@contextmanager
+def shared_server(folder: Path) -> Iterator[str]:
+    """Run the PostgreSQL that the workers of a suite share, and give its URL; the last worker to leave stops it."""
+    # The server may run as a user of its own, who has to reach its data.
+    folder.mkdir(mode=0o755, exist_ok=True)
+    with ExitStack() as stack:
+        with locked(folder / "lock"):
+            url = stack.enter_context(embedded_postgres(folder / "data"))
+            if not (folder / "set").exists():
+                forget_power_loss(url)
+                (folder / "set").touch()
+        yield url
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file against the suite's other workers."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

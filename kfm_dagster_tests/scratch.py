@@ -10,6 +10,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+
+RUN = "KFM_TEST_RUN"
 MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 4 << 30
 """Twice what the suite leaves while it runs, and room for its servers; a container's /dev/shm has 64 MB by default."""
@@ -23,6 +26,25 @@ def use_memory() -> None:
     """
     if "TMPDIR" not in os.environ and _room() >= NEEDED_BYTES:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
+def begin_run(config: pytest.Config) -> None:
+    """Name the run of the suite, by a folder that its workers share; only the process that started them ends it."""
+    if not hasattr(config, "workerinput"):
+        os.environ[RUN] = tempfile.mkdtemp(prefix="kfm-suite-")
+        # pytest's own base folder is closed to all but its owner; servers may run as users of their own.
+        of_this_run().chmod(0o755)
+
+
+def of_this_run() -> Path:
+    """Return the folder that the workers of this run share."""
+    return Path(os.environ[RUN])
+
+
+def end_run(config: pytest.Config) -> None:
+    """Remove the folder of the run, whose workers have ended."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(RUN), ignore_errors=True)
 
 
 def _room() -> int:
