@@ -103,6 +103,12 @@ class Selection:
         """Whether every commit runs a test, whatever it changes."""
         return not any(walk.holds(nodeid) for walk in self.walks) and not self.twins.holds(nodeid, nodeids)
 
+    def lacking(self, nodeids: Collection[str]) -> list[str]:
+        """Return the cases that the table names and no collected function has, among the functions in `nodeids`."""
+        cases = {f"{TESTS}/{name}" for walk in self.walks for name in walk.always if "[" in name}
+        functions = {nodeid.partition("[")[0] for nodeid in nodeids}
+        return sorted(case for case in cases - set(nodeids) if case.partition("[")[0] in functions)
+
     def __str__(self) -> str:
         """Name the base and what is left out, in one line."""
         if self.changed is None or self.base is None:
@@ -159,11 +165,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = selection(changed_only=config.getoption("--changed"))
     nodeids = frozenset(item.nodeid for item in items)
+    if config.getoption("--changed") and (gone := chosen.lacking(nodeids)):
+        raise pytest.UsageError(f"{TABLE.name} names cases that do not exist: {', '.join(gone)}")
     left_out = [item for item in items if chosen.leaves_out(item.nodeid, nodeids)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+        items[:] = [item for item in items if not chosen.leaves_out(item.nodeid, nodeids)]
 
 
 def _named(nodeid: str, names: Iterable[str]) -> bool:

@@ -98,3 +98,10 @@ def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_one_that_is_
     assert changed_paths(tmp_path, older) == {"base", "new", "untracked é"}
     monkeypatch.setenv(change.VARIABLE, "no-such-commit")
     assert base_commit(tmp_path) is None
+
+
+def test_a_case_that_the_table_names_and_nothing_has_is_reported() -> None:
+    chosen = Selection(walks=(KILLS,), twins=REPEATED)
+    assert chosen.lacking(NODES) == []
+    assert chosen.lacking(NODES - {f"{TESTS}/a/test_kill.py::test_x[1]"}) == [f"{TESTS}/a/test_kill.py::test_x[1]"]
+    assert chosen.lacking([f"{TESTS}/a/test_rule.py::test_y[sqlite-3]"]) == []
