@@ -11,14 +11,14 @@ An unknown clause id is a usage error, so that a typo cannot claim anything; so 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from kfm_dagster_tests.selection import selection
+from kfm_dagster_tests.selection import runs_always
 
 TESTS = Path(__file__).resolve().parent
 SPEC = Path(__file__).resolve().parent.parent / "docs" / "spec" / "clauses.yaml"
@@ -38,12 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     clauses = {entry["id"]: entry["must"] for entry in yaml.safe_load(SPEC.read_text(encoding="utf-8"))["clauses"]}
     claims = _claims(items, clauses)
-    chosen, nodeids = selection(changed_only=config.getoption("--changed")), frozenset(item.nodeid for item in items)
-    every_commit = {_function(item) for item in items if chosen.runs_always(item.nodeid, nodeids)}
-    at_times = [clause for clause, tests in claims.items() if tests and not every_commit.intersection(tests)]
+    at_times = [clause for clause, tests in claims.items() if tests and not any(map(runs_always, tests))]
     if at_times and set(TESTS.rglob("test_*.py")) <= {item.path for item in items}:
         raise pytest.UsageError(f"no commit has to run a test of {', '.join(at_times)}: name one in selection.yaml")
-    table = config.stash[_TABLE] = render(clauses, claims, every_commit)
+    table = config.stash[_TABLE] = render(clauses, claims)
     out = config.getoption("--clauses-out")
     # Every worker of pytest-xdist collects everything, and the process that started them nothing.
     if out and getattr(config, "workerinput", {}).get("workerid", _FIRST_WORKER) == _FIRST_WORKER:
@@ -83,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(config.stash.get(_TABLE, ""))
 
 
-def render(clauses: dict[str, str], claims: dict[str, list[str]], every_commit: Container[str]) -> str:
+def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
     """Return the page of the clauses and their tests, with those that every commit runs in a column of their own."""
     held = sum(1 for tests in claims.values() if tests)
     lines = [
@@ -95,8 +93,8 @@ def render(clauses: dict[str, str], claims: dict[str, list[str]], every_commit: 
         "|---|---|---|---|",
     ]
     for clause, must in clauses.items():
-        always = "<br>".join(name for name in claims[clause] if name in every_commit)
-        at_times = "<br>".join(name for name in claims[clause] if name not in every_commit)
+        always = "<br>".join(name for name in claims[clause] if runs_always(name))
+        at_times = "<br>".join(name for name in claims[clause] if not runs_always(name))
         lines.append(f"| {clause} | {must.replace('|', chr(92) + '|')} | {always or '**none**'} | {at_times} |")
     return "\n".join([*lines, "", *_required(claims)]) + "\n"
 

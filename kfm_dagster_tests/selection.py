@@ -46,6 +46,11 @@ class Walk:
         """Whether a test is part of the walk and may be left out."""
         return _named(nodeid, self.tests) and not _named(nodeid, self.always)
 
+    def leaves_out(self, function: str) -> bool:
+        """Whether no case of a test function, or of a whole module, runs on every commit."""
+        cases = tuple(f"{TESTS}/{name}" for name in self.always)
+        return self.holds(function) and not any(case.startswith((f"{function}[", f"{function}::")) for case in cases)
+
     def touched(self, changed: Iterable[str]) -> bool:
         """Whether a path of the walk, or one of its test modules, is among those that changed."""
         modules = (f"{TESTS}/{test.partition('::')[0]}" for test in self.tests)
@@ -99,10 +104,6 @@ class Selection:
             return True
         return not self.repeats and self.twins.holds(nodeid, nodeids)
 
-    def runs_always(self, nodeid: str, nodeids: Collection[str]) -> bool:
-        """Whether every commit runs a test, whatever it changes."""
-        return not any(walk.holds(nodeid) for walk in self.walks) and not self.twins.holds(nodeid, nodeids)
-
     def lacking(self, nodeids: Collection[str]) -> list[str]:
         """Return the cases that the table names and no collected function has, among the functions in `nodeids`."""
         cases = {f"{TESTS}/{name}" for walk in self.walks for name in walk.always if "[" in name}
@@ -119,11 +120,17 @@ class Selection:
         return f"{len(self.changed)} paths differ from {self.base[:12]}; left out: {', '.join(left_out) or 'nothing'}"
 
 
+@cache
 def load(path: Path = TABLE) -> tuple[tuple[Walk, ...], Twins]:
     """Read the table. Raises TypeError for a key that is none of its own."""
     table = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     walks = tuple(Walk(**{name: _frozen(value) for name, value in row.items()}) for row in table["walks"])
     return walks, Twins(**{name: _frozen(value) for name, value in table["twins"].items()})
+
+
+def runs_always(function: str) -> bool:
+    """Whether every commit runs a case of a test function, given as module::function."""
+    return not any(walk.leaves_out(function) for walk in load()[0])
 
 
 @cache

@@ -68,8 +68,6 @@ def test_a_run_leaves_out_the_walks_and_repetitions_that_the_change_does_not_tou
     chosen = Selection(walks=(KILLS,), twins=REPEATED, base="0" * 40, changed=paths)
     runs = {nodeid.removeprefix(f"{TESTS}/a/") for nodeid in NODES if not chosen.leaves_out(nodeid, NODES)}
     assert runs == ALWAYS | more
-    always = {nodeid.removeprefix(f"{TESTS}/a/") for nodeid in NODES if chosen.runs_always(nodeid, NODES)}
-    assert always == ALWAYS
 
 
 def commit(root: Path, name: str, *, date: str) -> str:
@@ -98,6 +96,12 @@ def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_one_that_is_
     assert changed_paths(tmp_path, older) == {"base", "new", "untracked é"}
     monkeypatch.setenv(change.VARIABLE, "no-such-commit")
     assert base_commit(tmp_path) is None
+
+
+def test_a_function_runs_on_every_commit_where_one_of_its_cases_does() -> None:
+    module = f"{TESTS}/a/test_kill.py"
+    functions = {f"{module}::test_x": False, f"{module}::test_z": True, module: False, f"{TESTS}/a/test_rule.py": False}
+    assert {function: KILLS.leaves_out(function) for function in functions} == functions
 
 
 def test_a_case_that_the_table_names_and_nothing_has_is_reported() -> None:
