@@ -9,11 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from mcp import Client, StdioServerParameters
 
-from kfm_dagster.console.mcp_server import mcp_server
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
@@ -25,6 +22,9 @@ TOOLS = {"search_units", "explain_unit", "item", "deployment_status", "failures"
 
 
 def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, NoddWalRecord], tmp_path: Path) -> None:
+    import anyio
+    from mcp import Client, StdioServerParameters
+
     # As what has ingested has it.
     (tmp_path / "home" / "storage").mkdir()
     before = state_of(tmp_path)
@@ -61,6 +61,11 @@ def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, Nodd
 
 
 def test_what_is_wrong_is_one_line_for_the_assistant(ledger: dict[str, NoddWalRecord]) -> None:
+    import anyio
+    from mcp import Client
+
+    from kfm_dagster.console.mcp_server import mcp_server
+
     pipeline = Pipeline.open(Settings.load(), read_only=True)
     wrong = {
         ("search_units", "status", "lost"): "observed status='lost'; expected pending or",

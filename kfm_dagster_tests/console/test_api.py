@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
-from openapi_spec_validator import OpenAPIV31SpecValidator
-from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
@@ -32,7 +23,6 @@ from kfm_dagster_tests.ledger.bench import DAY, make_bench
 
 EXAMPLES = 25
 """Requests that are drawn for each operation."""
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 @pytest.fixture
@@ -52,6 +42,8 @@ def api(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Iter
 def test_the_document_is_openapi_and_names_every_route(api: TestClient) -> None:
     published = api.get(f"{BASE}/openapi.json").json()
     assert published == json.loads(json.dumps(document()))
+    from openapi_spec_validator import OpenAPIV31SpecValidator
+
     OpenAPIV31SpecValidator(published).validate()
     assert set(published["paths"]) == set(OPERATIONS)
 
@@ -122,16 +114,27 @@ def test_a_database_that_is_gone_is_a_problem_document(
 
 
 @pytest.mark.one_database
-@pytest.mark.parametrize("mode", GenerationMode)
-def test_whatever_is_asked_the_answer_is_as_published(api: TestClient, mode: GenerationMode) -> None:
+@pytest.mark.parametrize("kind", ["POSITIVE", "NEGATIVE"])
+def test_whatever_is_asked_the_answer_is_as_published(api: TestClient, kind: str) -> None:
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    mode = schemathesis.GenerationMode[kind]
+    every = [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
     schema = schemathesis.openapi.from_asgi(f"{BASE}/openapi.json", api.app)
     # Nothing can be wrong with a request that has no parameter.
-    asked = [path for path in OPERATIONS if OPERATIONS[path].parameters or mode is GenerationMode.POSITIVE]
+    asked = [path for path in OPERATIONS if OPERATIONS[path].parameters or kind == "POSITIVE"]
     for path in asked:
 
         @settings(max_examples=EXAMPLES, database=None, deadline=None, suppress_health_check=list(HealthCheck))
         @given(case=schema[path]["GET"].as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
-            case.validate_response(case.call(), checks=CHECKS)
+            case.validate_response(case.call(), checks=every)
 
         ask()

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib as mpl
 import pytest
 import yaml
 
@@ -74,6 +73,8 @@ def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: 
 def test_the_manifest_sums_every_other_file_and_says_what_was_recorded_by_which_code(
     tmp_path: Path, signer: BundleSigner
 ) -> None:
+    import matplotlib as mpl
+
     given = bundle_sample.release()
     folder = write_release(given, tmp_path / "PTN_EXPORT", signer).folder
     manifest = yaml.safe_load((folder / MANIFEST).read_bytes())
@@ -134,6 +135,8 @@ def test_sha256sum_accepts_a_bundle_and_refuses_a_changed_one(tmp_path: Path, si
 def test_the_same_data_give_the_same_bytes_whatever_the_users_style(
     tmp_path: Path, signer: BundleSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import matplotlib as mpl
+
     first = contents(write_release(bundle_sample.release(), tmp_path / "first", signer).folder)
     with mpl.rc_context({"font.size": 30, "svg.hashsalt": None, "timezone": "Asia/Tokyo", "pdf.compression": 0}):
         again = contents(write_release(bundle_sample.release(), tmp_path / "again", signer).folder)

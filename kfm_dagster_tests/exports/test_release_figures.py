@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from matplotlib.dates import num2date
-from matplotlib.figure import Figure
 
 from kfm_dagster.exports.bundle.configuration import Machine
 from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, StageTransition
@@ -81,16 +80,25 @@ def test_a_transition_that_the_machine_does_not_know_is_shown_and_dashed() -> No
     assert counts(state_transitions_svg(MACHINE, [strange]))["running", "lost"] == 1
 
 
+def timeline(stages: Sequence[str], shown: Any) -> Any:
+    """Axes of a timeline."""
+    from matplotlib.figure import Figure
+
+    return draw_timeline(Figure(), stages, shown)
+
+
 def drawn(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> dict[str, list[tuple[object, str]]]:
     """Marks by kind, as they stand on the axes: time and stage."""
+    from matplotlib.dates import num2date
+
     stages = stages_in_order(transitions, attempts)
-    axes = draw_timeline(Figure(), stages, marks(transitions, attempts))
+    axes = timeline(stages, marks(transitions, attempts))
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert rows == stages
     found = {}
     for points in axes.collections:
         kind, _, count = str(points.get_label()).partition(" ")
-        offsets = [(num2date(x), rows[round(y)]) for x, y in points.get_offsets()]  # type: ignore[union-attr]
+        offsets = [(num2date(x), rows[round(y)]) for x, y in points.get_offsets()]
         assert count == f"({len(offsets)})"
         found[kind] = offsets
     return found
@@ -109,8 +117,10 @@ def test_the_timeline_marks_every_retry_replay_and_rollback_in_its_stages_row() 
 
 
 def test_the_timeline_shows_how_long_an_attempt_took_and_its_number() -> None:
+    from matplotlib.dates import num2date
+
     attempts = bundle_sample.attempts()
-    axes = draw_timeline(Figure(), STAGES, marks([], attempts))
+    axes = timeline(STAGES, marks([], attempts))
     lasted = [tuple(line.get_xdata()) for line in axes.lines]
     assert sorted(lasted) == sorted((each.at, each.ended) for each in attempts if each.ended is not None)
     assert sorted(text.get_text() for text in axes.texts) == sorted(str(each.number) for each in attempts)
@@ -122,13 +132,13 @@ def test_the_timeline_shows_how_long_an_attempt_took_and_its_number() -> None:
 def test_a_crowded_row_drops_the_numbers_and_no_mark() -> None:
     [first, *_] = bundle_sample.attempts()
     crowd = [replace(first, at=first.at + timedelta(seconds=second), number=second + 1) for second in range(41)]
-    assert not draw_timeline(Figure(), STAGES, marks([], crowd)).texts
+    assert not timeline(STAGES, marks([], crowd)).texts
     assert len(drawn([], crowd)["retry"]) == 41
-    assert len(draw_timeline(Figure(), STAGES, marks([], crowd[:40])).texts) == 40
+    assert len(timeline(STAGES, marks([], crowd[:40])).texts) == 40
 
 
 def test_nothing_to_mark_is_said_without_a_made_up_time() -> None:
-    axes = draw_timeline(Figure(), [], [])
+    axes = timeline([], [])
     assert axes.get_title() == "Nothing was retried, replayed or rolled back"
     assert not len(axes.get_xticks())
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-from scipy.integrate import solve_ivp
 
 from kfm_dagster.path.arrival import PathAligned, TimeAligned, align_path, align_time
 from kfm_dagster.path.beam import EARTH_RADIUS_M, BeamPath, Geometry, trace
@@ -67,6 +66,8 @@ def integrated(
         return [np.sin(angle), np.cos(angle) * (1 / radius + slope / n), np.cos(angle) / radius, n - 1]
 
     begin = [antenna_height_m, np.radians(elevation_deg), 0.0, 0.0]
+    from scipy.integrate import solve_ivp
+
     solved = solve_ivp(equations, (0, range_m), begin, method="DOP853", rtol=1e-12, atol=1e-11, max_step=10_000.0)
     height, _, turned, excess = solved.y[:, -1]
     return height, EARTH_RADIUS_M * turned, range_m + excess

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.integrate import quad
 
 from kfm_dagster.path.beam import EARTH_RADIUS_M, EFFECTIVE_EARTH_FACTOR, BeamPath, Geometry, quadrature, trace
 from kfm_dagster.path.errors import PathError
@@ -145,6 +144,8 @@ def test_a_traced_ray_is_the_quadrature_over_height(elevation: float) -> None:
 
     constant = moment(antenna) * math.cos(math.radians(elevation))
     top = float(path.height_m[-1])
+    from scipy.integrate import quad
+
     length, _ = quad(
         lambda h: moment(h) / math.sqrt(moment(h) ** 2 - constant**2), antenna, top, epsabs=0, epsrel=1e-12
     )
