@@ -26,6 +26,7 @@ FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
         ("text/html;q=0.4, application/json;q=0.5", Form.JSON),
         ("*/*;q=0.9, application/json;q=0.1", Form.HTML),
         ("text/html;q=0, */*", Form.JSON),
+        ("text/html;q=0.1, text/*;q=0.9, application/json;q=0.5", Form.JSON),
         ("text/html;q=2, application/json;q=0.1", Form.JSON),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from kfm_dagster.console import bounds
 from kfm_dagster.console.bounds import MOST_BODY_BYTES, MOST_REQUESTS, BoundedConnection, BoundedRequests
@@ -123,9 +125,17 @@ def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatc
 
 def test_beyond_the_most_connections_the_oldest_that_waits_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_CONNECTIONS", 3)
+    # So that no deadline closes one of them.
+    monkeypatch.setattr(bounds, "REQUEST_SECONDS", 600)
     with Server().serving() as port, ExitStack() as opened:
-        oldest, *_ = [half_open(port, HALF_A_HEADER, opened) for _ in range(4)]
-        assert is_closed(oldest)
+        first, second, third = [half_open(port, HALF_A_HEADER, opened) for _ in range(3)]
+        first.sendall(b": x\r\n\r\n")
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        half_open(port, HALF_A_HEADER, opened)
+        # The first one waits again, and not for as long as the second.
+        assert is_closed(second)
+        third.sendall(b": x\r\n\r\n")
+        assert third.recv(4096).startswith(b"HTTP/1.1 200")
         assert ask(port).status == 200
 
 
@@ -141,6 +151,28 @@ def test_beyond_the_most_requests_only_a_monitor_is_answered() -> None:
         assert ask(port, "/healthz").status == 200
 
 
-def test_a_body_that_is_too_long_is_refused() -> None:
-    with Server().serving() as port:
-        assert ask(port, method="POST", body=b"x" * (MOST_BODY_BYTES + 1)).status == 413
+def test_a_body_is_as_long_as_all_of_its_parts() -> None:
+    taken: list[bytes] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        taken.append((await receive())["body"])
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    def status(*parts: int) -> int:
+        messages = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in parts]
+        waiting, sent = iter([*messages, {"type": "http.request", "more_body": False}]), []
+
+        async def receive() -> Message:
+            return next(waiting)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        asyncio.run(BoundedRequests(application)({"type": "http", "path": "/"}, receive, send))
+        return int(sent[0]["status"])
+
+    half = MOST_BODY_BYTES // 2
+    assert [status(*parts) for parts in ((), (2 * half,), (half, half))] == [200] * 3
+    assert taken == [b"", b"x" * 2 * half, b"x" * 2 * half]
+    assert [status(*parts) for parts in ((2 * half + 1,), (half, half, 1))] == [413] * 2
+    assert len(taken) == 3

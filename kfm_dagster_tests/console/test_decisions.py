@@ -11,6 +11,8 @@ from urllib.parse import urlencode
 
 import pytest
 from pydantic import SecretStr
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from kfm_dagster.console import replays, session
@@ -95,9 +97,7 @@ def every_form(console: Console) -> list[str]:
     ]
 
 
-def test_nothing_is_decided_without_a_token_or_from_another_site(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_decided_without_a_token_or_from_another_site(console: Console) -> None:
     anna = console.browser("anna")
     strangers = [
         (console.browser(), {}),
@@ -111,9 +111,41 @@ def test_nothing_is_decided_without_a_token_or_from_another_site(
         for client, headers in strangers:
             answer = client.post(path, data=REASON, headers=headers)
             assert (answer.status_code, answer.text.count("\n")) == (403, 1), (path, headers)
-    monkeypatch.setattr(session.time, "time", lambda: 2e9 + SESSION_SECONDS)
-    assert anna.post("/replays", data={"status": "failed", **REASON}).status_code == 403
     assert console.decisions() == []
+
+
+def signed_in(sessions: Sessions, scheme: str = "http") -> tuple[str, set[str]]:
+    """Anna's cookie, and what a browser is told about it."""
+    response = Response()
+    assert sessions.sign_in(
+        TOKENS["anna"],
+        Request({"type": "http", "scheme": scheme, "server": ("testserver", 80), "path": "/", "headers": []}),
+        response,
+    )
+    cookie, *attributes = response.headers["set-cookie"].split("; ")
+    return cookie.partition("=")[2], set(attributes)
+
+
+def test_a_cookie_is_of_one_person_s_token_and_of_some_hours_whatever_the_browser_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions = Sessions.of(SecretStr(" ".join(f"{name}={token}" for name, token in TOKENS.items())))
+    cookie, attributes = signed_in(sessions)
+    assert attributes == {"HttpOnly", f"Max-Age={SESSION_SECONDS}", "Path=/", "SameSite=strict"}
+    assert signed_in(sessions, "https")[1] - attributes == {"Secure"}
+    _, until, signature = cookie.split("|")
+    later = f"anna|{int(until) + 1}|{signature}"
+    renewed = Sessions.of(SecretStr(f"anna=another-{TOKENS['anna']}"))
+    for taker, sent, second, actor in (
+        (sessions, cookie, int(until) - 1, "anna"),
+        (sessions, cookie, int(until), None),
+        (sessions, later, int(until) - 1, None),
+        (sessions, cookie.replace("anna", "bob"), int(until) - 1, None),
+        (renewed, cookie, int(until) - 1, None),
+    ):
+        monkeypatch.setattr(session.time, "time", lambda now=second: now)
+        request = Request({"type": "http", "headers": [(b"cookie", f"{COOKIE}={sent}".encode())]})
+        assert taker.actor_of(request) == actor, (sent, second)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import unescape
 
 import pytest
@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from kfm_dagster.console.app import console_app
 from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
+from kfm_dagster.console.pages import duration
 from kfm_dagster.console.state_diagram import EDGES, state_diagram
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -115,11 +116,27 @@ def test_the_diagram_has_every_transition_of_the_state_machine() -> None:
         assert f">{number:,}</text>" in drawn
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.999, "999 ms"), (1, "1.0 s"), (9.9, "9.9 s"), (10, "10 s"), (59, "59 s"), (60, "1 min 0 s"),
+        (3599, "59 min 59 s"), (3600, "1 h 0 min"), (48 * 3600 - 1, "47 h 59 min"), (49 * 3600, "2 d 1 h"),
+    ],
+)  # fmt: skip
+def test_a_time_has_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert duration(seconds) == duration(timedelta(seconds=seconds)) == shown
+
+
 def test_charts_say_in_words_what_they_show() -> None:
     hours = [datetime(2026, 1, 1, tzinfo=UTC) + number * HOUR for number in range(48)]
     bars = bar_chart("Units", hours, {hours[0]: (1200, 300), hours[47]: (0, 1)})
     assert 'aria-label="Units: 1,200 succeeded, 301 did not"' in bars
-    assert bars.count("<rect") == 3
+    # Two counts of an hour are one bar, as high as the plot where it is the highest; the lowest is still seen.
+    assert re.findall(r'width="[\d.]+" height="([\d.]+)"', bars) == ["92.8", "23.2", "1.0"]
     lines = line_chart("Time", hours, {"median": {hours[1]: 2.0, hours[2]: 90.0}, "most": {}})
     assert 'aria-label="Time, newest hour: median 1 min 30 s"' in lines
     assert line_chart("Time", hours, {"median": {}}).count("<circle") == 0
+    # Neither one value nor none at all is without a scale.
+    for seconds, scale in ((1.0, ["10 s", "1.0 s"]), (0.0, ["10 ms", "1 ms"])):
+        lone = line_chart("Time", hours, {"median": {hours[1]: seconds}})
+        assert re.findall(r'text-anchor="end">([^<]*)<', lone) == scale
