@@ -370,6 +370,20 @@ def test_sample_footprints_are_valid_and_agree_with_their_extent(product: str, s
     assert bounding_box(header.geometry) == pytest.approx(stated, abs=0.1)
 
 
+def test_bands_have_the_common_names_that_fit_their_range() -> None:
+    bands = read(*sample("ABI-L2-MCMIPC", band=None)).properties["bands"]
+    assert [band.get("eo:common_name") for band in bands] == [
+        "blue", "red", "nir08", "cirrus", "swir16", "swir22", *[None] * 7, "lwir11", "lwir12", None
+    ]  # fmt: skip
+
+
+def test_each_satellite_has_its_designator() -> None:
+    found = [read(*sample(satellite=number)).properties for number in (16, 17, 18, 19)]
+    assert [(one["platform"], one["sat:platform_international_designator"]) for one in found] == [
+        ("goes-16", "2016-071A"), ("goes-17", "2018-022A"), ("goes-18", "2022-021A"), ("goes-19", "2024-119A")
+    ]  # fmt: skip
+
+
 def test_written_fields_satisfy_the_official_extension_schemas(shared_data: Path) -> None:
     schemas = [
         f"https://stac-extensions.github.io/{name}/schema.json"

@@ -24,6 +24,7 @@ from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES, read_grib2
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.grib2_outlines import first_column
+from kfm_dagster.readers.grib2_properties import duration
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, hold, real_objects
 
@@ -490,6 +491,44 @@ def test_files_of_one_grid_share_a_geometry_and_nothing_that_could_change() -> N
 
 def corrupt(at: int, value: bytes) -> bytes:
     return SAMPLE[:at] + value + SAMPLE[at + len(value) :]
+
+
+def test_codes_of_the_first_message_have_their_names() -> None:
+    def named(content: bytes, at: int, layout: str, code: int) -> Mapping[str, Any]:
+        value = struct.pack(layout, code)
+        return read(content[:at] + value + content[at + len(value) :]).properties
+
+    # Code tables 1.3 and 1.4, common code table C-11.
+    assert [named(SAMPLE, 35, ">B", code).get("grib:production-status") for code in range(5)] == [
+        "operational", "test", "research", "reanalysis", None
+    ]  # fmt: skip
+    assert [named(SAMPLE, 36, ">B", code).get("grib:data-type") for code in range(9)] == [
+        "analysis", "forecast", "analysis and forecast", "control forecast", "perturbed forecast",
+        "control and perturbed forecast", "processed satellite observations", "processed radar observations", None,
+    ]  # fmt: skip
+    assert [named(SAMPLE, 21, ">H", code)["grib:centre"] for code in (7, 34, 54, 74, 78, 98, 8)] == [
+        "kwbc", "rjtd", "cwao", "egrr", "edzw", "ecmf", "8"
+    ]  # fmt: skip
+    # Code table 4.4: of seven units each. Months and longer have no fixed length.
+    horizons = [named(SAMPLE, 118 + 17, ">B", code).get("forecast:horizon") for code in (0, 1, 2, 10, 11, 12, 13, 3)]
+    assert horizons == ["PT7M", "PT7H", "PT168H", "PT21H", "PT42H", "PT84H", "PT7S", None]
+    # An observation is no forecast, unless it is of a later time than its reference.
+    analysis = make_hrrr(run=RUN, lead=0)[1]
+    for content, without in ((analysis, {6, 7}), (SAMPLE, set())):
+        of_forecast = {code for code in range(9) if "forecast:reference_datetime" in named(content, 36, ">B", code)}
+        assert of_forecast == set(range(9)) - without
+
+
+@pytest.mark.parametrize(
+    ("key", "prefix"), [("gdas.20251203/06/x", "gfs"), ("blend.20251203/06/x", "nbm"), ("6", "grib")]
+)
+def test_properties_of_the_key_begin_with_the_model_s_name(key: str, prefix: str) -> None:
+    assert read(SAMPLE, key=key, groups=groups_of()).properties[f"{prefix}:cycle"] == 6
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "PT0H"), (7200, "PT2H"), (5400, "PT90M"), (5401, "PT5401S")])
+def test_a_horizon_is_in_the_largest_unit_that_is_whole(seconds: int, text: str) -> None:
+    assert duration(timedelta(seconds=seconds)) == text
 
 
 @pytest.mark.clause("OPR-07")

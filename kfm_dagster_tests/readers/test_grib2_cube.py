@@ -77,6 +77,18 @@ def test_every_parameter_of_a_real_index_has_its_unit(shared_data: Path) -> None
     assert {name for name in names if name not in UNITS and not name.startswith("var ")} == CODES
 
 
+def test_each_unit_is_that_of_a_parameter_of_its_kind() -> None:
+    """A parameter of each unit, after WMO code table 4.2 and NCEP's local tables."""
+    known = {
+        "TMP": "K", "RH": "%", "LAND": "1", "PRES": "Pa", "VVEL": "Pa/s", "HGT": "gpm", "VIS": "m", "UGRD": "m/s",
+        "VRATE": "m^2/s", "HLCY": "m^2/s^2", "WDIR": "degree", "SUNSD": "s", "ABSV": "1/s", "PVORT": "K*m^2/kg/s",
+        "CAPE": "J/kg", "SPFH": "kg/kg", "APCP": "kg/m^2", "PRATE": "kg/m^2/s", "MASSDEN": "kg/m^3",
+        "DSWRF": "W/m^2", "UFLX": "N/m^2", "REFC": "dB", "TOZNE": "DU", "LTNGSD": "1/m^2/s",
+    }  # fmt: skip
+    assert {name: UNITS[name] for name in known} == known
+    assert set(UNITS.values()) == set(known.values())
+
+
 @pytest.mark.clause("OPR-16")
 def test_units_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]) -> None:
     """Of real fields whose parameters have other names there, by their codes."""

@@ -146,6 +146,7 @@ def test_reference_time_is_compared_to_its_own_precision() -> None:
         ("anl", timedelta(0)),
         ("6 hour fcst", timedelta(hours=6)),
         ("495 min fcst", timedelta(minutes=495)),
+        ("90 sec fcst", timedelta(seconds=90)),
         ("0-5 hour acc fcst", timedelta(hours=5)),
         ("0-0 day max fcst", timedelta(0)),
         ("0-2 day acc fcst", timedelta(days=2)),

@@ -339,24 +339,43 @@ def test_a_count_beyond_the_format_is_not_followed(
     assert told.items() <= expected.properties.items()
 
 
-@pytest.mark.parametrize(
-    ("rda", "operability", "expected"),
-    [
-        (16, 2, ("operate", "on-line")),
-        # Bit 0: calibration is not automatic.
-        (8, 3, ("restart", "on-line")),
-        (64, 33, ("off-line operate", "inoperable")),
-        (0, 7, (None, None)),
-    ],
-)
-def test_the_status_of_the_radar_is_told(
-    rda: int, operability: int, expected: tuple[str | None, str | None], uncompressed: bytes
-) -> None:
+def test_the_status_of_the_radar_is_told(uncompressed: bytes) -> None:
     place = uncompressed.index(struct.pack(">4H", 16, 2, 4, 2))
-    properties = read(
-        uncompressed[:place] + struct.pack(">HH", rda, operability) + uncompressed[place + 4 :]
-    ).properties
-    assert (properties.get("nexrad:rda-status"), properties.get("nexrad:operability-status")) == expected
+
+    def told(rda: int, operability: int, build: int = 1900) -> tuple[Any, Any, Any]:
+        status = struct.pack(">HH", rda, operability) + uncompressed[place + 4 : place + 18] + struct.pack(">H", build)
+        found = read(uncompressed[:place] + status + uncompressed[place + 20 :]).properties
+        return tuple(
+            found.get(name) for name in ("nexrad:rda-status", "nexrad:operability-status", "processing:software")
+        )
+
+    codes = (1, 2, 4, 8, 16, 32, 64)
+    assert [told(code, 2)[0] for code in codes] == [
+        None, "start-up", "standby", "restart", "operate", None, "off-line operate"
+    ]  # fmt: skip
+    maintenance = ("maintenance action required", "maintenance action mandatory")
+    named = [None, "on-line", *maintenance, "commanded shut down", "inoperable", None]
+    assert [told(16, code)[1] for code in codes] == named
+    # Bit 0: calibration is not automatic.
+    assert [told(16, code | 1)[1] for code in codes[1:]] == named[1:]
+    for build, version in ((1900, "19.0"), (2210, "22.1"), (2215, "22.15")):
+        assert told(16, 2, build)[2] == {"WSR-88D RDA": version}
+    assert told(16, 2, 0)[2] is None
+
+
+def test_a_gate_has_a_length_that_the_format_allows_and_only_where_there_is_reflectivity() -> None:
+    content = header() + message_1(START)
+    # Behind the volume's header and the message's: the spacing of the gates, and the pointer to reflectivity.
+    spacing, pointer = 24 + 28 + 22, 24 + 28 + 36
+
+    def told(metres: int, reflectivity: int = 100) -> int | None:
+        radial = bytearray(content)
+        struct.pack_into(">H", radial, spacing, metres)
+        struct.pack_into(">H", radial, pointer, reflectivity)
+        return read(bytes(radial)).properties.get("nexrad:gate-spacing-m")
+
+    assert [told(metres) for metres in (49, 50, 250, 2000, 2001)] == [None, 50, 250, 2000, None]
+    assert told(250, reflectivity=0) is None
 
 
 @pytest.mark.parametrize(("code", "degrees"), [(0xFFDC, -0.198), (0x0058, 0.483)])

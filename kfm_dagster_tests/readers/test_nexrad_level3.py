@@ -309,7 +309,11 @@ def test_a_status_message_stands_at_its_radar_with_the_time_of_its_header() -> N
     assert found.start == START
     assert found.geometry == {"type": "Point", "coordinates": (site.longitude, site.latitude)}
     assert found.properties["nexrad:position-source"] == "site table"
-    assert (found.properties["nexrad:operational-mode"], found.properties["nexrad:vcp"]) == ("clear air", 32)
+    modes = [
+        read(STATUS_KEY, patched(STATUS, 22, "h", code)).properties.get("nexrad:operational-mode") for code in range(4)
+    ]
+    assert modes == ["maintenance", "clear air", "precipitation", None]
+    assert found.properties["nexrad:vcp"] == 32
     assert "nexrad:volume-number" not in found.properties
     assert (
         refusal(STATUS_KEY.replace("ICT", "ZZZ"), STATUS.replace(b"ICT", b"ZZZ")) is MetadataIssue.MISSING_GEOLOCATION
