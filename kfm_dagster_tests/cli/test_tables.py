@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.cli.tables import LEAST_URI, show_fields, show_rows
+from kfm_dagster.cli.tables import LEAST_PROSE, LEAST_URI, show_fields, show_rows
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX, AmbiguousIdError, whole_id
 
 IDS = ["0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a", "0b2f0c1e-ffff-8c11-9a40-7f3e1d2c4b5a"]
@@ -63,6 +63,19 @@ def test_no_id_is_folded_at_any_width(
         assert re.search(rf"\b{wal_id[: SHORTEST_PREFIX + 2]}", text)
     if columns >= 140:
         assert all(wal_id in text for wal_id in IDS)
+
+
+@pytest.mark.parametrize(
+    ("prose", "columns", "widest"),
+    [("one two three four five six", 10, LEAST_PROSE), (f"{'x' * 30} is a word", 20, 30)],
+)
+def test_prose_is_no_narrower_than_can_be_read_nor_than_its_longest_word(
+    prose: str, columns: int, widest: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_rows([{"why": prose}], ("why",))
+    *_, rule = (line for line in capsys.readouterr().out.splitlines() if set(line.strip()) == {"─"})
+    assert len(rule.strip()) in {widest, widest + 1, widest + 2}
 
 
 def test_values_that_hold_others_are_lines_below_the_table(
