@@ -10,8 +10,7 @@ import tracemalloc
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, timedelta
-from functools import cache
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,13 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
+from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
 from kfm_dagster.readers.goes_abi import read_goes_abi
 from kfm_dagster.readers.goes_abi_header import read_native
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache, BytesSource
-from kfm_dagster_tests.readers.truth import comparison
-from kfm_dagster_tests.readers.truth.comparison import hold
 from kfm_dagster_tests.readers.truth.goes_abi import native_values
 
 START = datetime(2025, 12, 3, 5, 1, 17, 600_000, UTC)
@@ -94,13 +91,6 @@ def copied(
     return buffer.getvalue()
 
 
-def outcome(key: str, content: bytes) -> HeaderMetadata | MetadataIssue:
-    try:
-        return read(key, content)
-    except ReadError as refused:
-        return refused.code
-
-
 def rings(geometry: Any) -> Iterator[Any]:
     shapes = shape(geometry)
     yield from shapes.geoms if shapes.geom_type == "MultiPolygon" else [shapes]
@@ -130,16 +120,6 @@ def test_every_header_value_equals_the_independent_reader_s(
         assert cache.blocks_read <= 6, key
         if len(content) > 1_000_000:
             assert cache.blocks_read * BLOCK_BYTES < len(content) / 4, key
-
-
-@pytest.mark.clause("OPR-06")
-def test_the_catalog_s_fields_of_real_objects_follow_from_their_headers(
-    shared_data: Path, reference: dict[str, Any]
-) -> None:
-    outcomes = [hold(real) for real in comparison.real_objects(shared_data, reference, "goes-abi-l1b", "goes-abi-l2")]
-    assert len(outcomes) >= 16
-    for outcome in outcomes:
-        assert outcome.differing == [], outcome.real.path
 
 
 def test_the_footprint_agrees_with_the_file_s_own_extent(
@@ -552,41 +532,6 @@ def test_a_cut_object_is_truncated(length: int) -> None:
 
 
 @pytest.mark.clause("OPR-07")
-@settings(max_examples=300)
-@given(st.data())
-def test_a_corrupt_object_gives_a_code_or_metadata_and_nothing_else(data: st.DataObject) -> None:
-    key, content = data.draw(st.sampled_from(corruptible()))
-    spoilt = bytearray(content)
-    for _ in range(data.draw(st.integers(1, 12))):
-        at = data.draw(st.integers(0, len(spoilt) - 8))
-        word = data.draw(
-            st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f"])
-            | st.binary(min_size=1, max_size=8)
-            | st.integers(0, len(spoilt)).map(lambda address: address.to_bytes(8, "little"))
-        )
-        spoilt[at : at + len(word)] = word
-    cut = data.draw(st.none() | st.integers(0, len(spoilt)))
-    found = outcome(key, bytes(spoilt[:cut]))
-    assert found in set(MetadataIssue) if isinstance(found, str) else shape(found.geometry).is_valid
-
-
-# Few variables, so that a mutation hits structure.
-NOT_NEEDED = ("Rad", "DQF", "esun", "kappa0", "planck_fk1", "planck_fk2", "planck_bc1", "planck_bc2")
-
-
-@cache
-def corruptible() -> list[tuple[str, bytes]]:
-    """An object with a symbol table, one in degrees, a dense and a chunked one."""
-    key, content = sample()
-    return [
-        (key, content),
-        in_degrees("ABI-L2-DMW", "ABI-L2-CMIPC", band=8),
-        (key, copied(content, {"libver": "v108"}, {}, but=NOT_NEEDED)),
-        (key, copied(content, {}, {"chunks": (50,), "compression": "gzip"}, but=NOT_NEEDED)),
-    ]
-
-
-@pytest.mark.clause("OPR-07")
 def test_the_length_that_crashed_libhdf5_is_refused() -> None:
     key, content = sample()
     spoilt = bytearray(content)
@@ -699,33 +644,6 @@ def test_every_footprint_is_valid_wound_right_and_on_the_globe(
     west, south, east, north = outline.bounds
     assert -180 <= west <= east <= 180
     assert -90 <= south <= north <= 90
-
-
-def test_samples_are_the_same_bytes_every_time_and_differ_by_scan() -> None:
-    assert sample() == sample()
-    key, content = make_goes_abi(product="ABI-L1b-RadC", start=START + timedelta(minutes=5), satellite=19, band=13)
-    assert key != sample()[0]
-    assert content != sample()[1]
-    assert read(key, content).start == START + timedelta(minutes=5)
-
-
-def test_a_day_of_samples_has_distinct_keys_of_that_day_in_order_of_scan() -> None:
-    drawn = list(goes_abi_samples(date(2025, 12, 3), 400))
-    keys = [key for _, key, _ in drawn]
-    assert len(set(keys)) == 400
-    matches = [GRAMMAR.match(key) for key in keys]
-    starts = [match.start for match in matches if match is not None]
-    assert len(starts) == 400
-    assert starts == sorted(starts)
-    assert {start.date() for start in starts} == {date(2025, 12, 3)}
-    assert {bucket for bucket, _, _ in drawn} == {"noaa-goes19"}
-    for _, key, content in drawn[::50]:
-        assert read(key, content).findings == ()
-
-
-def test_a_day_has_no_more_samples_than_scans() -> None:
-    with pytest.raises(ValueError, match="109296"):
-        next(goes_abi_samples(date(2025, 12, 3), 109_297))
 
 
 @pytest.mark.parametrize(

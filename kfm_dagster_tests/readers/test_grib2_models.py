@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -151,30 +151,6 @@ def test_sample_grids_are_the_real_ones(shared_data: Path) -> None:
         real = (shared_data / path).read_bytes()
         length = int.from_bytes(real[37:41], "big")
         assert content[37 : 37 + length] == real[37 : 37 + length]
-
-
-@pytest.mark.parametrize(
-    ("dataset", "samples", "count"),
-    [
-        ("gefs", gefs.gefs_samples, gefs.OBJECTS_PER_DAY),
-        ("gfs", gfs.gfs_samples, gfs.OBJECTS_PER_DAY),
-        ("nbm", nbm.nbm_samples, nbm.OBJECTS_PER_DAY),
-    ],
-)
-def test_samples_of_a_day_are_distinct_and_bounded(
-    dataset: str,
-    samples: Callable[[date, int], Iterator[tuple[str, str, bytes]]],
-    count: int,
-    contracts: ContractRegistry,
-) -> None:
-    day = date(2025, 12, 3)
-    keys = [key for _, key, _ in samples(day, count)]
-    assert len(set(keys)) == count
-    matches = [contracts.grammars[dataset].match(key) for key in keys]
-    assert all(match is not None and match.start.date() == day for match in matches)
-    assert len({match.item_id for match in matches if match}) == count
-    with pytest.raises(ValueError, match=str(count)):
-        next(samples(day, count + 1))
 
 
 @pytest.mark.parametrize(

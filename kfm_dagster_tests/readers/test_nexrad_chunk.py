@@ -7,18 +7,14 @@ import random
 import re
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import date, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, CHUNKS, make_nexrad_chunks, nexrad_chunk_samples
+from kfm_dagster.demo.samples.nexrad_chunks import CHUNKS, make_nexrad_chunks
 from kfm_dagster.demo.samples.nexrad_level2 import DURATION, ELEVATIONS, make_nexrad_level2
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.nexrad_chunk import FIRST_BYTES, PROPERTIES, read_nexrad_chunk
@@ -30,7 +26,6 @@ from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1
 from kfm_dagster_tests.readers.nexrad_bytes import read as read_volume
-from kfm_dagster_tests.readers.truth.comparison import hold, real_objects
 
 FOLDER = "objects/unidata-nexrad-level2-chunks/KLOT/901/"
 _KEY = re.compile(r"(?P<site>\w{4})/(?P<volume>\d+)/(?P<date>\d{8})-(?P<time>\d{6})-(?P<chunk>\d{3})-(?P<kind>[SIE])")
@@ -82,17 +77,6 @@ def middle(samples: Mapping[str, bytes]) -> tuple[str, bytes]:
 
 
 # --- a real volume
-
-
-@pytest.mark.clause("OPR-06", "OPR-15")
-def test_every_chunk_of_a_real_volume_equals_the_independent_reader_of_the_whole(
-    shared_data: Path, reference: Mapping[str, Any]
-) -> None:
-    outcomes = [hold(one) for one in real_objects(shared_data, reference, "nexrad-l2-chunks")]
-    assert len(outcomes) == reference[FOLDER]["reference"]["n_chunks"]
-    for outcome in outcomes:
-        assert outcome.differing == [], outcome.real.path
-        assert len(outcome.compared) >= 12, outcome.real.path
 
 
 @pytest.mark.clause("OPR-06", "OPR-15")
@@ -196,19 +180,6 @@ def test_sample_chunks_are_those_of_the_archive_s_sample_and_say_what_they_were_
     assert found[0].properties == {name: first[name] for name in first.keys() - {"nexrad:cuts", "nexrad:message-type"}}
     assert [header.properties.get("nexrad:cuts") for header in found] == [None, 4, 8, 12]
     assert all(header.findings == () for header in found)
-
-
-def test_samples_of_a_day_are_distinct_chunks_that_the_contract_names(contracts: ContractRegistry) -> None:
-    found = list(nexrad_chunk_samples(date(2025, 4, 2), 10))
-    assert {bucket for bucket, _, _ in found} == {BUCKET}
-    assert [key[-5:] for _, key, _ in found] == ["001-S", "002-I", "003-I", "004-E"] * 2 + ["001-S", "002-I"]
-    assert len({key for _, key, _ in found}) == len(found)
-    for _, key, content in found:
-        match = contracts.grammars["nexrad-l2-chunks"].match(key)
-        assert match is not None
-        assert match.start.date() == date(2025, 4, 2)
-        assert read(key, content).properties["nexrad:site"] == key[:4]
-    assert found == list(nexrad_chunk_samples(date(2025, 4, 2), 10))
 
 
 @pytest.mark.clause("OPR-07", "OPR-20")
@@ -361,26 +332,6 @@ def test_a_huge_object_costs_one_request(middle: tuple[str, bytes]) -> None:
     with pytest.raises(ReadError, match="follow the LDM record"):
         read(middle[0], source)
     assert source.asked == [(0, FIRST_BYTES)]
-
-
-@pytest.mark.clause("OPR-07")
-@given(data=st.data())
-def test_corrupt_bytes_give_metadata_or_an_issue_code(data: st.DataObject, samples: Mapping[str, bytes]) -> None:
-    key, content = data.draw(st.sampled_from(list(samples.items())))
-    place = 24 if key.endswith("S") else 0
-    inner = bytearray(bz2.decompress(content[place + 4 :])) if data.draw(st.booleans()) else None
-    mutated = bytearray(content) if inner is None else inner
-    for at in data.draw(st.lists(st.integers(0, 200) | st.integers(0, len(mutated) - 1), min_size=1, max_size=6)):
-        mutated[at] = data.draw(st.integers(0, 255))
-    whole = bytes(mutated) if inner is None else content[:place] + ldm(bytes(inner), last=key.endswith("E"))
-    source = CountingSource(whole)
-    # Whatever else is raised ends the test.
-    with suppress(ReadError):
-        found = read(key, source)
-        assert found.start == START.replace(microsecond=0)
-        assert found.start <= found.end <= found.start + LONGEST_VOLUME
-        assert found.properties.keys() <= PROPERTIES
-    assert len(source.asked) <= 2
 
 
 def test_the_reader_declares_itself() -> None:

@@ -15,6 +15,7 @@ from kfm_dagster_tests.readers.truth.comparison import (
     FAMILIES,
     Compared,
     degrees,
+    hold,
     near,
     real_objects,
     same,
@@ -53,6 +54,27 @@ def test_every_path_of_the_reference_is_compared_or_no_object(shared_data: Path,
     explained = {path for path, entry in reference.items() if why_not_compared(path, entry)}
     assert not explained & {real.path for real in found}
     assert [path for path in reference if not any(real.path.startswith(path) for real in found)] == sorted(explained)
+
+
+@pytest.mark.clause("OPR-06", "OPR-14", "OPR-15", "OPR-16", "OPR-17")
+@pytest.mark.parametrize(
+    ("families", "objects", "fields", "requests"),
+    [
+        # At least so many objects and fields of each, with at most so many requests for an object.
+        ("goes-abi-l1b goes-abi-l2", 16, 40, 6), ("goes-glm", 9, 40, 9), ("aqm gefs gfs nam nbm ndfd rap", 11, 1, 999),
+        ("hrrr", 4, 1, 999), ("mrms", 5, 1, 2), ("oisst", 1, 60, 1), ("cdr-seaice nwm", 2, 1, 5), ("isd", 2, 20, 99),
+        ("nexrad-l2-chunks", 50, 12, 2), ("nexrad-l2", 10, 15, 99), ("nexrad-l3", 13, 4, 1),
+    ],
+)  # fmt: skip
+def test_every_field_of_every_real_object_equals_the_independent_reader(
+    families: str, objects: int, fields: int, requests: int, shared_data: Path, reference: dict[str, Any]
+) -> None:
+    outcomes = [hold(real) for real in real_objects(shared_data, reference, *families.split())]
+    assert len(outcomes) >= objects
+    for outcome in outcomes:
+        assert outcome.differing == [], outcome.real.path
+        assert len(outcome.compared) >= (1 if outcome.refused else fields), outcome.real.path
+        assert len(outcome.source.requests) <= requests, outcome.real.path
 
 
 @pytest.fixture
