@@ -206,6 +206,7 @@ def test_a_live_view_refreshes_itself_until_it_is_paused(ask: Ask) -> None:
         ("/units/11111111-1111-8111-8111-111111111111", {}, 404, "there is no such unit"),
         ("/units/1", {}, 404, "not found"),
         ("/runs/11111111-1111-8111-8111-111111111111", {}, 404, "expected a run id"),
+        ("/replays/11111111-1111-8111-8111-111111111111", {}, 404, "replay"),
         ("/datasets/x", {}, 404, "unknown dataset; observed x"),
         ("/gaps?days=15", {}, 400, "expected a whole number from 1 to 14"),
         ("/static/../app.py", {}, 404, "not found"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from kfm_dagster.console.app import console_app
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
+from kfm_dagster.ledger.gaps import FeedWindow
 from kfm_dagster.ledger.rejections import RejectedObject, Rejection
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
@@ -24,8 +26,9 @@ from kfm_dagster_tests.integration.chain import Clock
 from kfm_dagster_tests.ledger.bench import make_bench
 
 TOKEN = "annas-token-of-20-chars"
-HOSTILE = '{"key": "<script>alert(1)</script>\u202eslipped"'
+HOSTILE = '{"key": "<script>alert(1)</script>\u202eslipped",\n\t1'
 MESSAGES = 5
+DEPTHS = {"kfm-nodd-primary": 7, "kfm-nodd-dlq": 3}
 
 
 @pytest.fixture
@@ -57,21 +60,24 @@ def pipeline(database: Database, contracts: ContractRegistry, tmp_path: Path) ->
 
 @pytest.fixture
 def browser(pipeline: Pipeline) -> Iterator[TestClient]:
-    application = console_app(pipeline, hosts=["*"], depths=lambda: {"kfm-nodd-dlq": 3}, deciding=pipeline)
+    application = console_app(pipeline, hosts=["*"], depths=lambda: DEPTHS, deciding=pipeline)
     with TestClient(application, headers={"accept": "text/html"}, base_url="http://localhost") as client:
         yield client
 
 
 def test_the_front_page_leads_to_what_was_rejected_and_that_to_the_message_as_it_came(browser: TestClient) -> None:
     front = browser.get("/").text
-    assert 'dead letters<b><a href="/rejected#dead">3</a>' in front
+    assert '<li class="bad">dead letters<b><a href="/rejected#dead">3</a>' in front
+    # Neither messages that wait for their turn nor what a person may know have to be acted on.
+    assert '<li class="">queue<b>7</b>' in front
+    assert '<li class="good">to be done<b><a href="#matters">0</a>' in front
     assert '<a href="/rejected?reason=malformed_json">5 messages rejected within a day: malformed_json</a>' in front
     page = browser.get("/rejected?reason=malformed_json").text
     assert page.count("no &lt;JSON&gt;") == MESSAGES
     assert "3 dead letters" in page
     [link] = re.findall(r'href="(/rejected/message-4[^"]*)"', page)
     message = browser.get(link).text
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202eslipped" in message
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202eslipped&#34;,\n\t1" in message
     assert "<script>" not in message
     assert '<span class="badge rejected">' in message
     refused = browser.get("/rejected/none")
@@ -173,3 +179,28 @@ def test_alerts_come_in_pages(browser: TestClient, pipeline: Pipeline, monkeypat
     assert headings == [["1", "2", "3", "4", "5"], ["6", "7", "8"]]
     for wrong in ("rule=whim", "days=0", "after=x"):
         assert browser.get(f"/alerts?{wrong}").status_code == 400, wrong
+
+
+@pytest.mark.one_database
+def test_a_page_of_gaps_has_a_dataset_s_own_and_says_that_there_are_more(
+    browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = pipeline.clock()
+    pace = {"silent_since": now - timedelta(minutes=20), "since": now - timedelta(minutes=40)}
+    pipeline.gaps.look_at(
+        [
+            FeedWindow(dataset=dataset, product=dataset, groups={}, expected=8, least=4, **pace)
+            for dataset in ("hrrr", "nexrad-l2")
+        ],
+        at=now,
+    )
+
+    def shown(query: str) -> tuple[list[str], bool]:
+        page = browser.get(f"/gaps?{query}").text
+        return re.findall('<a href="/datasets/([^"]*)">', page), "There are more" in page
+
+    assert sorted(shown("")[0]) == ["hrrr", "nexrad-l2"]
+    assert shown("dataset=hrrr") == (["hrrr"], False)
+    monkeypatch.setattr("kfm_dagster.console.feeds.MOST_GAPS", 1)
+    datasets, is_more = shown("")
+    assert (len(datasets), is_more) == (1, True)

@@ -19,6 +19,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.deployment_status import LATE, REJECTED_SINCE, Matter, deployment_status
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.review import Command
+from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.deliveries import Delivery
@@ -104,10 +105,10 @@ def fired(planted: Planted) -> None:
     desk_over(planted.pipeline.database, plan, planted.clock, Mailbox()).evaluate()
 
 
-def silent(planted: Planted) -> None:
+def silent(planted: Planted, product: str = "volumes") -> None:
     now = planted.clock()
     pace = {"silent_since": now - timedelta(minutes=20), "since": now - timedelta(minutes=40)}
-    window = FeedWindow(dataset=RADAR, product="volumes", groups={}, expected=8, least=4, **pace)
+    window = FeedWindow(dataset=RADAR, product=product, groups={}, expected=8, least=4, **pace)
     planted.pipeline.gaps.look_at([window], at=now)
 
 
@@ -169,13 +170,19 @@ def test_units_that_no_run_takes_up_are_late(planted: Planted, waited: timedelta
     planted.clock.advance(waited.total_seconds())
     said = "2 units of nexrad-l2 pending, the oldest for 15 minutes, and no run works on any"
     assert [(one.what, one.next_step) for one in planted.matters()] == ([(said, "kfm doctor")] if late else [])
+    # A run of another dataset works on none of them.
+    other = envelope(2, dataset="goes-abi", object_uri="s3://noaa-goes19/x.nc")
+    planted.pipeline.ledger.ensure([other])
+    planted.pipeline.ledger.claim(dataset="goes-abi", partition=DAY, run_id="other", limit=1)
+    assert len(planted.matters()) == late
     planted.claim()
     assert planted.matters() == []
 
 
-def test_units_of_a_dataset_that_is_off_are_not_late(planted: Planted) -> None:
+@pytest.mark.parametrize("dataset", [RADAR, EVERY_DATASET])
+def test_units_of_a_dataset_that_is_off_are_not_late(planted: Planted, dataset: str) -> None:
     planted.unit()
-    switched_off(planted)
+    planted.pipeline.ledger.switches.engage(dataset, PERSON)
     planted.clock.advance(2 * LATE.total_seconds())
     assert [one.urgency for one in planted.matters()] == ["know"]
 
@@ -195,16 +202,27 @@ def test_what_somebody_has_decided_is_over(planted: Planted) -> None:
         {case.key.wal_id: case.key.version}, decision=PERSON
     )
     rejected(planted)
-    planted.clock.advance((REJECTED_SINCE + SECOND).total_seconds())
+    planted.clock.advance(REJECTED_SINCE.total_seconds())
+    assert [one.urgency for one in planted.matters()] == ["know"]
+    planted.clock.advance(1)
     assert planted.matters() == []
 
 
 def test_what_waits_for_somebody_comes_first_and_of_that_the_oldest(planted: Planted) -> None:
-    for plant in (switched_off, silent, quarantined):
+    for plant in (switched_off, quarantined, silent):
         plant(planted)
         planted.clock.advance(1)
-    assert [one.what.split()[-1] for one in planted.matters()] == [RADAR, "moved_radar", "it"]
+    assert [one.what.split()[-1] for one in planted.matters()] == ["moved_radar", RADAR, "it"]
     assert planted.matters()[0].urgency == planted.matters()[1].urgency == "now"
+
+
+def test_gaps_of_one_kind_are_one_matter_since_the_first_of_them(planted: Planted) -> None:
+    began = planted.clock()
+    for product in ("volumes", "chunks"):
+        silent(planted, product)
+        planted.clock.advance(60)
+    [found] = planted.matters()
+    assert (found.what, found.since) == ("2 silent products of nexrad-l2", began)
 
 
 def test_the_command_says_it_to_people_and_scripts(ledger: dict[str, NoddWalRecord], call: Call) -> None:  # noqa: F811
