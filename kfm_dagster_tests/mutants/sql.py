@@ -1,0 +1,228 @@
+"""Generated mutants of SQL: what its operators make of a text of `sql/`, with the project's macros in it.
+
+| operator | changes |
+|---|---|
+| a condition of AND is dropped | `a AND b` into `a` and into `b`, and so each condition of `@refuse` |
+| a member of IN is dropped | `c IN ('x', 'y')` into `c IN ('x')` and `c IN ('y')` |
+| a bound is moved | `<` into `<=`, `<=` into `<`, `>` into `>=`, `>=` into `>` |
+| NOT is dropped | `NOT a`, `NOT EXISTS`, `NOT IN`, `IS NOT NULL` |
+| branches of CASE are swapped | `THEN a ELSE b` into `THEN b ELSE a`, and so each two that stand side by side |
+
+Not mutated: an index that is not unique, which changes no row; `NOT NULL` of a column, which is the type's; a set of
+frames (`ROWS BETWEEN a AND b`).
+
+Belongs here: the operators and the scanner. Does not belong here: which files and in which order (`generating.py`), and
+which tests are nearest (`nearest.py`). Why a scanner and no parser: the parsers of SQL know no macros, and a text that
+they print differs from what they read in more than the change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"(?P<nothing>\s+|--[^\n]*|/\*.*?\*/)"
+    r"|(?P<text>'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")"
+    r"|(?P<word>[@:]?\w+)"
+    r"|(?P<sign>->>|->|<@|@>|<=|>=|<>|!=|\|\||::|.)",
+    re.DOTALL,
+)
+_SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+_LEFT = {"WHERE", "ON", "WHEN", "HAVING", "AND", "OR", "IF", "FILTER", "THEN", "ELSE", "SELECT", "NOT"}
+"""Words behind which a condition begins."""
+_RIGHT = {
+    *("AND", "OR", "GROUP", "ORDER", "LIMIT", "HAVING", "WINDOW", "THEN", "ELSE", "RETURNING", "UNION", "EXCEPT"),
+    *("INNER", "LEFT", "CROSS", "JOIN", "FULL", "BEGIN", "FOR", "ON", "WHERE", "END", "AS", "EXECUTE", "DO"),
+    *("@IN_ORDER", "@LOCK", "@SQLITE"),
+}
+"""Words before which a condition ends."""
+_OPENING, _CLOSING = {"(", "CASE"}, {")", "END"}
+_NOT_NEGATED = {"MATERIALIZED", "VALID", "DEFERRABLE", "INDEXED"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A piece of the text that is no blank and no comment."""
+
+    word: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """A change: the text from `start` to `end` becomes `new`."""
+
+    start: int
+    end: int
+    new: str
+
+    def applied(self, text: str) -> str:
+        """Return the text with the change made."""
+        return text[: self.start] + self.new + text[self.end :]
+
+
+def edits(text: str) -> Iterator[Edit]:
+    """Give every change that the operators make to a text, in no order."""
+    tokens = scanned(text)
+    partners = _partners(tokens)
+    plain = _outside_indexes(tokens)
+    for place, token in enumerate(tokens):
+        if not plain[place]:
+            continue
+        if token.word in _SWAPPED and tokens[place + 1].word != ">":
+            yield Edit(start=token.start, end=token.end, new=_SWAPPED[token.word])
+        elif token.word == "NOT" and _negates(tokens, place):
+            yield Edit(start=token.start, end=tokens[place + 1].start, new="")
+        elif token.word == "AND" and tokens[place - 1].word != "(" and not _of_between(tokens, partners, place):
+            yield from _conditions(tokens, partners, place)
+        elif token.word == "IN" and tokens[place + 1].word == "(":
+            yield from _members(tokens, partners, place + 1)
+        elif token.word == "@REFUSE":
+            yield from _refusals(tokens, partners, place + 1)
+        elif token.word == "CASE":
+            yield from _branches(text, tokens, partners, place)
+
+
+def scanned(text: str) -> list[Token]:
+    """Return the tokens of a text; words of SQL and macros in capitals, texts and parameters as they are."""
+    return [
+        Token(
+            word=match[0].upper() if match["word"] and match[0][0] != ":" else match[0],
+            start=match.start(),
+            end=match.end(),
+        )
+        for match in _TOKEN.finditer(text)
+        if match["nothing"] is None
+    ]
+
+
+def _partners(tokens: Sequence[Token]) -> dict[int, int]:
+    """Return the place of the end of each parenthesis and each CASE by its beginning, and the other way round."""
+    found: dict[int, int] = {}
+    open_: list[int] = []
+    for place, token in enumerate(tokens):
+        if token.word in _OPENING:
+            open_.append(place)
+        elif token.word == ")" or (token.word == "END" and open_ and tokens[open_[-1]].word == "CASE"):
+            found[place] = open_.pop()
+            found[found[place]] = place
+    return found
+
+
+def _outside_indexes(tokens: Sequence[Token]) -> list[bool]:
+    plain, inside = [], False
+    for place, token in enumerate(tokens):
+        if token.word == "CREATE" and tokens[place + 1].word == "INDEX":
+            inside = True
+        plain.append(not inside)
+        if token.word == ";":
+            inside = False
+    return plain
+
+
+def _negates(tokens: Sequence[Token], place: int) -> bool:
+    before, after = tokens[place - 1].word, tokens[place + 1].word
+    return not (
+        (after == "NULL" and before != "IS")
+        or (after == "EXISTS" and before == "IF")
+        or after in _NOT_NEGATED
+        or (after == "DISTINCT" and before == "IS")
+    )
+
+
+def _reach(tokens: Sequence[Token], partners: dict[int, int], place: int, step: int) -> int:
+    """Return the place of the last token of the condition beside an AND, on one side of it."""
+    ends = (_LEFT if step < 0 else _RIGHT) | {",", ";"}
+    bracket = _OPENING if step < 0 else _CLOSING
+    at = place + step
+    while 0 <= at + step < len(tokens):
+        word = tokens[at].word
+        if word in ("(", "CASE", ")", "END") and at in partners and (partners[at] > at) == (step > 0):
+            at = partners[at]
+        following = tokens[at + step].word if at + step < len(tokens) else ";"
+        if following in ends and not (following == "AND" and _of_between(tokens, partners, at + step)):
+            if not (step < 0 and following == "NOT"):
+                return at
+        elif following in bracket:
+            return at
+        at += step
+    return at
+
+
+def _of_between(tokens: Sequence[Token], partners: dict[int, int], place: int) -> bool:
+    """Whether an AND is that of BETWEEN: going back, BETWEEN comes before another AND or the condition's begin."""
+    at = place - 1
+    while at >= 0:
+        word = tokens[at].word
+        if word == "BETWEEN":
+            return True
+        if word in _OPENING or word in _LEFT - {"NOT"} or word == ";":
+            return False
+        at = partners[at] - 1 if word in _CLOSING and at in partners else at - 1
+    return False
+
+
+def _conditions(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
+    """Drop the condition behind an AND, and before the first one of several, the one before it."""
+    begin, end = _reach(tokens, partners, place, -1), _reach(tokens, partners, place, 1)
+    yield Edit(start=tokens[place - 1].end, end=tokens[end].end, new="")
+    if tokens[begin - 1].word != "AND":
+        yield Edit(start=tokens[begin].start, end=tokens[place + 1].start, new="")
+
+
+def _listed(tokens: Sequence[Token], partners: dict[int, int], place: int) -> list[tuple[int, int]]:
+    """Return the first and last places of what stands between the commas of a parenthesis."""
+    parts, begin, at = [], place + 1, place + 1
+    while at < partners[place]:
+        if tokens[at].word == ",":
+            parts.append((begin, at - 1))
+            begin = at + 1
+        elif tokens[at].word in _OPENING:
+            at = partners[at]
+        at += 1
+    return [*parts, (begin, partners[place] - 1)]
+
+
+def _members(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
+    parts = _listed(tokens, partners, place)
+    if len(parts) > 1 and tokens[place + 1].word not in {"SELECT", "WITH"}:
+        yield from _without(tokens, parts)
+
+
+def _refusals(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
+    """Drop one of several conditions of @refuse(trigger, EVENT ON t, rule, condition, ...)."""
+    parts = _listed(tokens, partners, place)[3:]
+    if len(parts) > 1:
+        yield from _without(tokens, parts)
+
+
+def _without(tokens: Sequence[Token], parts: Sequence[tuple[int, int]]) -> Iterator[Edit]:
+    for number, (begin, end) in enumerate(parts):
+        if number:
+            yield Edit(start=tokens[parts[number - 1][1]].end, end=tokens[end].end, new="")
+        else:
+            yield Edit(start=tokens[begin].start, end=tokens[parts[1][0]].start, new="")
+
+
+def _branches(text: str, tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
+    """Swap what two branches that stand side by side give."""
+    results: list[tuple[int, int]] = []
+    begin, at = None, place + 1
+    while at <= partners[place]:
+        word = tokens[at].word
+        if begin is not None and (word in {"WHEN", "ELSE"} or at == partners[place]):
+            results.append((tokens[begin].start, tokens[at - 1].end))
+            begin = None
+        if word in {"THEN", "ELSE"}:
+            begin = at + 1
+        elif word in _OPENING:
+            at = partners[at]
+        at += 1
+    for (start, middle), (again, end) in itertools.pairwise(results):
+        first, second = text[start:middle], text[again:end]
+        if first != second:
+            yield Edit(start=start, end=end, new=second + text[middle:again] + first)
