@@ -54,7 +54,7 @@ lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts, the documents' for
 clauses: $(INSTALLED)  ## list every clause of the mission with the tests that hold it
 	@$(BIN)/pytest -q --no-header --clauses --clauses-out docs/spec/conformance.md -W ignore
 
-mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each
+mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each (MUTANTS_ARGS="--changed", "--generated --sample 60")
 	@$(BIN)/python -m kfm_dagster_tests.mutants $(MUTANTS_ARGS)
 
 truth: $(INSTALLED)  ## hold every real object of ../shared/data against independent readers, field by field

@@ -15,9 +15,9 @@ AGE = "12 hours ago"
 """A base is older than one sitting's commits; a fresh clone knows no more of what was tested before."""
 
 
-def base_commit(root: Path = ROOT) -> str | None:
-    """Return the commit named by KFM_CHANGED_BASE, else the newest one older than AGE; None without either."""
-    if named := os.environ.get(VARIABLE):
+def base_commit(root: Path = ROOT, named: str = "") -> str | None:
+    """Return the named commit, else that of KFM_CHANGED_BASE, else the newest one older than AGE; None without any."""
+    if named := named or os.environ.get(VARIABLE, ""):
         return _git(root, "rev-parse", "--quiet", "--verify", f"{named}^{{commit}}") or None
     return _git(root, "rev-list", "-1", f"--before={AGE}", "HEAD") or None
 

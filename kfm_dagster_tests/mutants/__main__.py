@@ -1,9 +1,10 @@
 """Examine mutants: `python -m kfm_dagster_tests.mutants [--sample N --seed S] [--only NAME ...]`.
 
-Those of the list, of which every one must be killed, or with `--generated` those that are generated, of which every
-guard must be, and 90 % of all; with `--changed COMMIT` those generated from the lines that are new since a commit, of
-which 90 % must be; with `--seconds N` as many as there is time for. Prints a line for each and the survivors at the
-end; ends with 1 when too many survived.
+Those of the list, of which every one must be killed; or with `--generated` those that are generated, drawn from all
+rooms and SQL in turn; or with `--changed [COMMIT]` those generated from the lines that are new since a commit, drawn
+from its rooms in turn, by default since the base of the change (`change.py`). Of the generated ones 90 % must be
+killed. With `--seconds N` as many as there is time for. Prints a line for each and the survivors at the end; ends with
+1 when too many survived, and when a change has mutants of which none was examined.
 """
 
 from __future__ import annotations
@@ -14,101 +15,118 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 
+from kfm_dagster_tests.change import VARIABLE, base_commit
 from kfm_dagster_tests.mutants.examining import (
     ROOT,
     TIMEOUT_SECONDS,
     Examined,
     Mutant,
     StepResult,
-    confirmed,
     copied,
-    examine,
     imported_from,
     load,
 )
-from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files
+from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files, room
 
 EQUIVALENT, FEW = 0.1, 2
 """Share of the mutants that need not be killed: some change nothing that anybody could see. So many of a few."""
+CONFIRMING = 0.15
+"""Share of the time that is kept for running what failed once more, without the mutants."""
 
 
-def run(chosen: Iterable[Mutant], *, seconds: float | None) -> list[Examined]:
-    """Examine the mutants one after the other, for so many seconds; raises SystemExit where none can be."""
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)  # noqa: T201
+
+
+def run(chosen: Iterable[Mutant], *, end: float) -> list[Examined]:
+    """Examine the mutants one after the other, until a time; raises SystemExit where none can be."""
     found: list[Examined] = []
     with copied() as copy:
-        if (folder := imported_from(copy)) != copy / "kfm_dagster":
+        if (folder := imported_from(copy)) != copy.folder / "kfm_dagster":
             raise SystemExit(f"the tests would import {folder}, not the copy")
-        end = time.monotonic() + seconds if seconds is not None else float("inf")
+        end -= CONFIRMING * max(end - time.monotonic(), 0) if end < float("inf") else 0
         for mutant in chosen:
             begun = time.monotonic()
             if begun > end:
                 break
-            one = examine(copy, mutant, timeout=min(TIMEOUT_SECONDS, end - begun))
+            one = copy.examine(mutant, timeout=min(TIMEOUT_SECONDS, end - begun))
             if time.monotonic() > end:
                 # It was cut short.
                 break
             found.append(one)
-            print(f"{one.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.rule}", flush=True)  # noqa: T201
-        return confirmed(copy, found)
+            say(f"{one.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.rule}")
+        return copy.confirmed(found)
 
 
 def conclude(found: list[Examined]) -> int:
     """Print what survived, and the counts; 1 when one was left that is required, or too many were."""
     left = [one for one in found if one.fate is not StepResult.KILLED]
     for one in left:
-        print(f"{one.fate}: {one.mutant.file}: {one.mutant.rule}\n    {one.why}", flush=True)  # noqa: T201
+        say(f"{one.fate}: {one.mutant.file}: {one.mutant.rule}\n    {one.why}")
     counts = Counter(one.fate for one in found)
-    print(f"{len(found)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in StepResult), flush=True)  # noqa: T201
+    say(f"{len(found)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in StepResult))
     too_many = len(left) > max(FEW, EQUIVALENT * len(found))
     return 1 if too_many or any(one.mutant.required for one in left) else 0
 
 
-def listed(only: list[str] | None, *, sample: int | None, seed: int) -> Iterator[Mutant]:
+def listed(only: list[str] | None, *, sample: int | None, seed: int) -> list[Mutant]:
     """Choose from the list."""
     chosen = [one for one in load() if not only or any(text in one.rule or text in one.file for text in only)]
-    return iter(chosen if sample is None else random.Random(seed).sample(chosen, min(sample, len(chosen))))
+    return chosen if sample is None else random.Random(seed).sample(chosen, min(sample, len(chosen)))
 
 
-def generated(only: list[str] | None, *, base: str | None, sample: int | None, seed: int) -> Iterator[Mutant]:
-    """Generate mutants of the files that are named, and of the lines that are new since a commit."""
+def generated(only: list[str] | None, *, sample: int | None, seed: int) -> Iterator[Mutant]:
+    """Generate mutants of all rooms and SQL in turn, or of the files that are named."""
     files = [file for file in mutated_files(ROOT) if not only or any(text in file for text in only)]
-    if base is None:
-        found = candidates(ROOT, files)
-    elif (lines := changed_lines(ROOT, base)) is None:
-        print(f"no commit {base} to compare with (a shallow clone?)", flush=True)  # noqa: T201
-        found = []
-    else:
-        touched = candidates(ROOT, [file for file in files if file in lines])
-        found = [one for one in touched if one.line in lines[one.file]]
-    mutants = (one.mutant(ROOT) for one in drawn(found, seed=seed))
-    # Of a change, the nearest tests are a first look.
-    return islice((one if base is None else replace(one, required=False) for one in mutants if one is not None), sample)
+    made = (one.mutant(ROOT) for one in drawn(ROOT, dict.fromkeys(files), seed=str(seed)))
+    return islice((one for one in made if one is not None), sample)
+
+
+def of_change(only: list[str] | None, *, base: str, sample: int | None) -> tuple[Iterator[Mutant], int]:
+    """Generate mutants of the lines that are new since a commit, and count the candidates."""
+    lines = {
+        file: numbers
+        for file, numbers in changed_lines(ROOT, base).items()
+        if not only or any(text in file for text in only)
+    }
+    counts = {file: len(candidates(ROOT, file, numbers)) for file, numbers in lines.items()}
+    rooms = {room(file) for file, count in counts.items() if count}
+    say(f"base {base}: {sum(counts.values())} candidates in {len(rooms)} rooms")
+    made = (one.mutant(ROOT) for one in drawn(ROOT, lines, seed=base))
+    return islice((one for one in made if one is not None), sample), sum(counts.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine what is asked for, by default the list."""
+    begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, help="so many of them, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="parts of the names of mutants or of files")
     parser.add_argument("--generated", action="store_true", help="generated ones instead of those of the list")
-    parser.add_argument("--changed", metavar="COMMIT", help="generated ones, of the lines that are new since then")
+    parser.add_argument(
+        "--changed", nargs="?", const="", metavar="COMMIT", help="generated ones, of the lines that are new since then"
+    )
     parser.add_argument("--seconds", type=float, help="as many as there is time for")
     given = parser.parse_args(arguments)
-    if given.generated or given.changed is not None:
-        chosen = generated(given.only, base=given.changed, sample=given.sample, seed=given.seed)
+    end = float("inf") if given.seconds is None else begun + given.seconds
+    if given.changed is not None:
+        if (base := base_commit(ROOT, given.changed)) is None:
+            parser.error(f"no commit {given.changed} to compare with (a shallow clone?); {VARIABLE} names one")
+        chosen, count = of_change(given.only, base=base, sample=given.sample)
+        found = run(chosen, end=end) if count else []
+        say(f"examined {len(found)} of {count} candidates")
+        return 1 if count and not found else conclude(found)
+    if given.generated:
+        found = run(generated(given.only, sample=given.sample, seed=given.seed), end=end)
     else:
-        chosen = listed(given.only, sample=given.sample, seed=given.seed)
-    first = next(chosen, None)
-    if first is None:
-        if given.only:
-            parser.error("no mutant of that name")
-        print("no mutant to examine", flush=True)  # noqa: T201
-        return 0
-    return conclude(run(chain([first], chosen), seconds=given.seconds))
+        found = run(listed(given.only, sample=given.sample, seed=given.seed), end=end)
+    if not found and given.only:
+        parser.error("no mutant of that name")
+    return conclude(found)
 
 
 if __name__ == "__main__":

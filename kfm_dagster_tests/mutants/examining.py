@@ -10,13 +10,14 @@ import compileall
 import json
 import os
 import py_compile
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum, unique
@@ -28,9 +29,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 RULES = Path(__file__).with_name("rules")
 """The list: a YAML file for each room of the product, and one for SQL."""
-PYTEST = (sys.executable, "-m", "pytest", "-q", "--no-header", "-W", "ignore", "--timeout", "120")
+RETIRED = Path(__file__).with_name("retired.yaml")
+"""The rules that the list has given up, each with a reason."""
+PYTEST = ("-q", "--no-header", "-W", "ignore", "-p", "no:cacheprovider", "--timeout", "120")
 TIMEOUT_SECONDS = 300.0
 """Of one mutant's test; each of them ends within seconds on a free machine."""
+CPU_SECONDS = 30.0
+"""Of the tests of a mutant that has many: what a row's own test takes ten times over."""
 TESTS_FAILED, NO_TESTS = 1, 5
 """pytest's exit codes; 2 to 4 are an interruption, an error of its own, and one of usage."""
 
@@ -52,7 +57,7 @@ class Mutant:
     """One change of one text that breaks a rule, and the test that must fail. `file` is a path from the root.
 
     `required`: it must be killed; of the others, most. `any_end`: that the code cannot be loaded, or that the test does
-    not end, shows as well that it was noticed.
+    not end, shows as well that it was noticed; and the tests are many, so they have a share of the CPU.
     """
 
     rule: str
@@ -88,108 +93,160 @@ class Examined:
 def load(folder: Path = RULES) -> list[Mutant]:
     """Read the list: every room's file, in the order of their names."""
     files = sorted(folder.glob("*.yaml"))
-    # The loader in C: the list has a thousand lines, and PyYAML's own takes two seconds for them.
-    rows = (yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) for path in files)
+    rows = (_rows(path.read_text(encoding="utf-8")) for path in files)
     return [Mutant(**row) for row in chain.from_iterable(rows)]
 
 
+def lost(root: Path, base: str) -> set[str]:
+    """Return the rules that the list had at a commit, and has neither now nor among the retired ones.
+
+    A rule is a row's sentence: the code that it names may change, and then the row changes with it.
+    """
+    listing = ["ls-tree", "-r", "--name-only", base, "--", str(RULES.relative_to(ROOT))]
+    before = {
+        row["rule"] for name in _git(root, *listing).split() for row in _rows(_git(root, "show", f"{base}:{name}"))
+    }
+    retired = _rows((root / RETIRED.relative_to(ROOT)).read_text(encoding="utf-8"))
+    return before - {row.rule for row in load(root / RULES.relative_to(ROOT))} - {row["rule"] for row in retired}
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    # The loader in C: the list has a thousand lines, and PyYAML's own takes two seconds for them.
+    return yaml.load(text, Loader=yaml.CSafeLoader) or []
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How a run of pytest ended: its exit code, None where it was killed, its words, and which tests did what."""
+
+    code: int | None
+    words: str = ""
+    failed: Sequence[str] = ()
+    passed: int = 0
+    stopped: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether every test that was chosen has run, or as many as there was CPU for."""
+        return self.code in {0, TESTS_FAILED} or self.stopped
+
+
+class Copy:
+    """A copy of the checkout, and the process whose forks run its tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._forking = subprocess.Popen(
+            [sys.executable, "-m", "kfm_dagster_tests.mutants.forking"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """End the process; a fork that still runs was killed before."""
+        self._forking.communicate()
+
+    def examine(self, mutant: Mutant, *, timeout: float = TIMEOUT_SECONDS) -> Examined:
+        """Make the change, run the mutant's test until one fails, and restore the file."""
+        if (why := mutant.misplaced(self.folder)) is not None:
+            return Examined(mutant=mutant, fate=StepResult.BROKEN, why=why)
+        path = self.folder / mutant.file
+        sound = path.read_text(encoding="utf-8")
+        path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
+        try:
+            run = self._pytest(
+                ["-x", *mutant.arguments], timeout=timeout, seconds=CPU_SECONDS if mutant.any_end else None
+            )
+        finally:
+            path.write_text(sound, encoding="utf-8")
+        if run.code == TESTS_FAILED or (mutant.any_end and not run.whole and run.code != NO_TESTS):
+            return Examined(mutant=mutant, fate=StepResult.KILLED, failed=frozenset(run.failed))
+        if run.whole and run.passed:
+            return Examined(mutant=mutant, fate=StepResult.SURVIVED, why=f"{mutant.test} passes")
+        ended = "does not end" if run.code is None else f"ends with {run.code}, {run.passed} passed"
+        said = run.words.strip()[-300:]
+        return Examined(mutant=mutant, fate=StepResult.BROKEN, why=f"pytest {mutant.test} {ended}: {said}")
+
+    def confirmed(self, found: Sequence[Examined]) -> list[Examined]:
+        """Run the tests that failed in the unchanged copy: what fails there as well has not noticed the mutant."""
+        failed = {test for one in found for test in one.failed}
+        if not failed:
+            return list(found)
+        timeout = TIMEOUT_SECONDS * len(failed)
+        run = self._pytest(sorted(failed), timeout=timeout)
+        if not run.whole:
+            # A mutant may have changed the name of a case.
+            run = self._pytest(sorted({_function(test) for test in failed}), timeout=timeout)
+        broken = {_function(test) for test in (run.failed if run.whole else failed)}
+        return [
+            replace(one, fate=StepResult.BROKEN, why=f"{', '.join(wrong)} fails without it, too")
+            if (wrong := sorted(test for test in one.failed if _function(test) in broken))
+            else one
+            for one in found
+        ]
+
+    def _pytest(self, arguments: Sequence[str], *, timeout: float, seconds: float | None = None) -> Run:
+        """Have a fork run pytest, and end it with all that it started when it takes too long."""
+        requests, answers = self._forking.stdin, self._forking.stdout
+        assert requests is not None
+        assert answers is not None
+        with tempfile.TemporaryDirectory(dir=self.folder.parent) as folder:
+            request = {"arguments": [*PYTEST, *arguments], "folder": folder, "seconds": seconds}
+            print(json.dumps(request), file=requests, flush=True)
+            child = int(answers.readline())
+            try:
+                in_time = bool(select.select([answers], [], [], timeout)[0])
+            except BaseException:
+                os.killpg(child, signal.SIGKILL)
+                raise
+            if not in_time:
+                os.killpg(child, signal.SIGKILL)
+            code = int(answers.readline())
+            report = Path(folder) / "report"
+            if not in_time or not report.is_file():
+                return Run(code=None)
+            words = (Path(folder) / "words").read_text(encoding="utf-8", errors="replace")
+            return Run(code=code, words=words, **json.loads(report.read_text(encoding="utf-8")))
+
+
 @contextmanager
-def copied() -> Iterator[Path]:
-    """Give a copy of the checkout's tracked files, which goes afterwards."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def copied() -> Iterator[Copy]:
+    """Give a copy of the checkout's files but those that git ignores, which goes afterwards."""
+    listed = _git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     with tempfile.TemporaryDirectory(prefix="kfm-mutants-", ignore_cleanup_errors=True) as folder:
         # A folder deeper: tests look for the shared data beside the checkout.
-        copy = Path(folder) / "checkout"
+        checkout = Path(folder) / "checkout"
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, copy / name)
+                (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, checkout / name)
         # By its content and not by its time: a file that is changed and restored within a second is read again.
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(copy / "kfm_dagster", quiet=1, invalidation_mode=mode)
-        yield copy
+        compileall.compile_dir(checkout / "kfm_dagster", quiet=1, invalidation_mode=mode)
+        copy = Copy(checkout)
+        try:
+            yield copy
+        finally:
+            copy.close()
 
 
-def imported_from(copy: Path) -> Path:
+def imported_from(copy: Copy) -> Path:
     """Return the folder that the package is imported from by the tests of a copy."""
     command = [sys.executable, "-c", "import kfm_dagster; print(kfm_dagster.__file__)"]
+    environment = {**os.environ, "PYTHONPATH": str(copy.folder)}
     done = subprocess.run(
-        command, cwd=copy, env=_environment(copy), check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        command, cwd=copy.folder, env=environment, check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
     )
     return Path(done.stdout.strip()).parent
-
-
-def confirmed(copy: Path, found: Sequence[Examined]) -> list[Examined]:
-    """Run the tests that failed in the unchanged copy: what fails there as well has not noticed the mutant."""
-    failed = {test for one in found for test in one.failed}
-    if not failed:
-        return list(found)
-    timeout = TIMEOUT_SECONDS * len(failed)
-    code, _, broken = _pytest(copy, sorted(failed), timeout=timeout)
-    if code not in {0, TESTS_FAILED}:
-        # A mutant may have changed the name of a case.
-        code, _, broken = _pytest(copy, sorted({_function(test) for test in failed}), timeout=timeout)
-    broken = {_function(test) for test in (broken if code in {0, TESTS_FAILED} else failed)}
-    return [
-        replace(one, fate=StepResult.BROKEN, why=f"{', '.join(wrong)} fails without it, too")
-        if (wrong := sorted(test for test in one.failed if _function(test) in broken))
-        else one
-        for one in found
-    ]
-
-
-def examine(copy: Path, mutant: Mutant, *, timeout: float = TIMEOUT_SECONDS) -> Examined:
-    """Make the change in a copy, run its test until one fails, and restore the file."""
-    if (why := mutant.misplaced(copy)) is not None:
-        return Examined(mutant=mutant, fate=StepResult.BROKEN, why=why)
-    path = copy / mutant.file
-    sound = path.read_text(encoding="utf-8")
-    path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
-    try:
-        code, said, failed = _pytest(copy, ["-x", *mutant.arguments], timeout=timeout)
-    finally:
-        path.write_text(sound, encoding="utf-8")
-    if code == TESTS_FAILED or (mutant.any_end and code not in {0, NO_TESTS}):
-        return Examined(mutant=mutant, fate=StepResult.KILLED, failed=frozenset(failed))
-    if code == 0:
-        return Examined(mutant=mutant, fate=StepResult.SURVIVED, why=f"{mutant.test} passes")
-    ended = "does not end" if code is None else f"ends with {code}"
-    return Examined(mutant=mutant, fate=StepResult.BROKEN, why=f"pytest {mutant.test} {ended}: {said.strip()[-300:]}")
 
 
 def _function(test: str) -> str:
     """A test's name without its case."""
     return test.partition("[")[0]
-
-
-def _environment(copy: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
-
-
-def _pytest(copy: Path, arguments: Sequence[str], *, timeout: float) -> tuple[int | None, str, Collection[str]]:
-    """Run pytest in a process group of its own; return its exit code, None when it had to be ended, its words, and the
-    tests that failed.
-    """
-    cache = copy.parent / "cache"
-    shutil.rmtree(cache, ignore_errors=True)
-    child = subprocess.Popen(
-        [*PYTEST, "-o", f"cache_dir={cache}", *arguments],
-        cwd=copy,
-        env=_environment(copy),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = child.communicate(timeout=timeout)
-    except BaseException as error:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        if isinstance(error, subprocess.TimeoutExpired):
-            return None, "", ()
-        raise
-    failed = cache / "v/cache/lastfailed"
-    # A module that could not be collected is there, too.
-    names = json.loads(failed.read_text(encoding="utf-8")) if failed.is_file() else {}
-    return child.returncode, said, [name for name in names if "::" in name]

@@ -1,7 +1,7 @@
-"""Generated mutants: what mutmut's operators make of the rooms where a slip costs data, and the tests nearest to each.
+"""Generated mutants: what mutmut's operators make of the product's Python, and those of `sql.py` of its SQL.
 
 Belongs here: which code is mutated, what is left out and why, the order in which mutants are drawn, and which lines a
-change touched. Does not belong here: examining a mutant (`examining.py`).
+change touched. Does not belong here: examining a mutant (`examining.py`), and its tests (`nearest.py`).
 """
 
 from __future__ import annotations
@@ -11,46 +11,30 @@ import re
 import shlex
 import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
+from typing import Protocol
 
 import libcst as cst
 import libcst.matchers as m
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
+from kfm_dagster_tests.change import changed_paths
+from kfm_dagster_tests.mutants import nearest, sql
 from kfm_dagster_tests.mutants.examining import Mutant
 
-_INTAKE = [
-    "ingest/test_recording.py",
-    "integration/test_forged_messages.py",
-    "integration/test_acknowledgement.py",
-    "integration/test_completion.py",
-    "integration/test_kill_switch.py",
-]
-NEAREST = {
-    "kfm_dagster/ledger": ["ledger"],
-    "kfm_dagster/ledger/cases.py": ["governance/test_evidence.py"],
-    "kfm_dagster/stages": ["stages"],
-    "kfm_dagster/ingest/intake.py": _INTAKE,
-    "kfm_dagster/ingest/recording.py": _INTAKE,
-    "kfm_dagster/ingest/senders.py": _INTAKE,
-    "kfm_dagster/operators/message_parse.py": ["operators/test_message_parse.py", *_INTAKE[:2]],
-}
-"""Folders and files of product code, and below `kfm_dagster_tests`, the tests that claim them."""
-SLOW = {"test_ledger_contention.py", "test_ledger_plans.py"}
-"""Tests of many processes and of many rows: what they hold of one line, a faster one holds."""
-DIALECT = "not postgresql"
-"""Python is the same on both databases."""
 SHOWN = 60
 """Characters of a mutated text that are shown, from shortly before it differs."""
 
 LOGGERS = m.Name("_LOG") | m.Name("_log")
 UNWANTED: list[tuple[m.BaseMatcherNode, str]] = [
-    (m.Annotation() | m.TypeAlias(), "types are the type checker's"),
-    (m.Import() | m.ImportFrom(), "names are the linter's"),
+    (m.Annotation(), "types are the type checker's"),
+    (m.TypeAlias(), "types are the type checker's"),
+    (m.Import(), "names are the linter's"),
+    (m.ImportFrom(), "names are the linter's"),
     (m.Expr(value=m.SimpleString()), "a docstring"),
     (m.Raise(), "what an error says; that it is raised, its condition's mutants ask"),
     (m.Call(func=m.Attribute(value=LOGGERS)), "what is logged"),
@@ -70,13 +54,27 @@ PROSE = m.SimpleString(m.MatchRegex(r"(?s).*\s.*")) | m.FormattedString(
 """A text with a blank is written for people: its facts are asked for, not its words. It stays where it is."""
 
 
+class Candidate(Protocol):
+    """A change that can be made."""
+
+    @property
+    def file(self) -> str:
+        """Return the file's path from the root."""
+
+    @property
+    def line(self) -> int:
+        """Return the number of the line where it begins."""
+
+    def mutant(self, root: Path) -> Mutant | None:
+        """Make the change; None where the text would be none of its language."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A change that can be made. `guard`: it takes away the condition under which an error is raised."""
+class PythonCandidate:
+    """A change of a tree of Python."""
 
     file: str
     line: int
-    guard: bool
     module: cst.Module
     old: cst.CSTNode
     new: cst.CSTNode
@@ -89,43 +87,78 @@ class Candidate:
             compile(changed.code, self.file, "exec")
         except SyntaxError:
             return None
-        kind = "guard " if self.guard else ""
-        old, new = (" ".join(self.module.code_for_node(node).split()) for node in (self.old, self.new))
-        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
-        begin = max(alike - SHOWN // 3, 0)
-        shown = f"{_cut(old[begin:])} -> {_cut(new[begin:])}"
-        return Mutant(
-            rule=f"{kind}{self.line}: {shown}",
-            file=self.file,
-            old=self.module.code,
-            new=changed.code,
-            test=shlex.join([*nearest_tests(root, self.file), "-k", DIALECT]),
-            required=self.guard,
-            any_end=True,
-        )
+        old, new = (self.module.code_for_node(node) for node in (self.old, self.new))
+        choice = nearest.tree(root).of_module(self.file)
+        return _mutant(self, shown=(old, new), texts=(self.module.code, changed.code), choice=choice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqlCandidate:
+    """A change of a text of SQL."""
+
+    file: str
+    line: int
+    text: str
+    edit: sql.Edit
+
+    def mutant(self, root: Path) -> Mutant | None:
+        """Make the change."""
+        edit = self.edit
+        begin, end = max(edit.start - SHOWN // 3, 0), edit.end + SHOWN // 3
+        shown = self.text[begin:end], self.text[begin : edit.start] + edit.new + self.text[edit.end : end]
+        choice = nearest.tree(root).of_sql(self.file, self.line)
+        return _mutant(self, shown=shown, texts=(self.text, edit.applied(self.text)), choice=choice)
+
+
+def _mutant(
+    candidate: Candidate, *, shown: tuple[str, str], texts: tuple[str, str], choice: nearest.Choice
+) -> Mutant | None:
+    """Return the mutant of a candidate; None where nothing is near that could notice it."""
+    if not choice.tests:
+        return None
+    old, new = (" ".join(text.split()) for text in shown)
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+    begin = max(alike - SHOWN // 3, 0)
+    return Mutant(
+        rule=f"{candidate.line}: {_cut(old[begin:])} -> {_cut(new[begin:])}",
+        file=candidate.file,
+        old=texts[0],
+        new=texts[1],
+        test=shlex.join(choice.arguments),
+        required=False,
+        any_end=True,
+    )
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+_UNWANTED = {
+    name: [matcher for matcher, _ in UNWANTED if type(matcher).__name__ == name]
+    for name in {type(matcher).__name__ for matcher, _ in UNWANTED}
+}
+"""The same by the type of node: most have none."""
+
+
 class _Mutator(cst.CSTVisitor):
-    """Collects the candidates of one file."""
+    """Collects the candidates of one file, or of some lines of it."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self, file: str, module: cst.Module) -> None:
+    def __init__(self, file: str, module: cst.Module, lines: Collection[int] | None) -> None:
         super().__init__()
-        self._file, self._module = file, module
-        self.found: list[Candidate] = []
+        self._file, self._module, self._lines = file, module, lines
+        self.found: list[PythonCandidate] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if any(m.matches(node, matcher) for matcher, _ in UNWANTED) or m.matches(node, PROSE):
+        if not self._has_lines(node):
+            return False
+        if any(m.matches(node, matcher) for matcher in _UNWANTED.get(type(node).__name__, ())) or _is_prose(node):
             return False
         if isinstance(node, cst.If):
             # mutmut has no operator that takes a condition away.
-            raises = m.matches(node.body, m.IndentedBlock([m.ZeroOrMore(), m.SimpleStatementLine([m.Raise()])]))
-            self._add(node.test, cst.Name("False"), guard=raises)
+            self._add(node.test, cst.Name("False"))
         for kind, operator in mutation_operators:
             if isinstance(node, kind):
                 changes = list(operator(node))
@@ -135,75 +168,113 @@ class _Mutator(cst.CSTVisitor):
                         self._add(node, changed)
         return True
 
-    def _add(self, old: cst.CSTNode, new: cst.CSTNode, *, guard: bool = False) -> None:
+    def _has_lines(self, node: cst.CSTNode) -> bool:
+        """Whether any of the lines is the node's."""
+        place = None if self._lines is None else self.get_metadata(PositionProvider, node, None)
+        return place is None or any(place.start.line <= line <= place.end.line for line in self._lines or ())
+
+    def _add(self, old: cst.CSTNode, new: cst.CSTNode) -> None:
         line = self.get_metadata(PositionProvider, old).start.line
-        self.found.append(Candidate(file=self._file, line=line, guard=guard, module=self._module, old=old, new=new))
+        if self._lines is None or line in self._lines:
+            self.found.append(PythonCandidate(file=self._file, line=line, module=self._module, old=old, new=new))
+
+
+def _is_prose(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.SimpleString | cst.FormattedString) and m.matches(node, PROSE)
 
 
 def _loses_prose(old: cst.CSTNode, new: cst.CSTNode) -> bool:
     if isinstance(old, cst.Assign):
-        return m.matches(old.value, PROSE)
+        return _is_prose(old.value)
     if not (isinstance(old, cst.Call) and isinstance(new, cst.Call)):
         return False
     kept = {id(argument) for argument in new.args}
-    return any(id(argument) not in kept and m.matches(argument.value, PROSE) for argument in old.args)
+    return any(id(argument) not in kept and _is_prose(argument.value) for argument in old.args)
 
 
-def candidates(root: Path, files: Iterable[str]) -> list[Candidate]:
-    """Return every candidate of these files, in the order of the text."""
-    found = []
-    for file in files:
-        wrapper = MetadataWrapper(cst.parse_module((root / file).read_text(encoding="utf-8")))
-        mutator = _Mutator(file, wrapper.module)
-        wrapper.visit(mutator)
-        found += mutator.found
-    return found
+def candidates(root: Path, file: str, lines: Collection[int] | None = None) -> list[Candidate]:
+    """Return every candidate of a file, or of some lines of it, in the order of the text."""
+    text = (root / file).read_text(encoding="utf-8")
+    if file.endswith(".sql"):
+        found = [
+            SqlCandidate(file=file, line=text.count("\n", 0, edit.start) + 1, text=text, edit=edit)
+            for edit in sql.edits(text)
+        ]
+        return sorted((one for one in found if lines is None or one.line in lines), key=lambda one: one.line)
+    wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
+    mutator = _Mutator(file, wrapper.module, lines)
+    wrapper.visit(mutator)
+    return list(mutator.found)
 
 
 def mutated_files(root: Path) -> list[str]:
-    """Return the product files that are mutated, as paths from the root."""
-    paths = chain.from_iterable(
-        (root / name).rglob("*.py") if (root / name).is_dir() else [root / name] for name in NEAREST
-    )
-    return sorted({str(path.relative_to(root)) for path in paths})
+    """Return the files that are mutated, as paths from the root: all of the product's Python and SQL."""
+    paths = chain((root / "kfm_dagster").rglob("*.py"), (root / "sql").rglob("*.sql"))
+    return sorted(str(path.relative_to(root)) for path in paths)
 
 
-def nearest_tests(root: Path, file: str) -> list[str]:
-    """Return the test files nearest to a product file; those that name its module first, as one failure is enough."""
-    near = chain.from_iterable(tests for name, tests in NEAREST.items() if file == name or file.startswith(f"{name}/"))
-    module = file.removesuffix(".py").replace("/", ".")
-    found = []
-    for name in near:
-        path = root / "kfm_dagster_tests" / name
-        found += [one for one in sorted(path.rglob("test_*.py")) if one.name not in SLOW] if path.is_dir() else [path]
-    strangers = {path for path in found if not re.search(rf"\b{re.escape(module)}\b", path.read_text(encoding="utf-8"))}
-    return [str(path.relative_to(root)) for path in sorted(found, key=lambda path: path in strangers)]
+def room(file: str) -> str:
+    """Return where a file belongs: `ledger`, `sql/queries`; `kfm_dagster` for what is in no room."""
+    parts = file.split("/")
+    if parts[0] == "sql":
+        return "/".join(parts[:2])
+    return parts[1] if len(parts) > 2 else parts[0]
 
 
-def drawn(found: Collection[Candidate], *, seed: int) -> Iterator[Candidate]:
-    """Yield guards first, then one mutant of each line, then a second one: no line with many has more weight."""
-    rng = random.Random(seed)
-    by_line: dict[tuple[str, int], list[Candidate]] = defaultdict(list)
-    for one in rng.sample(list(found), len(found)):
-        by_line[one.file, one.line].append(one)
-    rounds = list(chain.from_iterable(zip_longest(*by_line.values())))
-    yield from (one for one in rounds if one is not None and one.guard)
-    yield from (one for one in rounds if one is not None and not one.guard)
+def drawn(root: Path, files: Mapping[str, Collection[int] | None], *, seed: str) -> Iterator[Candidate]:
+    """Draw candidates from all rooms in turn, of these lines of each file (None: of all).
+
+    Within a room a file is drawn by its size, and is read once it is drawn; within a file one candidate of each line
+    comes before a second one of any.
+    """
+    # Drawn by a seed, as a sample: nothing is secret.
+    chance = random.Random(seed)
+    rooms: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(files):
+        rooms[room(file)].append(file)
+    order = sorted(rooms)
+    chance.shuffle(order)
+    turns = [_of_room(root, {file: files[file] for file in rooms[name]}, seed=f"{seed} {name}") for name in order]
+    return (one for turn in zip_longest(*turns) for one in turn if one is not None)
 
 
-def changed_lines(root: Path, base: str) -> Mapping[str, set[int]] | None:
-    """Return the lines of product files that are new since a commit, by number; None where there is no such commit.
+def _of_room(root: Path, files: Mapping[str, Collection[int] | None], *, seed: str) -> Iterator[Candidate]:
+    chance = random.Random(seed)
+    sizes = {
+        file: (root / file).stat().st_size if lines is None else max(len(lines), 1) for file, lines in files.items()
+    }
+    sizes = {file: size for file, size in sizes.items() if size}
+    read: dict[str, Iterator[Candidate]] = {}
+    while sizes:
+        file = chance.choices(list(sizes), weights=list(sizes.values()))[0]
+        if file not in read:
+            read[file] = _of_file(candidates(root, file, files[file]), chance)
+        if (one := next(read[file], None)) is None:
+            del sizes[file]
+        else:
+            yield one
+
+
+def _of_file(found: Sequence[Candidate], chance: random.Random) -> Iterator[Candidate]:
+    lines: dict[int, list[Candidate]] = defaultdict(list)
+    for one in found:
+        lines[one.line].append(one)
+    groups = list(lines.values())
+    chance.shuffle(groups)
+    for group in groups:
+        chance.shuffle(group)
+    return (one for round_ in zip_longest(*groups) for one in round_ if one is not None)
+
+
+def changed_lines(root: Path, base: str) -> dict[str, set[int]]:
+    """Return the lines of product files and of SQL that are new since a commit, by number.
 
     What was only moved or indented is not new: a line that was there before, wherever it was.
     """
+    files = set(mutated_files(root))
     git = ["git", "-C", str(root)]
-    known = subprocess.run(
-        [*git, "rev-parse", "-q", "--verify", f"{base}^{{commit}}"], capture_output=True, check=False
-    )
-    if known.returncode != 0:
-        return None
-    command = [*git, "diff", "-w", "-U0", "--no-color", "--no-ext-diff", "--no-prefix", base, "--", "kfm_dagster"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    differing = ["diff", "-w", "-U0", "--no-color", "--no-ext-diff", "--no-prefix", base, "--", "kfm_dagster", "sql"]
+    said = subprocess.run([*git, *differing], check=True, capture_output=True, text=True).stdout
     gone = Counter(line[1:].strip() for line in said.splitlines() if re.match(r"-(?!-- )", line))
     found: dict[str, set[int]] = defaultdict(set)
     file, number = "", 0
@@ -219,4 +290,7 @@ def changed_lines(root: Path, base: str) -> Mapping[str, set[int]] | None:
             else:
                 found[file].add(number)
             number += 1
-    return found
+    known = subprocess.run([*git, "ls-files", "-z"], check=True, capture_output=True, text=True).stdout.split("\0")
+    for file in (changed_paths(root, base) & files) - set(known):
+        found[file] = set(range(1, len((root / file).read_text(encoding="utf-8").splitlines()) + 1))
+    return {file: lines for file, lines in found.items() if file in files}

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import textwrap
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from kfm_dagster_tests.mutants.__main__ import generated, main
-from kfm_dagster_tests.mutants.examining import ROOT
-from kfm_dagster_tests.mutants.generating import (
-    NEAREST,
-    SLOW,
-    candidates,
-    changed_lines,
-    drawn,
-    mutated_files,
-    nearest_tests,
-)
+from kfm_dagster_tests.mutants.examining import ROOT, Mutant
+from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files, room
+from kfm_dagster_tests.mutants.nearest import FAR, NEAREST, SQLITE, Tree, tree
 
 FILE = "kfm_dagster/ledger/rule.py"
 MODULE = '''\
@@ -45,7 +37,7 @@ def changes(root: Path, text: str) -> set[str]:
     source(root, text)
     before = (root / FILE).read_text(encoding="utf-8").splitlines()
     found = set()
-    for one in candidates(root, [FILE]):
+    for one in candidates(root, FILE):
         mutant = one.mutant(root)
         if mutant is not None:
             found |= set(mutant.new.splitlines()) - set(before)
@@ -71,11 +63,6 @@ def test_rules_are_mutated(tmp_path: Path) -> None:
     } <= found
 
 
-def test_a_guard_is_the_condition_of_an_error(tmp_path: Path) -> None:
-    source(tmp_path, "if a:\n    print()\n    raise ValueError\nif b:\n    raise ValueError\nif c:\n    d()\n")
-    assert [one.line for one in candidates(tmp_path, [FILE]) if one.guard] == [1, 4]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -97,28 +84,63 @@ def test_what_no_test_should_hold_is_not_mutated(text: str, tmp_path: Path) -> N
     assert changes(tmp_path, text) == set()
 
 
-def test_every_mutated_file_has_tests_nearest_to_it_and_those_of_its_module_come_first() -> None:
+@pytest.mark.parametrize(
+    ("file", "line", "first"),
+    [
+        ("kfm_dagster/ledger/redaction.py", None, "ledger/test_ledger_redaction.py"),
+        ("kfm_dagster/ledger/cases.py", None, "governance/test_evidence.py"),
+        ("kfm_dagster/deployment/doctor/finding.py", None, "deployment/test_doctor.py"),
+        ("sql/queries/reconcile.sql", "-- name: ", "integration/test_reconcile.py"),
+        ("sql/schema/0001_first_schema.sql", "CONSTRAINT run_state_outcome_is_known", "storage/test_constraints.py"),
+    ],
+)
+def test_the_tests_that_hold_a_place_come_first(file: str, line: str | None, first: str) -> None:
+    of_tree = tree(ROOT)
+    if line is None:
+        choice = of_tree.of_module(file)
+    else:
+        before, _, _ = (ROOT / file).read_text(encoding="utf-8").partition(line)
+        choice = of_tree.of_sql(file, before.count("\n") + 2)
+    assert choice.tests[0] == f"kfm_dagster_tests/{first}"
+    assert choice.cases == SQLITE
+
+
+def test_the_tests_that_a_row_of_the_list_names_come_before_those_of_the_room() -> None:
+    first = "kfm_dagster_tests/stages/gates/test_path_rules.py"
+    row = Mutant(rule="a", file="kfm_dagster/plural.py", old="a", new="b", test=f"{first} -k a")
+    assert Tree(ROOT, [row]).of_module(row.file).tests[0] == first
+
+
+def test_every_module_and_every_text_of_sql_has_some_tests_that_are_near() -> None:
+    of_tree = tree(ROOT)
     files = mutated_files(ROOT)
-    assert {name for name in NEAREST if not any(file.startswith(name) for file in files)} == set()
-    for file in files:
-        tests = nearest_tests(ROOT, file)
-        assert tests
-        assert all((ROOT / name).is_file() for name in tests)
-        assert not SLOW & {Path(name).name for name in tests}
-    assert nearest_tests(ROOT, "kfm_dagster/ledger/redaction.py")[0].endswith("/test_ledger_redaction.py")
+    assert {room(file) for file in files} > {"console", "ledger", "virtual", "sql/queries", "sql/schema", "kfm_dagster"}
+    choices = {
+        (file, line): of_tree.of_sql(file, line) if file.endswith(".sql") else of_tree.of_module(file)
+        for file in files
+        for line in (sorted({one.line for one in candidates(ROOT, file)})[::7] if file.endswith(".sql") else [0])
+    }
+    assert {file for (file, _), choice in choices.items() if not 0 < len(choice.tests) <= NEAREST} == {
+        "kfm_dagster/documents/__init__.py"
+    }
+    near = {test for choice in choices.values() for test in choice.tests}
+    assert not {test for test in near if test.split("/")[1] in FAR}
+    assert len(near) > 200
 
 
-def test_guards_are_drawn_first_then_one_mutant_of_each_line(tmp_path: Path) -> None:
+def test_rooms_are_drawn_in_turn_and_in_a_room_one_mutant_of_each_line_first(tmp_path: Path) -> None:
+    other = "sql/queries/rule.sql"
     source(tmp_path, MODULE)
-    found = candidates(tmp_path, [FILE])
-    order = list(drawn(found, seed=3))
-    assert len(order) == len(found)
-    assert order[0].guard
-    assert not any(one.guard for one in order[1:])
-    others = [one for one in found if not one.guard]
-    lines = {one.line for one in others}
-    assert {one.line for one in islice(drawn(others, seed=3), len(lines))} == lines
-    assert order == list(drawn(found, seed=3)) != list(drawn(found, seed=4))
+    source(tmp_path, "WHERE a AND b\n", file=other)
+    files = {FILE: None, other: None}
+    found = [one for file in files for one in candidates(tmp_path, file)]
+    order = list(drawn(tmp_path, files, seed="3"))
+    assert sorted((one.file, one.line) for one in order) == sorted((one.file, one.line) for one in found)
+    assert [{one.file for one in order[place : place + 2]} for place in (0, 2)] == [{FILE, other}] * 2
+    ours = [one.line for one in order if one.file == FILE]
+    assert set(ours[: len(set(ours))]) == set(ours)
+    assert [(one.file, one.line) for one in drawn(tmp_path, files, seed="3")] == [(one.file, one.line) for one in order]
+    assert ours != [one.line for one in drawn(tmp_path, {FILE: None}, seed="4")]
 
 
 def test_only_what_is_new_since_a_commit_is_changed(tmp_path: Path) -> None:
@@ -134,21 +156,25 @@ def test_only_what_is_new_since_a_commit_is_changed(tmp_path: Path) -> None:
     git("commit", "-qm", "first")
     source(tmp_path, "def f():\n    a = 1\nb = 3\nb = 3\nc = 3\n")
     source(tmp_path, "d = 4\nb = 2\n", file=other)
-    source(tmp_path, "b = 4\n", file="kfm_dagster/untracked.py")
-    assert changed_lines(tmp_path, "HEAD") == {FILE: {1, 3, 4}}
-    assert changed_lines(tmp_path, "HEAD~1") is None
+    new = "sql/queries/untracked.sql"
+    source(tmp_path, "b\nc\n", file=new)
+    assert changed_lines(tmp_path, "HEAD") == {FILE: {1, 3, 4}, new: {1, 2}}
     git("commit", "-qam", "second")
-    assert changed_lines(tmp_path, "HEAD") == {}
-    assert changed_lines(tmp_path, "HEAD~1") == {FILE: {1, 3, 4}}
+    assert changed_lines(tmp_path, "HEAD") == {new: {1, 2}}
+    assert changed_lines(tmp_path, "HEAD~1") == {FILE: {1, 3, 4}, new: {1, 2}}
+    assert {one.line for one in candidates(tmp_path, FILE, {1, 3, 4})} == {3, 4}
 
 
-def test_without_the_commit_there_is_nothing_to_examine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--changed", "no-such-commit"]) == 0
-    out, _ = capsys.readouterr()
-    assert out == "no commit no-such-commit to compare with (a shallow clone?)\nno mutant to examine\n"
+def test_a_change_has_a_base_and_what_has_candidates_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--changed", "no-such-commit"])
+    assert ended.value.code == 2
+    assert "KFM_CHANGED_BASE" in capsys.readouterr().err
+    assert main(["--changed", "HEAD", "--only", "no-such-file"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "examined 0 of 0 candidates"
 
 
 def test_a_sample_is_of_the_files_that_are_named() -> None:
-    found = list(generated(["ledger/policy.py"], base=None, sample=3, seed=0))
+    found = list(generated(["ledger/policy.py"], sample=3, seed=0))
     assert [one.file for one in found] == ["kfm_dagster/ledger/policy.py"] * 3
     assert all(one.misplaced(ROOT) is None and one.any_end and "not postgresql" in one.test for one in found)

@@ -4,40 +4,49 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kfm_dagster_tests.change import base_commit
 from kfm_dagster_tests.mutants.examining import (
+    RETIRED,
     ROOT,
+    RULES,
+    Copy,
     Mutant,
     StepResult,
-    confirmed,
     copied,
-    examine,
     imported_from,
     load,
+    lost,
 )
 
 FAST = ("ledger/test_ledger_redaction.py", "test_python_", "stages/test_machine.py", "catalog/test_order.py")
 """Tests without a database."""
+SMALL = "test_small.py"
+"""A test that the copy alone has."""
 HARMLESS = Mutant(
     rule="nothing",
-    file="kfm_dagster/catalog/outcomes.py",
-    old=(ROOT / "kfm_dagster/catalog/outcomes.py").read_text(encoding="utf-8").partition("\n")[0],
-    new='"""A ledger of',
-    test="kfm_dagster_tests/catalog/test_order.py",
+    file="kfm_dagster/plural.py",
+    old=(ROOT / "kfm_dagster/plural.py").read_text(encoding="utf-8").partition("\n")[0],
+    new='"""A docstring."""',
+    test=SMALL,
 )
+BREAKING = "import nothing_of_that_name"
 LEAST = 279
 SEED = 8
 
 
 @pytest.fixture(scope="module")
-def copy() -> Iterator[Path]:
-    with copied() as folder:
-        yield folder
+def copy() -> Iterator[Copy]:
+    with copied() as made:
+        small = "from kfm_dagster import plural\n\n\ndef test_small():\n    assert plural\n"
+        (made.folder / SMALL).write_text(small, encoding="utf-8")
+        yield made
 
 
 def test_every_row_of_the_list_fits_the_code_and_names_tests_that_exist() -> None:
@@ -66,51 +75,80 @@ def faults(mutant: Mutant) -> list[str]:
     return [f"{mutant.rule}: {fault}" for fault in wrong if fault]
 
 
+def test_a_rule_that_the_list_had_is_there_or_is_retired_for_a_reason() -> None:
+    if (base := base_commit()) is None:
+        pytest.skip("there is no commit to compare with")
+    assert lost(ROOT, base) == set()
+
+
+def test_a_rule_is_lost_when_neither_the_list_nor_the_retired_ones_have_it(tmp_path: Path) -> None:
+    folder, retired = (tmp_path / path.relative_to(ROOT) for path in (RULES, RETIRED))
+    folder.mkdir(parents=True)
+
+    def listed(*rules: str) -> None:
+        rows = (f"- {{rule: {rule}, file: a, old: b, new: c, test: d}}\n" for rule in rules)
+        (folder / "room.yaml").write_text("".join(rows), encoding="utf-8")
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    listed("kept", "gone", "given up")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    listed("kept", "new")
+    retired.write_text("- {rule: given up, reason: the product has no such thing}\n", encoding="utf-8")
+    assert lost(tmp_path, "HEAD") == {"gone"}
+
+
 @pytest.mark.clause("BEY-17")
-def test_a_sample_of_the_mutants_is_killed(copy: Path) -> None:
-    assert imported_from(copy) == copy / "kfm_dagster"
-    sample = random.Random(SEED).sample([one for one in load() if any(name in one.test for name in FAST)], 3)
-    found = [examine(copy, mutant) for mutant in sample]
+def test_a_sample_of_the_mutants_is_killed(copy: Copy) -> None:
+    assert imported_from(copy) == copy.folder / "kfm_dagster"
+    sample = random.Random(SEED).sample([one for one in load() if any(name in one.test for name in FAST)], 2)
+    found = [copy.examine(mutant) for mutant in sample]
     assert all(one.failed for one in found)
-    assert [one.fate for one in confirmed(copy, found)] == [StepResult.KILLED] * len(sample)
+    assert [one.fate for one in copy.confirmed(found)] == [StepResult.KILLED] * len(sample)
 
 
 @pytest.mark.parametrize(
     ("change", "fate"),
     [
         ({}, StepResult.SURVIVED),
-        ({"test": "kfm_dagster_tests/catalog/test_order.py::test_of_nothing"}, StepResult.BROKEN),
-        ({"test": "kfm_dagster_tests/catalog/test_order.py -k test_of_nothing"}, StepResult.BROKEN),
-        ({"new": "import nothing_of_that_name"}, StepResult.BROKEN),
+        ({"test": f"{SMALL}::test_of_nothing"}, StepResult.BROKEN),
+        ({"test": f"{SMALL} -k test_of_nothing", "any_end": True}, StepResult.BROKEN),
+        ({"new": BREAKING}, StepResult.BROKEN),
+        ({"new": BREAKING, "any_end": True}, StepResult.KILLED),
+        ({"new": "import os\nos._exit(0)", "any_end": True}, StepResult.KILLED),
         ({"old": "a text that is not there"}, StepResult.BROKEN),
     ],
 )
 def test_a_mutant_that_shows_nothing_is_not_taken_for_killed(
-    copy: Path, change: dict[str, str], fate: StepResult
+    copy: Copy, change: dict[str, str], fate: StepResult
 ) -> None:
-    path = copy / HARMLESS.file
+    path = copy.folder / HARMLESS.file
     sound = path.read_text(encoding="utf-8")
-    found = examine(copy, replace(HARMLESS, **change))
+    found = copy.examine(replace(HARMLESS, **change))
     assert found.fate is fate
-    assert found.why
+    assert bool(found.why) is (fate is not StepResult.KILLED)
     assert path.read_text(encoding="utf-8") == sound
 
 
-def test_code_that_cannot_be_loaded_kills_a_mutant_of_which_any_end_does(copy: Path) -> None:
-    mutant = replace(HARMLESS, new="import nothing_of_that_name", any_end=True)
-    assert examine(copy, mutant).fate is StepResult.KILLED
-    no_test = replace(HARMLESS, test=f"{HARMLESS.test} -k test_of_nothing", any_end=True)
-    assert examine(copy, no_test).fate is StepResult.BROKEN
+def test_a_test_that_hangs_is_ended_with_its_fork(copy: Copy) -> None:
+    hanging = replace(HARMLESS, new="import time\ntime.sleep(600)")
+    assert copy.examine(hanging, timeout=1).fate is StepResult.BROKEN
+    assert copy.examine(HARMLESS).fate is StepResult.SURVIVED
 
 
-def test_a_test_that_fails_without_the_mutant_has_not_noticed_it(copy: Path) -> None:
-    path = copy / "kfm_dagster_tests/catalog/test_that_fails.py"
+def test_a_test_that_fails_or_is_skipped_without_the_mutant_has_not_noticed_it(copy: Copy) -> None:
+    path = copy.folder / "test_that_fails.py"
     path.write_text("def test_that_fails():\n    assert False\n", encoding="utf-8")
-    try:
-        found = examine(copy, replace(HARMLESS, test=str(path.relative_to(copy))))
-        assert found.fate is StepResult.KILLED
-        # The case of a second one is there only with its mutant.
-        other = replace(found, failed=frozenset({f"{HARMLESS.test}::test_of_nothing[1]"}))
-        assert {one.fate for one in confirmed(copy, [found, other])} == {StepResult.BROKEN}
-    finally:
-        path.unlink()
+    found = copy.examine(replace(HARMLESS, test=path.name))
+    assert found.fate is StepResult.KILLED
+    # The case of a second one is there only with its mutant.
+    other = replace(found, failed=frozenset({f"{HARMLESS.test}::test_of_nothing[1]"}))
+    assert {one.fate for one in copy.confirmed([found, other])} == {StepResult.BROKEN}
+    path.write_text(
+        "import pytest\n\n\n@pytest.mark.skip\ndef test_that_fails():\n    assert False\n", encoding="utf-8"
+    )
+    assert copy.examine(replace(HARMLESS, test=path.name)).fate is StepResult.BROKEN

@@ -1,0 +1,272 @@
+"""The tests that are nearest to a place in the product: which of them a generated mutant runs, and in which order.
+
+First come the tests that the list's rows name for the place, then:
+
+- of a module of Python, the tests that import it or name it, those of its room before others; the rest of its room, by
+  what they name of it; the tests of the modules that import it;
+- of a statement, the tests that name it, then those of the modules that run it, which are found by its quoted name;
+- of the schema, the tests that name the constraint, the trigger or the table, then those of the modules whose
+  statements name the table.
+
+At most NEAREST modules of tests, and none that takes long for one line (`FAR`, `SLOW`, `MARKS`).
+
+Belongs here: the rules, and what is an exception from them. Does not belong here: what is mutated (`generating.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from kfm_dagster_tests import selection
+from kfm_dagster_tests.mutants.examining import Mutant, load
+from kfm_dagster_tests.order_plugin import LONGEST
+
+NEAREST = 8
+"""Modules of tests for one mutant; what none of these notices is seldom noticed by the ninth."""
+FAR = {"benchmarks", "browser", "docs", "fuzz", "mutants", "release", "simulation"}
+"""Folders of tests that walk, draw or measure, instead of holding one rule."""
+SLOW = {*LONGEST, "ledger/test_ledger_contention.py", "ledger/test_ledger_plans.py", "test_wheel.py"}
+"""Tests of many processes, of many rows, and the longest, beside the walks: a faster one holds the same line."""
+MARKS = "not deployment and not browser"
+"""Of the cases of a module, those that start neither a daemon nor a browser."""
+EXCEPTIONS: dict[str, list[str]] = {
+    "kfm_dagster/ingest/intake.py": ["integration/test_forged_messages.py", "integration/test_acknowledgement.py"],
+    "kfm_dagster/ingest/recording.py": ["integration/test_completion.py", "integration/test_kill_switch.py"],
+    "kfm_dagster/ingest/senders.py": ["integration/test_forged_messages.py"],
+    "kfm_dagster/ledger/cases.py": ["governance/test_evidence.py"],
+}
+"""Tests that come first for a file, against the rules."""
+SQLITE, POSTGRESQL = "not postgresql", "not sqlite"
+"""Python, and a statement in one form, are the same on both databases, so the quicker one is asked."""
+
+ONE_SERVER = {"backups", "roles"}
+"""The rooms whose statements are PostgreSQL's alone: SQLite has no roles, and archives nothing."""
+
+_MODULE = re.compile(r"\bkfm_dagster(?:\.\w+)+")
+_FROM = re.compile(r"^\s*from (kfm_dagster[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+_DEFINED = re.compile(r"^(?:async )?(?:def|class) ([a-zA-Z]\w*)|^([A-Z]\w*)\b", re.MULTILINE)
+_STATEMENT = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_QUOTED = re.compile(r"[\"']([\w.]+)")
+_HEAD = re.compile(
+    r"^CREATE (?:UNIQUE )?(?:TABLE|VIEW|TRIGGER|FUNCTION|INDEX) (\w+)|^@\w+\(\s*(\w+)|^-- (?:sqlite|postgresql): ",
+    re.MULTILINE,
+)
+_END = re.compile(r"^\S[^\n]*;$|^;$", re.MULTILINE)
+_TABLE = re.compile(r"^CREATE (?:TABLE|VIEW) (\w+)", re.MULTILINE)
+_ONLY = re.compile(r"^-- (sqlite|postgresql): \S", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The tests of a place, as paths from the root, and which of their cases (`-k`; all, where it is empty)."""
+
+    tests: tuple[str, ...]
+    cases: str
+
+    @property
+    def arguments(self) -> list[str]:
+        """What pytest is given to run them."""
+        return [*self.tests, "-m", MARKS, *(("-k", self.cases) if self.cases else ())]
+
+
+class Tree:
+    """The texts below a root, read once: the product, its tests and the rows of the list."""
+
+    def __init__(self, root: Path, rows: Iterable[Mutant] = ()) -> None:
+        self.root = root
+        self._rows = tuple(rows)
+
+    @cached_property
+    def product(self) -> Mapping[str, str]:
+        """The product's modules."""
+        return self._texts("kfm_dagster", "*.py")
+
+    @cached_property
+    def tests(self) -> Mapping[str, str]:
+        """The tests that a mutant may run."""
+        found = self._texts("kfm_dagster_tests", "test_*.py")
+        walks, _ = selection.load()
+        slow = SLOW | {test for walk in walks for test in walk.tests}
+        return {file: text for file, text in found.items() if _room(file) not in FAR and _name(file) not in slow}
+
+    @cached_property
+    def words(self) -> Mapping[str, frozenset[str]]:
+        """The words of each of the tests."""
+        return {file: frozenset(re.findall(r"\w+", text)) for file, text in self.tests.items()}
+
+    @cached_property
+    def quoted(self) -> Mapping[str, set[str]]:
+        """The names that begin a text in the product, and the modules where they do."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for file, text in self.product.items():
+            for name in _QUOTED.findall(text):
+                found[name].add(file)
+        return found
+
+    @cached_property
+    def tables(self) -> frozenset[str]:
+        """The tables and views of the schema."""
+        schema = self._texts("sql/schema", "*.sql").values()
+        return frozenset(name for text in schema for name in _TABLE.findall(text))
+
+    @cached_property
+    def users(self) -> Mapping[str, set[str]]:
+        """The words of every statement, and the modules that run one with it."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for query, text in self._texts("sql/queries", "*.sql").items():
+            for identifier, block in _statements(text):
+                for word in set(re.findall(r"\w+", block)):
+                    found[word].update(self._runners(Path(query).stem, identifier))
+        return found
+
+    @cached_property
+    def importers(self) -> Mapping[str, frozenset[str]]:
+        """The modules of the product that import each of them."""
+        return self._inverted(self.product)
+
+    @cached_property
+    def namers(self) -> Mapping[str, frozenset[str]]:
+        """The tests that import or name each module of the product."""
+        return self._inverted(self.tests)
+
+    def of_module(self, file: str) -> Choice:
+        """Return the tests of a module."""
+        exceptions = (f"kfm_dagster_tests/{name}" for name in EXCEPTIONS.get(file, ()))
+        listed = [row.test for row in self._rows if row.file == file]
+        return self._choice([*exceptions, *self._named_by(listed), *self._of_modules([file])], SQLITE)
+
+    def of_sql(self, file: str, line: int) -> Choice:
+        """Return the tests of a line of SQL."""
+        text = (self.root / file).read_text(encoding="utf-8")
+        start = sum(len(before) for before in text.splitlines(keepends=True)[: line - 1])
+        return self._of_schema(file, text, start) if "/schema/" in file else self._of_query(file, text, start)
+
+    def _of_query(self, file: str, text: str, start: int) -> Choice:
+        identifier, begin, end = "", 0, len(text)
+        for match in _STATEMENT.finditer(text):
+            if match.start() > start:
+                end = match.start()
+                break
+            identifier, begin = match[1], match.end()
+        room, folder = Path(file).stem, Path(file).parent.name
+        runners = self._runners(room, identifier)
+        named = [test for test, words in self.tests.items() if f"{room}.{identifier}" in words]
+        found = [*self._listed(file, text[begin:end]), *named, *self._of_modules(runners)]
+        cases = "" if folder == "pgstac" else POSTGRESQL if room in ONE_SERVER else _cases(text[begin:end])
+        return self._choice(found, cases)
+
+    def _of_schema(self, file: str, text: str, start: int) -> Choice:
+        begin = max((match.end() + 1 for match in _END.finditer(text, 0, start)), default=0)
+        end = match.end() if (match := _END.search(text, start)) else len(text)
+        block = text[begin:end]
+        # The nearest name first: that of the constraint, then what it belongs to.
+        names = re.findall(r"\bCONSTRAINT (\w+)", text[begin : text.find("\n", start)])[-1:]
+        names += [name for match in _HEAD.finditer(block) for name in match.groups() if name]
+        tables = [word for word in re.findall(r"\w+", block) if word in self.tables]
+        names += re.findall(r"^@refuse\(\s*\w+, [^,]*(?:\([^)]*\))?[^,]*, (\w+)", block)
+        found = self._listed(file, block)
+        for name in names:
+            found += sorted(test for test, words in self.words.items() if name in words)
+        users = self._of_modules(sorted({user for table in tables[:1] for user in self.users.get(table, ())}))
+        found += sorted(users, key=lambda test: not self.words[test] & set(tables))
+        return self._choice(found, _cases(block))
+
+    def _listed(self, file: str, block: str) -> list[str]:
+        return list(self._named_by(row.test for row in self._rows if row.file == file and row.old in block))
+
+    def _named_by(self, arguments: Iterable[str]) -> Iterator[str]:
+        for text in arguments:
+            yield from re.findall(r"kfm_dagster_tests/[\w/]+\.py", text)
+
+    def _runners(self, room: str, identifier: str) -> list[str]:
+        """Return the modules that run a statement: they quote its name, its identifier, or another of its room."""
+        if near := self.quoted.get(f"{room}.{identifier}"):
+            return sorted(near)
+        if near := {file for file in self.quoted.get(identifier, ()) if room in re.split(r"[/.]", file)}:
+            return sorted(near)
+        return sorted({file for text, files in self.quoted.items() if text.startswith(f"{room}.") for file in files})
+
+    def _of_modules(self, files: Iterable[str]) -> list[str]:
+        """Return the tests of modules, the nearest first."""
+        files = list(files)
+        rooms = {_room(file) for file in files}
+        names = {name for file in files for match in _DEFINED.finditer(self.product[file]) for name in match.groups()}
+        names = {name for name in names if name} | {Path(file).stem for file in files}
+        ranks: dict[str, int] = {}
+        direct = {test for file in files for test in self.namers.get(file, ())}
+        of_rooms = {test for test in self.tests if _room(test) in rooms}
+        parents = {parent for file in files for parent in self.importers.get(file, ())}
+        indirect = {test for parent in parents for test in self.namers.get(parent, ())}
+        for rank, tests in enumerate((direct & of_rooms, direct, of_rooms & indirect, of_rooms, indirect)):
+            for test in tests:
+                ranks.setdefault(test, rank)
+        stems = {Path(file).stem for file in files}
+
+        def order(test: str) -> tuple[int, bool, int, str]:
+            return ranks[test], not any(stem in Path(test).stem for stem in stems), -len(names & self.words[test]), test
+
+        return sorted(ranks, key=order)
+
+    def _choice(self, found: Iterable[str], cases: str) -> Choice:
+        near = [test for test in dict.fromkeys(found) if test in self.tests]
+        return Choice(tests=tuple(near[:NEAREST]), cases=cases)
+
+    def _inverted(self, texts: Mapping[str, str]) -> Mapping[str, frozenset[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for file, text in texts.items():
+            for module in self._modules(text):
+                found[module].add(file)
+        return {module: frozenset(files) for module, files in found.items()}
+
+    def _modules(self, text: str) -> set[str]:
+        """Return the files of the modules that a text imports or names."""
+        names = set(_MODULE.findall(text))
+        for match in _FROM.finditer(text):
+            names |= {f"{match[1]}.{name}" for name in re.findall(r"\w+", match[2])}
+        return {file for name in names if (file := self._file(name)) is not None}
+
+    def _file(self, name: str) -> str | None:
+        """Return the file of the longest module that a dotted name begins with."""
+        parts = name.split(".")
+        while parts:
+            path = "/".join(parts)
+            for file in (f"{path}.py", f"{path}/__init__.py"):
+                if file in self.product:
+                    return file
+            parts.pop()
+        return None
+
+    def _texts(self, folder: str, pattern: str) -> dict[str, str]:
+        paths = sorted((self.root / folder).rglob(pattern))
+        return {str(path.relative_to(self.root)): path.read_text(encoding="utf-8") for path in paths}
+
+
+@cache
+def tree(root: Path) -> Tree:
+    """Return the texts below a root, with the list's rows."""
+    return Tree(root, load())
+
+
+def _name(file: str) -> str:
+    return file.removeprefix(f"{selection.TESTS}/")
+
+
+def _room(file: str) -> str:
+    """Return the first folder of a file below the package or its tests; nothing for a file without one."""
+    first, _, rest = file.partition("/")[2].partition("/")
+    return first if rest else ""
+
+
+def _cases(block: str) -> str:
+    only = _ONLY.search(block)
+    return POSTGRESQL if only is not None and only[1] == "postgresql" else SQLITE
+
+
+def _statements(text: str) -> Iterator[tuple[str, str]]:
+    parts = _STATEMENT.split(text)
+    return zip(parts[1::2], parts[2::2], strict=True)
