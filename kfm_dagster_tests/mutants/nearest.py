@@ -16,7 +16,7 @@ Belongs here: the rules, and what is an exception from them. Does not belong her
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -30,11 +30,16 @@ NEAREST = 8
 """Modules of tests for one mutant; what none of these notices is seldom noticed by the ninth."""
 FAR = {"benchmarks", "browser", "docs", "fuzz", "mutants", "release", "simulation"}
 """Folders of tests that walk, draw or measure, instead of holding one rule."""
-SLOW = {*LONGEST, "ledger/test_ledger_contention.py", "ledger/test_ledger_plans.py", "test_wheel.py"}
-"""Tests of many processes, of many rows, and the longest, beside the walks: a faster one holds the same line."""
+SLOW = {
+    *LONGEST,
+    *("ledger/test_ledger_contention.py", "ledger/test_ledger_plans.py"),
+    *("test_imports.py", "test_selection.py", "test_wheel.py"),
+}
+"""Tests of many processes, of many rows, of the tree as a whole, and the longest, beside the walks."""
 MARKS = "not deployment and not browser"
 """Of the cases of a module, those that start neither a daemon nor a browser."""
 EXCEPTIONS: dict[str, list[str]] = {
+    "kfm_dagster/documents/checking.py": ["cli/test_dataset_check.py", "contracts/test_contracts.py"],
     "kfm_dagster/ingest/intake.py": ["integration/test_forged_messages.py", "integration/test_acknowledgement.py"],
     "kfm_dagster/ingest/recording.py": ["integration/test_completion.py", "integration/test_kill_switch.py"],
     "kfm_dagster/ingest/senders.py": ["integration/test_forged_messages.py"],
@@ -192,25 +197,29 @@ class Tree:
         return sorted({file for text, files in self.quoted.items() if text.startswith(f"{room}.") for file in files})
 
     def _of_modules(self, files: Iterable[str]) -> list[str]:
-        """Return the tests of modules, the nearest first."""
+        """Return the tests of modules, the nearest first: by their names, by what they import, by what they name."""
         files = list(files)
         rooms = {_room(file) for file in files}
-        names = {name for file in files for match in _DEFINED.finditer(self.product[file]) for name in match.groups()}
-        names = {name for name in names if name} | {Path(file).stem for file in files}
-        ranks: dict[str, int] = {}
-        direct = {test for file in files for test in self.namers.get(file, ())}
-        of_rooms = {test for test in self.tests if _room(test) in rooms}
-        parents = {parent for file in files for parent in self.importers.get(file, ())}
-        indirect = {test for parent in parents for test in self.namers.get(parent, ())}
-        for rank, tests in enumerate((direct & of_rooms, direct, of_rooms & indirect, of_rooms, indirect)):
-            for test in tests:
-                ranks.setdefault(test, rank)
-        stems = {Path(file).stem for file in files}
+        defined = {name for file in files for match in _DEFINED.finditer(self.product[file]) for name in match.groups()}
+        parents = sorted({parent for file in files for parent in self.importers.get(file, ())})
+        direct = Counter(test for file in files for test in self.namers.get(file, ()))
+        indirect = Counter(test for parent in parents for test in self.namers.get(parent, ()))
+        parts = {part for file in files for part in _parts(file)}
 
-        def order(test: str) -> tuple[int, bool, int, str]:
-            return ranks[test], not any(stem in Path(test).stem for stem in stems), -len(names & self.words[test]), test
+        def order(test: str) -> tuple[object, ...]:
+            of_room, alike = _room(test) in rooms, len(parts & _parts(test))
+            return (
+                not (of_room and alike),
+                not (of_room and direct[test]),
+                not direct[test],
+                not of_room,
+                -alike,
+                -len(defined & self.words[test]),
+                -indirect[test],
+                test,
+            )
 
-        return sorted(ranks, key=order)
+        return sorted({*direct, *indirect, *(test for test in self.tests if _room(test) in rooms)}, key=order)
 
     def _choice(self, found: Iterable[str], cases: str) -> Choice:
         near = [test for test in dict.fromkeys(found) if test in self.tests]
@@ -260,6 +269,11 @@ def _room(file: str) -> str:
     """Return the first folder of a file below the package or its tests; nothing for a file without one."""
     first, _, rest = file.partition("/")[2].partition("/")
     return first if rest else ""
+
+
+def _parts(file: str) -> set[str]:
+    """Return the words of a file's path below its room."""
+    return set(re.split(r"[/_]", file.removesuffix(".py"))[2:]) - {"dagster", "tests", "test", "command", _room(file)}
 
 
 def _cases(block: str) -> str:
