@@ -10,12 +10,15 @@ killed. With `--seconds N` as many as there is time for. Prints a line for each 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from threading import Lock
 
 from kfm_dagster_tests.change import VARIABLE, base_commit
 from kfm_dagster_tests.mutants.examining import (
@@ -32,6 +35,8 @@ from kfm_dagster_tests.mutants.generating import candidates, changed_lines, draw
 
 EQUIVALENT, FEW = 0.1, 2
 """Share of the mutants that need not be killed: some change nothing that anybody could see. So many of a few."""
+COPIES = min(os.cpu_count() or 1, 4)
+"""Mutants that are examined at the same time."""
 CONFIRMING = 0.15
 """Share of the time that is kept for running what failed once more, without the mutants."""
 
@@ -42,22 +47,43 @@ def say(line: str) -> None:
 
 
 def run(chosen: Iterable[Mutant], *, end: float) -> list[Examined]:
-    """Examine the mutants one after the other, until a time; raises SystemExit where none can be."""
+    """Examine the mutants in as many copies as there are processors, until a time."""
+    begun = time.monotonic()
+    if end < float("inf"):
+        end -= CONFIRMING * max(end - begun, 0)
+    waiting = _Queue(chosen)
+    with ThreadPoolExecutor(COPIES) as pool:
+        parts = [pool.submit(_examine, waiting, end=end) for _ in range(COPIES)]
+    return [one for part in parts for one in part.result()]
+
+
+class _Queue:
+    """Mutants that several threads take from, each of them once."""
+
+    def __init__(self, mutants: Iterable[Mutant]) -> None:
+        self._mutants, self._lock = iter(mutants), Lock()
+
+    def take(self) -> Mutant | None:
+        with self._lock:
+            return next(self._mutants, None)
+
+
+def _examine(waiting: _Queue, *, end: float) -> list[Examined]:
+    """Examine mutants in a copy; raises SystemExit where the tests would not import it."""
     found: list[Examined] = []
+    if (mutant := waiting.take()) is None:
+        return found
     with copied() as copy:
         if (folder := imported_from(copy)) != copy.folder / "kfm_dagster":
             raise SystemExit(f"the tests would import {folder}, not the copy")
-        end -= CONFIRMING * max(end - time.monotonic(), 0) if end < float("inf") else 0
-        for mutant in chosen:
-            begun = time.monotonic()
-            if begun > end:
-                break
+        while mutant is not None and (begun := time.monotonic()) < end:
             one = copy.examine(mutant, timeout=min(TIMEOUT_SECONDS, end - begun))
-            if time.monotonic() > end:
+            if (ended := time.monotonic()) > end:
                 # It was cut short.
                 break
             found.append(one)
-            say(f"{one.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.rule}")
+            say(f"{one.fate:8} {ended - begun:5.1f} s  {mutant.file}: {mutant.rule}")
+            mutant = waiting.take()
         return copy.confirmed(found)
 
 
