@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from threading import Lock
 
-from kfm_dagster_tests.change import VARIABLE, base_commit
+from kfm_dagster_tests.change import AGE, VARIABLE, base_commit
 from kfm_dagster_tests.mutants.examining import (
     ROOT,
     TIMEOUT_SECONDS,
@@ -141,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = float("inf") if given.seconds is None else begun + given.seconds
     if given.changed is not None:
         if (base := base_commit(ROOT, given.changed)) is None:
-            parser.error(f"no commit {given.changed} to compare with (a shallow clone?); {VARIABLE} names one")
+            named = given.changed or os.environ.get(VARIABLE) or f"older than {AGE}"
+            parser.error(f"there is no commit {named} to compare with (a shallow clone?); next: name one by {VARIABLE}")
         chosen, count = of_change(given.only, base=base, sample=given.sample)
         found = run(chosen, end=end) if count else []
         say(f"examined {len(found)} of {count} candidates")

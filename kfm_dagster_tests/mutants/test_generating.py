@@ -105,10 +105,24 @@ def test_the_tests_that_hold_a_place_come_first(file: str, line: str | None, fir
     assert choice.cases == SQLITE
 
 
-def test_the_tests_that_a_row_of_the_list_names_come_before_those_of_the_room() -> None:
-    first = "kfm_dagster_tests/stages/gates/test_path_rules.py"
-    row = Mutant(rule="a", file="kfm_dagster/plural.py", old="a", new="b", test=f"{first} -k a")
-    assert Tree(ROOT, [row]).of_module(row.file).tests[0] == first
+def test_tests_that_rows_name_come_first_then_those_of_the_name_then_those_that_import(tmp_path: Path) -> None:
+    imports = "from kfm_dagster.ledger import rule\n"
+    source(tmp_path, MODULE)
+    source(tmp_path, imports, file="kfm_dagster/stages/user.py")
+    texts = {
+        "stages/test_named.py": "",
+        "ledger/test_rule.py": "",
+        "ledger/test_other.py": imports,
+        "stages/test_importing.py": imports,
+        "ledger/test_distant.py": "",
+        "stages/test_of_user.py": "from kfm_dagster.stages.user import a\n",
+        "browser/test_rule.py": imports,
+    }
+    for name, text in texts.items():
+        source(tmp_path, text, file=f"kfm_dagster_tests/{name}")
+    row = Mutant(rule="a", file=FILE, old="a", new="b", test="kfm_dagster_tests/stages/test_named.py -k a")
+    choice = Tree(tmp_path, [row]).of_module(FILE)
+    assert [test.partition("/")[2] for test in choice.tests] == list(texts)[:-1]
 
 
 def test_every_module_and_every_text_of_sql_has_some_tests_that_are_near() -> None:
