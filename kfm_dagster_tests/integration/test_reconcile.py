@@ -5,19 +5,36 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from kfm_dagster.governance.log import Decision
+from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
+from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import KillSwitchError
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.outbox import Outbox
 from kfm_dagster.recovery.reconcile.comparison import ON_ITS_WAY, ComparedDay, compare_day
 from kfm_dagster.recovery.reconcile.repair import repair_day
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster_tests.integration.chain import DAY, START, announce, put, run_chain, take, volumes
+from kfm_dagster_tests.factories import failed
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    START,
+    StoredObject,
+    announce,
+    good,
+    put,
+    run_chain,
+    take,
+    volumes,
+)
+from kfm_dagster_tests.integration.chunk_feed import CHUNKS, ingest
 from kfm_dagster_tests.integration.test_run_rollback import renumbered
 
 pytestmark = pytest.mark.clause("BEY-05")
@@ -32,17 +49,18 @@ Change = Callable[[Pipeline, Path], str]
 def ingested(pipeline: Pipeline, objects: Path) -> Pipeline:
     """Three volumes, stored long ago, announced and ingested."""
     items = volumes(3)
-    put(objects, items)
-    for item in items:
-        written(objects / item.bucket / item.key, ago=timedelta(days=1))
+    stored(objects, *items)
     take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
     run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)
     return pipeline
 
 
-def written(path: Path, *, ago: timedelta) -> None:
+def stored(objects: Path, *items: StoredObject, ago: timedelta = timedelta(days=1)) -> None:
+    """Store objects that were written so long ago."""
+    put(objects, items)
     moment = (START - ago).timestamp()
-    os.utime(path, (moment, moment))
+    for item in items:
+        os.utime(objects / item.bucket / item.key, (moment, moment))
 
 
 def item_files(pipeline: Pipeline) -> list[Path]:
@@ -59,15 +77,13 @@ def differing(compared: ComparedDay) -> dict[str, list[str]]:
 
 def never_announced(_: Pipeline, objects: Path) -> str:
     item = volumes(4)[3]
-    put(objects, [item])
-    written(objects / item.bucket / item.key, ago=timedelta(days=1))
+    stored(objects, item)
     return item.uri
 
 
 def rewritten(_: Pipeline, objects: Path) -> str:
     item = renumbered(volumes(1)[0])
-    put(objects, [item])
-    written(objects / item.bucket / item.key, ago=timedelta(hours=1))
+    stored(objects, item, ago=timedelta(hours=1))
     return item.uri
 
 
@@ -112,16 +128,13 @@ def test_an_object_so_young_may_still_be_announced(
     ingested: Pipeline, objects: Path, late: timedelta, missed: int
 ) -> None:
     item = volumes(4)[3]
-    put(objects, [item])
-    written(objects / item.bucket / item.key, ago=ON_ITS_WAY - late)
+    stored(objects, item, ago=ON_ITS_WAY - late)
     assert len(compare_day(ingested, DATASET, DAY).missing_units) == missed
 
 
 def test_a_repair_enters_no_more_than_its_limit_and_says_what_is_left(ingested: Pipeline, objects: Path) -> None:
     items = volumes(6)[3:]
-    put(objects, items)
-    for item in items:
-        written(objects / item.bucket / item.key, ago=timedelta(days=1))
+    stored(objects, *items)
     steps: list[int] = []
     compared = compare_day(ingested, DATASET, DAY)
     done = repair_day(ingested, compared, WHY, limit=2, progress=steps.append)
@@ -193,3 +206,127 @@ def test_nothing_is_repaired_of_a_dataset_that_is_switched_off(ingested: Pipelin
     with pytest.raises(KillSwitchError):
         repair_day(ingested, compared, WHY, limit=10)
     assert len(compare_day(ingested, DATASET, DAY).missing_units) == 1
+
+
+def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject]:
+    """Seven volumes with an Item each, one in each status; two more that failed and wait without any."""
+    names = ("succeeded", "pending", "in_progress", "failed", "quarantined", "never_worked", "never_there")
+    items = dict(zip(names, volumes(7), strict=True))
+    stored(objects, *list(items.values())[:5])
+    take(pipeline, announce([item.event() for item in list(items.values())[:5]], registry=pipeline.registry))
+    run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)
+    ids = {uri: record.wal_id for uri, record in traces.records(pipeline).items()}
+    again = {ids[items[name].uri]: 3 for name in names[1:5]}
+    pipeline.ledger.override(again, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=APPROVED)
+    ends = [ids[items[name].uri] for name in names[2:5]]
+    claimed = {
+        unit.object_uri: unit
+        for unit in pipeline.ledger.claim(
+            dataset=DATASET, partition=DAY.isoformat(), run_id="again", limit=9, wal_ids=ends
+        )
+    }
+    codes = {"failed": "missing_object", "quarantined": "governance_hard_fail"}
+    pipeline.ledger.settle([failed(claimed[items[name].uri], code) for name, code in codes.items()], run_id="again")
+    stored(objects, items["never_worked"])
+    take(pipeline, announce([item.event() for item in list(items.values())[5:]], registry=pipeline.registry))
+    return items
+
+
+def test_what_a_unit_is_asked_for_follows_from_its_status(pipeline: Pipeline, objects: Path) -> None:
+    items = in_every_status(pipeline, objects)
+    assert {uri: record.status.value for uri, record in traces.records(pipeline).items()} == {
+        item.uri: "pending" if name.startswith("never") else name for name, item in items.items()
+    }
+    known = Path(items["quarantined"].key).name
+    assert differing(compare_day(pipeline, DATASET, DAY)) == {
+        "unit_without_object": [items["never_there"].uri], "item_without_success": [known],
+    }  # fmt: skip
+    for item in items.values():
+        (objects / item.bucket / item.key).unlink(missing_ok=True)
+    # What has failed or is in quarantine has told already that it lacks its object.
+    assert differing(compare_day(pipeline, DATASET, DAY)) == {
+        "unit_without_object": sorted(items[name].uri for name in items.keys() - {"failed", "quarantined"}),
+        "item_without_success": [known],
+    }  # fmt: skip
+
+
+def test_files_of_items_that_will_be_made_again_are_not_stray(ingested: Pipeline, objects: Path) -> None:
+    known, young, foreign = volumes(6)[3:]
+    stored(objects, known)
+    take(ingested, announce([known.event()], registry=ingested.registry))
+    stored(objects, young, ago=timedelta(0))
+    folder = item_files(ingested)[0].parent
+    for item in (known, young, foreign):
+        (folder / f"{Path(item.key).name}.json").write_text("{}")
+    assert differing(compare_day(ingested, DATASET, DAY)) == {
+        "item_without_success": [f"{Path(foreign.key).name}.json"]
+    }
+
+
+def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(
+    ingested: Pipeline, objects: Path
+) -> None:
+    ingested.catalog.undo(DATASET, "run")
+    compared = compare_day(ingested, DATASET, DAY)
+    assert differing(compared) == {"success_without_item": [Path(item.key).name for item in volumes(3)]}
+    done = repair_day(ingested, compared, APPROVED, limit=2)
+    assert (done.repeated, done.left) == (2, 1)
+
+
+def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(ingested: Pipeline, objects: Path) -> None:
+    item = renumbered(volumes(1)[0])
+    stored(objects, item, ago=timedelta(hours=1))
+    take(ingested, announce([item.event()], registry=ingested.registry, name="newer"))
+    run_chain(ingested, DATASET, DAY.isoformat(), "newer", Source.LEDGER)
+    assert compare_day(ingested, DATASET, DAY).agrees
+    newest = next(r.wal_id for r in ingested.ledger.find(limit=9) if r.object_version == item.event().etag)
+    [path] = [path for path in item_files(ingested) if path.stem == Path(item.key).name]
+    path.unlink()
+    compared = compare_day(ingested, DATASET, DAY)
+    assert (list(compared.missing_items), list(compared.remakeable)) == ([newest], [newest])
+    # The file goes on as any other's, and the object of a unit without Item may be of another version by now.
+    stored(objects, volumes(1)[0])
+    assert compare_day(ingested, DATASET, DAY).remakeable == []
+
+
+def test_lineage_lacks_a_path_what_was_withdrawn_and_not_what_waits_in_the_outbox(
+    ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = volumes(4)[3]
+    stored(objects, waiting)
+    with monkeypatch.context() as patched:
+        patched.setattr(Outbox, "publish", lambda _: 0)
+        patched.setattr(Outbox, "publish_unless_failing", lambda _: None)
+        take(ingested, announce([waiting.event()], registry=ingested.registry))
+        run_chain(ingested, DATASET, DAY.isoformat(), "later", Source.LEDGER)
+        assert compare_day(ingested, DATASET, DAY).agrees
+    ingested.lineage.invalidate(run_id="run", contract=ingested.registry[DATASET], reason="test")
+    assert differing(compare_day(ingested, DATASET, DAY)) == {
+        "success_without_lineage": [item.uri for item in volumes(3)]
+    }
+
+
+def test_two_datasets_of_one_folder_and_two_days_are_told_apart(pipeline: Pipeline, objects: Path) -> None:
+    moment = START.combine(DAY, START.time(), START.tzinfo)
+    chunk, _, _, end = (good(BUCKET, *made) for made in make_nexrad_chunks(site="KICT", start=moment))
+    stored(objects, chunk, end, *volumes(1))
+    ingest(pipeline, objects, chunk, end, *volumes(1), run_id="run")
+    stored(objects, chunk, end, *volumes(1))
+    compared = {dataset: compare_day(pipeline, dataset, DAY) for dataset in (DATASET, CHUNKS)}
+    assert {name: (one.objects, one.units, one.items, one.agrees) for name, one in compared.items()} == {
+        DATASET: (1, 1, 1, True), CHUNKS: (2, 2, 1, True),
+    }  # fmt: skip
+    assert compare_day(pipeline, DATASET, DAY - timedelta(days=1)).units == 0
+    # The folder is looked through with the dataset that owns it.
+    name = stray(pipeline, objects)
+    assert differing(compare_day(pipeline, DATASET, DAY)) == {"item_without_success": [name]}
+    assert compare_day(pipeline, CHUNKS, DAY).agrees
+
+
+def test_a_repair_is_on_record_and_lowers_the_window_to_its_day(ingested: Pipeline, objects: Path) -> None:
+    never_announced(ingested, objects)
+    earlier = DAY.replace(year=2024)
+    repair_day(ingested, replace(compare_day(ingested, DATASET, DAY), day=earlier), WHY, limit=9)
+    [entry] = ingested.ledger.log.entries(action=GovernanceAction.RECONCILED)
+    assert entry.details == {"day": earlier.isoformat(), "objects": 1, "requeued": 0}
+    assert ingested.window.first_day() == earlier

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-import subprocess
-import sys
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_keys
 from kfm_dagster.defs.runless import RunlessReports
@@ -24,13 +23,13 @@ from kfm_dagster.errors import ContractError, QueueUnavailableError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest import chain
-from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.worker import resident
-from kfm_dagster.worker.resident import LONG_POLL_SECONDS, WorkedBatch, Worker
+from kfm_dagster.worker.resident import LONG_POLL_SECONDS, LOOK_SECONDS, WorkedBatch, Worker
 from kfm_dagster.worker.run_locks import RunLocks
+from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -51,40 +50,76 @@ PARTITION = DAY.isoformat()
 DATASET = "nexrad-l2"
 KILLED, LIVING = "6f0e0d0c-0b0a-4908-8706-050403020100", "7f0e0d0c-0b0a-4908-8706-050403020100"
 """Run ids of workers, which Dagster does not know."""
-ROUNDS = 10
-"""More than a worker needs; it would go on until a lease ends."""
+
+
+@dataclass
+class Time:
+    """What the worker has for `time`: a pause takes no time, and moves the pipeline's clock, too."""
+
+    clock: Clock
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.clock.forward(seconds)
 
 
 @dataclass
 class Desk:
-    """A worker over a pipeline, and what it said."""
+    """A worker over a pipeline, and what it said and when."""
 
     pipeline: Pipeline
+    time: Time
     batches: list[WorkedBatch] = field(default_factory=list)
+    reported: list[float] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
     def worker(self) -> Worker:
         """A worker as it is started anew."""
         locks = RunLocks.of(self.pipeline.settings)
-        return Worker(pipeline=self.pipeline, locks=locks, report=self.batches.append, warn=self.said.append)
+        return Worker(pipeline=self.pipeline, locks=locks, report=self.report, warn=self.said.append)
+
+    def report(self, batch: WorkedBatch) -> None:
+        """Note a batch."""
+        self.batches.append(batch)
+        self.reported.append(self.time.now)
 
     def work(self, **more: Any) -> None:
         """Work until nothing is left to do."""
         self.worker().work(**{"until_empty": True, **more})
         assert_conserved(self.pipeline)
 
+    def work_until(self, seconds: float) -> None:
+        """Work on until that time."""
+        worker = self.worker()
+        self.ends = (worker, self.time.now + seconds)
+        worker.work()
+        assert_conserved(self.pipeline)
+
+    ends: tuple[Worker, float] | None = None
+
 
 @pytest.fixture
-def desk(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A worker that does not wait for wall-clock time: a rest moves the pipeline's clock."""
+def desk(pipeline: Pipeline, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A worker that waits on no wall clock, neither at rest nor at the queue."""
+    assert isinstance(pipeline.clock, Clock)
+    desk = Desk(pipeline, Time(pipeline.clock))
+    receive = queue.receive
 
-    def rest(worker: Worker, seconds: float) -> None:
-        clock = worker.pipeline.clock
-        assert isinstance(clock, Clock)
-        clock.forward(seconds)
+    def receiving(max_messages: int, *, wait_seconds: int = 0, **more: Any) -> list[Any]:
+        if desk.ends is not None and desk.time.now >= desk.ends[1]:
+            desk.ends[0].stop()
+        taken = receive(max_messages, **more)
+        if not taken:
+            desk.time.sleep(wait_seconds)
+        return taken
 
-    monkeypatch.setattr(Worker, "_rest", rest)
-    return Desk(pipeline)
+    monkeypatch.setattr(queue, "receive", receiving)
+    monkeypatch.setattr(resident, "time", desk.time)
+    return desk
 
 
 @pytest.fixture
@@ -125,8 +160,14 @@ def test_what_the_queue_brings_is_ingested_and_acknowledged_in_one_batch(
 
 
 @pytest.mark.clause("BEY-16")
+@pytest.mark.parametrize(("per_read", "at_most"), [(2, 5), (9, 4)])
 def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others(
-    desk: Desk, announced: Callable[[int], None], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+    per_read: int,
+    at_most: int,
+    desk: Desk,
+    announced: Callable[[int], None],
+    queue: FakeQueue,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[int, int]] = []
     received = queue.receive
@@ -136,8 +177,10 @@ def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others
         return received(max_messages, **more)
 
     monkeypatch.setattr(queue, "receive", receive)
-    monkeypatch.setattr(resident, "UNITS_PER_READ", 2)
-    desk.pipeline.settings = desk.pipeline.settings.model_copy(update={"read_concurrency": 2})
+    monkeypatch.setattr(resident, "UNITS_PER_READ", per_read)
+    desk.pipeline.settings = desk.pipeline.settings.model_copy(
+        update={"read_concurrency": 2, "max_units_per_run": at_most}
+    )
     announced(11)
     desk.work(max_batches=1)
     assert [batch.units for batch in desk.batches] == [4]
@@ -173,35 +216,103 @@ def test_an_idle_worker_waits_at_the_queue_and_does_not_ask_again_and_again(
 
 
 @pytest.mark.clause("BEY-16", "WAL-10")
-def test_while_everything_is_switched_off_nothing_is_received_and_the_worker_rests(
-    desk: Desk, announced: Callable[[int], None], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("why", ["off", "full"])
+def test_while_nothing_may_be_received_the_worker_rests(
+    why: str, desk: Desk, announced: Callable[[int], None], queue: FakeQueue
 ) -> None:
-    announced(1)
-    rests: list[float] = []
-    worker = desk.worker()
+    announced(2)
+    if why == "off":
+        desk.pipeline.ledger.switches.engage(EVERY_DATASET, Decision(actor="person", reason="an exercise"))
+    else:
+        take(desk.pipeline, *queue.receive(1, budget_seconds=0))
+        in_work(desk.pipeline, LIVING)
+        desk.pipeline.settings = desk.pipeline.settings.model_copy(update={"max_in_flight_units": 1})
+    receives, worker = queue.receives, desk.worker()
+    pauses = iter([desk.time.sleep] * 50)
 
-    def rest(_: Worker, seconds: float) -> None:
-        rests.append(seconds)
-        worker.stop()
+    def sleep(seconds: float) -> None:
+        next(pauses, lambda _: worker.stop())(seconds)
 
-    monkeypatch.setattr(Worker, "_rest", rest)
-    desk.pipeline.ledger.switches.engage(EVERY_DATASET, Decision(actor="person", reason="an exercise"))
+    desk.time.sleep = sleep  # type: ignore[method-assign]
     worker.work()
-    assert (queue.receives, rests) == (0, [LONG_POLL_SECONDS])
+    assert (queue.receives - receives, round(desk.time.now, 6)) == (0, 2 * LONG_POLL_SECONDS)
 
 
-@pytest.mark.clause("BEY-16", "BEY-14")
-def test_bulk_units_stay_with_the_sensors(desk: Desk, objects: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(objects, volumes(2))
+def in_work(pipeline: Pipeline, run_id: str) -> None:
+    """Let a run claim what is pending, and go no further."""
     dies_at = Failpoint(operator=StacRegister.operator, point="computed")
     with pytest.raises(CrashError):
-        run_chain(desk.pipeline, DATASET, PARTITION, "listing", dies_at=dies_at)
-    desk.pipeline.ledger.release_lost(run_ids=["listing"])
-    begun: list[object] = []
-    monkeypatch.setattr(resident, "run_chain", lambda first, **_: begun.append(first))
-    desk.work()
-    assert (begun, desk.batches, desk.said) == ([], [], [])
-    assert traces.statuses(desk.pipeline) == {Status.PENDING: 2}
+        run_chain(pipeline, DATASET, PARTITION, run_id, Source.LEDGER, dies_at=dies_at)
+
+
+@pytest.mark.clause("BEY-16", "BEY-14", "WAL-10")
+def test_a_worker_begins_live_days_that_have_come_of_datasets_that_are_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = desk.pipeline.clock().replace(hour=1)
+    units = {
+        "today": envelope(time_range_start=today),
+        "earlier": envelope(time_range_start=today - timedelta(days=1)),
+        "tomorrow": envelope(time_range_start=today + timedelta(days=1)),
+        "off": envelope(time_range_start=today, dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/a.grib2"),
+    }
+    desk.pipeline.ledger.ensure(units.values())
+    desk.pipeline.ledger.ensure([envelope(time_range_start=today - timedelta(days=2))], lane=Lane.BULK)
+    desk.pipeline.ledger.switches.engage("hrrr", Decision(actor="person", reason="an exercise"))
+    begun: list[tuple[str, str, Lane | None]] = []
+
+    def run(first: MessageParse, **_: object) -> list[SimpleNamespace]:
+        begun.append((first.dataset, first.partition, first.lane))
+        return [SimpleNamespace(envelopes=[])]
+
+    monkeypatch.setattr(resident, "run_chain", run)
+    desk.work_until(1)
+    days = [units[name].time_range_start.date().isoformat() for name in ("earlier", "today")]
+    assert begun[:2] == [(DATASET, day, Lane.LIVE) for day in days]
+    assert {day for _, day, _ in begun} == set(days)
+    assert (desk.batches, desk.said) == ([], [])
+
+
+@pytest.mark.clause("BEY-16")
+@pytest.mark.parametrize(
+    ("seen_after", "worked_at"),
+    # Seen by the look at 5 s, and 30 s later by that at 35 s; before the first look, it may be a killed worker's.
+    [(2.0, 35.0), (None, 0.0)],
+)
+def test_what_others_leave_pending_is_worked_once_they_had_their_time(
+    seen_after: float | None, worked_at: float, desk: Desk, objects: Path, queue: FakeQueue
+) -> None:
+    put(objects, volumes(1))
+    message = announce([volumes(1)[0].event()], registry=desk.pipeline.registry)
+    receive = queue.receive
+
+    def receiving(*given: Any, **more: Any) -> list[Any]:
+        if seen_after is not None and desk.time.now == 0:
+            taken = receive(*given, **more)
+            take(desk.pipeline, message)
+            return taken
+        return receive(*given, **more)
+
+    queue.receive = receiving  # type: ignore[method-assign]
+    if seen_after is None:
+        take(desk.pipeline, message)
+    desk.work_until(60)
+    assert (desk.reported, desk.said) == ([worked_at], [])
+
+
+@pytest.mark.clause("BEY-16")
+def test_a_unit_is_tried_again_by_the_look_that_finds_it_due(desk: Desk, objects: Path, queue: FakeQueue) -> None:
+    [item] = volumes(1)
+    queue.waiting.append(announce([item.event()], registry=desk.pipeline.registry))
+    began = desk.pipeline.clock()
+    desk.work_until(1)
+    [record] = traces.records(desk.pipeline).values()
+    assert (record.status, record.next_attempt_at is None) == (Status.FAILED, False)
+    put(objects, [item])
+    desk.work_until(1000)
+    due = (record.next_attempt_at - began).total_seconds()  # type: ignore[operator]
+    assert due <= desk.reported[1] < due + LOOK_SECONDS
+    assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
 
 
 @pytest.mark.clause("BEY-16")
@@ -214,70 +325,33 @@ def test_what_a_killed_worker_had_recorded_is_done_when_it_starts_again(
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
 
 
-HOLD = """
-import sys
-import itertools
-from pathlib import Path
-from kfm_dagster.worker.run_locks import RunLocks
-with RunLocks(Path(sys.argv[1])).hold(sys.argv[2]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def holding() -> Iterator[Callable[[Path, str], subprocess.Popen[str]]]:
-    """Starts processes that hold a run's lock."""
-    started: list[subprocess.Popen[str]] = []
-
-    def hold(folder: Path, run_id: str) -> subprocess.Popen[str]:
-        path = os.pathsep.join(sys.path)
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(folder), run_id],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        return process
-
-    yield hold
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.clause("BEY-16", "WSM-11")
 def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
-    desk: Desk,
-    announced: Callable[[int], None],
-    queue: FakeQueue,
-    holding: Callable[[Path, str], subprocess.Popen[str]],
+    desk: Desk, announced: Callable[[int], None], queue: FakeQueue
 ) -> None:
     pipeline = desk.pipeline
     announced(2)
-    messages = queue.receive(10, budget_seconds=0)
-    dies_at = Failpoint(operator=StacRegister.operator, point="computed")
     locks = RunLocks.of(pipeline.settings)
-    processes = {}
-    for message, run_id in zip(messages, (KILLED, LIVING), strict=True):
-        processes[run_id] = holding(next((pipeline.settings.home / "workers").iterdir()), run_id)
-        take(pipeline, message)
-        with pytest.raises(CrashError):
-            run_chain(pipeline, DATASET, PARTITION, run_id, Source.LEDGER, dies_at=dies_at)
-    assert locks.dead() == []
-    processes[KILLED].send_signal(signal.SIGKILL)
-    processes[KILLED].wait()
-    assert locks.dead() == [KILLED]
+    folder = pipeline.settings.home / "workers" / socket.gethostname()
+    with locks.hold(LIVING):
+        # The file of a run whose process has ended is there, and nobody holds it.
+        (folder / KILLED).touch()
+        # One that is about to begin is not locked yet, and its name says so.
+        (folder / ".beginning").touch()
+        for message, run_id in zip(queue.receive(10, budget_seconds=0), (KILLED, LIVING), strict=True):
+            take(pipeline, message)
+            in_work(pipeline, run_id)
+        assert locks.dead() == [KILLED]
 
-    desk.work(until_empty=False, max_batches=1)
-    by_run = Counter((record.ingest_run_id, record.status) for record in traces.records(pipeline).values())
-    [batch] = desk.batches
-    assert by_run == {(batch.run_id, Status.SUCCEEDED): 1, (LIVING, Status.IN_PROGRESS): 1}
-    assert any("gave back 1 units" in line for line in desk.said)
-    assert locks.dead() == []
-    assert pipeline.nodes.intents.pending_runs() == [LIVING]
-    assert pipeline.stages.lifecycle.store.unfinished_runs() == [LIVING]
+        desk.work(until_empty=False, max_batches=1)
+        by_run = Counter((record.ingest_run_id, record.status) for record in traces.records(pipeline).values())
+        [batch] = desk.batches
+        assert by_run == {(batch.run_id, Status.SUCCEEDED): 1, (LIVING, Status.IN_PROGRESS): 1}
+        assert any("gave back 1 units" in line for line in desk.said)
+        assert {file.name for file in folder.iterdir()} == {LIVING, ".beginning"}
+        assert pipeline.nodes.intents.pending_runs() == [LIVING]
+        assert pipeline.stages.lifecycle.store.unfinished_runs() == [LIVING]
+    assert not (folder / LIVING).exists()
 
 
 @pytest.mark.clause("BEY-16", "WSM-11")
@@ -287,9 +361,7 @@ def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(
     clock = face.pipeline.clock = Clock()
     put(objects, volumes(1))
     take(face.pipeline, announce([volumes(1)[0].event()], registry=contracts))
-    dies_at = Failpoint(operator=StacRegister.operator, point="computed")
-    with pytest.raises(CrashError):
-        run_chain(face.pipeline, DATASET, PARTITION, LIVING, Source.LEDGER, dies_at=dies_at)
+    in_work(face.pipeline, LIVING)
     for _ in range(3):
         face.tick("nodd_ledger")
         assert traces.statuses(face.pipeline) == {Status.IN_PROGRESS: 1}
@@ -325,24 +397,40 @@ def test_the_sensor_leaves_a_workers_run_that_has_not_claimed_yet_a_minute_to_do
     assert face.pipeline.asked.unleased == {}
 
 
+@pytest.fixture
+def registering(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> Callable[..., list[float]]:
+    """Let the catalog fail with these errors, the last one first; returns the times at which it is written to."""
+
+    def failing(*failures: Exception) -> list[float]:
+        registered, left, times = Catalog.register, list(failures), list[float]()
+
+        def register(*given: Any, **more: Any) -> Any:
+            times.append(desk.time.now)
+            if left:
+                raise left.pop()
+            return registered(*given, **more)
+
+        monkeypatch.setattr(Catalog, "register", register)
+        return times
+
+    return failing
+
+
+WRONG = ContractError(observed="what no second try helps with")
+
+
 @pytest.mark.clause("BEY-16", "PCS-03")
-def test_a_day_whose_run_fails_is_rolled_back_tried_again_and_costs_the_others_nothing(
-    desk: Desk, announced: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_costs_the_others_nothing(
+    desk: Desk, announced: Callable[[int], None], registering: Callable[..., list[float]]
 ) -> None:
     announced(2)
-    registered, failures = Catalog.register, [ContractError(observed="what no second try helps with")]
-
-    def register(*given: Any, **more: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return registered(*given, **more)
-
-    monkeypatch.setattr(Catalog, "register", register)
-    monkeypatch.setattr(resident, "FIRST_PAUSE_SECONDS", 0.0)
+    times = registering(WRONG, WRONG)
     desk.work()
+    assert times == [0, 5, 15]
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
-    assert {record.attempts for record in traces.records(desk.pipeline).values()} == {2}
-    assert any(line.startswith(f"{DATASET} {PARTITION}: ") and "no second try" in line for line in desk.said)
+    assert {record.attempts for record in traces.records(desk.pipeline).values()} == {3}
+    lines = [line for line in desk.said if line.startswith(f"{DATASET} {PARTITION}: ") and "no second try" in line]
+    assert [line.rpartition("; ")[2] for line in lines] == ["the day again in 5 s", "the day again in 10 s"]
     for wal_id in [record.wal_id for record in traces.records(desk.pipeline).values()]:
         assert "run_rolled_back" in [entry.reason for entry in desk.pipeline.ledger.history(wal_id)]
     assert len(traces.items(Path(desk.pipeline.settings.catalog))) == 2
@@ -350,28 +438,16 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_and_costs_the_others_n
 
 @pytest.mark.clause("BEY-16")
 def test_what_a_run_holds_that_cannot_be_rolled_back_is_given_back_at_the_next_look(
-    desk: Desk, announced: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    desk: Desk,
+    announced: Callable[[int], None],
+    registering: Callable[..., list[float]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     announced(1)
-    registered, failures = Catalog.register, [ContractError(observed="what no second try helps with")]
-
-    def register(*given: Any, **more: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return registered(*given, **more)
-
-    monkeypatch.setattr(Catalog, "register", register)
+    times = registering(WRONG)
     monkeypatch.setattr(chain, "roll_back_or_leave", lambda *_: None)
-    monkeypatch.setattr(resident, "FIRST_PAUSE_SECONDS", 0.0)
-    worker, rounds = desk.worker(), itertools.count(1)
-
-    def take(*given: Any, **more: Any) -> IntakeReport:
-        if next(rounds) == ROUNDS:
-            worker.stop()
-        return take_in(*given, **more)
-
-    monkeypatch.setattr(resident, "take_in", take)
-    worker.work(until_empty=True)
+    desk.work_until(2 * LOOK_SECONDS)
+    assert times == [0, 5]
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
     [record] = traces.records(desk.pipeline).values()
     assert "run_rolled_back" not in [entry.reason for entry in desk.pipeline.ledger.history(record.wal_id)]
@@ -379,17 +455,10 @@ def test_what_a_run_holds_that_cannot_be_rolled_back_is_given_back_at_the_next_l
 
 @pytest.mark.clause("BEY-16", "PCS-04")
 def test_a_stage_whose_store_is_away_for_a_moment_is_tried_again_in_its_run(
-    desk: Desk, announced: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    desk: Desk, announced: Callable[[int], None], registering: Callable[..., list[float]]
 ) -> None:
     announced(1)
-    registered, failures = Catalog.register, [OSError("away for a moment")]
-
-    def register(*given: Any, **more: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return registered(*given, **more)
-
-    monkeypatch.setattr(Catalog, "register", register)
+    registering(OSError("away for a moment"))
     desk.work()
     assert {(record.status, record.attempts) for record in traces.records(desk.pipeline).values()} == {
         (Status.SUCCEEDED, 1)
@@ -397,21 +466,25 @@ def test_a_stage_whose_store_is_away_for_a_moment_is_tried_again_in_its_run(
 
 
 @pytest.mark.clause("BEY-16")
-def test_a_queue_that_does_not_answer_is_a_line_and_asked_again(
+def test_a_queue_that_does_not_answer_is_a_line_and_asked_again_later_each_time(
     desk: Desk, announced: Callable[[int], None], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced(1)
-    receive, failures = queue.receive, [QueueUnavailableError(observed="a moment without")] * 2
+    away = QueueUnavailableError(observed="a moment without")
+    receive, answers = queue.receive, iter([away] * 9 + [None, ValueError("odd"), away])
 
     def receiving(*given: Any, **more: Any) -> Sequence[Any]:
-        if failures:
-            raise failures.pop()
+        if (failure := next(answers, None)) is not None:
+            raise failure
         return receive(*given, **more)
 
     monkeypatch.setattr(queue, "receive", receiving)
-    desk.work()
+    desk.work_until(2000)
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
-    assert [line.rpartition("; ")[2] for line in desk.said] == ["again in 5 s", "again in 10 s"]
+    pauses = [5, 10, 20, 40, 80, 160, 320, 600, 600, 5, 10]
+    assert [line.rpartition("; ")[2] for line in desk.said] == [f"again in {pause} s" for pause in pauses]
+    assert desk.said[-2].startswith("ValueError: odd; ")
+    assert not desk.said[-1].startswith("QueueUnavailableError")
 
 
 @pytest.fixture
