@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import cast
 
 from kfm_dagster.contracts.model import DatasetContract
@@ -27,5 +28,12 @@ class LockedClock:
 
 def locked(pipeline: Pipeline) -> Pipeline:
     """Give a pipeline a clock that is locked."""
-    vars(pipeline)["calibration"] = cast("Calibration", LockedClock())
+    pipeline.calibration = cast("Calibration", LockedClock())
     return pipeline
+
+
+def reopened(pipeline: Pipeline, *parts: str) -> None:
+    """Let a pipeline open these parts again, under the clock and the card that it has by now."""
+    for part in parts:
+        with suppress(AttributeError):
+            delattr(pipeline, part)

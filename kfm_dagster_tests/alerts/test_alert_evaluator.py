@@ -83,9 +83,8 @@ def test_an_alert_that_resolves_and_fires_again_is_suppressed_all_the_same(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     short = evaluator.plan.rules.path_desync.model_copy(update={"window": timedelta(minutes=10)})
-    vars(evaluator)["plan"] = evaluator.plan.model_copy(
-        update={"rules": evaluator.plan.rules.model_copy(update={"path_desync": short})}
-    )
+    rules = evaluator.plan.rules.model_copy(update={"path_desync": short})
+    evaluator = replace(evaluator, plan=evaluator.plan.model_copy(update={"rules": rules}))
     for minutes, opened, resolved, told in ((0, [1], [], [1]), (11, [], [1], []), (11, [2], [], []), (38, [], [2], [])):
         now.passes(minutes=minutes)
         if opened:

@@ -15,7 +15,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.defs.resources import open_pipeline
 from kfm_dagster.errors import ExitCode, IllegalTransitionError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceEntry
-from kfm_dagster.governance.review import APPROVED_WITHIN, Command
+from kfm_dagster.governance.review import APPROVED_WITHIN, Command, OverrideReview
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -134,11 +134,8 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
         return number
 
     def expired() -> str:
-        clock, prod.ledger.review._clock = prod.ledger.review._clock, lambda: prod.clock() - APPROVED_WITHIN
-        prod.ledger.review._log._clock = prod.ledger.review._clock
-        number = prod.ledger.review.propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}})
-        prod.ledger.review._clock = prod.ledger.review._log._clock = clock
-        return str(number)
+        review = OverrideReview(prod.database, clock=lambda: prod.clock() - APPROVED_WITHIN)
+        return str(review.propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}}))
 
     def moved() -> str:
         number, other = a_proposal(), a_proposal()

@@ -94,12 +94,19 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
+def retry_backoff_seconds() -> int:
+    """How long a failed unit of `face` waits, where a test does not say."""
+    return 0
+
+
+@pytest.fixture
 def face(
     tmp_path: Path,
     objects: Path,
     database_url: str,
     queue: chain.FakeQueue,
     instance: dg.DagsterInstance,
+    retry_backoff_seconds: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Face]:
     """Sensors and jobs over `objects` and `queue`, once on SQLite and once on PostgreSQL."""
@@ -107,7 +114,7 @@ def face(
         "KFM_HOME": str(tmp_path / "home"),
         "KFM_OBJECT_ROOT": str(objects),
         "KFM_WAL_DSN": database_url,
-        "KFM_RETRY_BACKOFF_SECONDS": "0",
+        "KFM_RETRY_BACKOFF_SECONDS": str(retry_backoff_seconds),
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

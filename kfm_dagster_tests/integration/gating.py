@@ -9,6 +9,7 @@ import dagster as dg
 from kfm_dagster.configs import parse
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.card import STATE_MACHINE, Card, StateMachine
+from kfm_dagster_tests.clocks import reopened
 from kfm_dagster_tests.integration.chain import announce, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 
@@ -34,7 +35,7 @@ def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> Non
 def obey(pipeline: Pipeline, machine: StateMachine) -> None:
     """Let a pipeline obey a machine."""
     pipeline.card = pipeline.card.model_copy(update={"machine": machine})
-    vars(pipeline).pop("stages", None)
+    reopened(pipeline, "stages")
 
 
 def announced(face: Face, objects: Path, count: int) -> None:

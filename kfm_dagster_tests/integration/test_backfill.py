@@ -19,7 +19,6 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import KillSwitchError
-from kfm_dagster.ingest import finding
 from kfm_dagster.ingest.finding import LISTING_CHUNK
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -264,16 +263,17 @@ def test_a_dataset_that_is_off_waits_and_its_neighbours_go_on(pipeline: Pipeline
 def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: list[int]) -> None:
     backfill = start(pipeline, DAY, DAY + timedelta(days=1))
     assert len(ask(pipeline).requests) == 1
-    # The first chunk is in; somebody cancels between two transactions.
-    enter = finding.MessageParse._enter
+    list_day = pipeline.objects.list_day
 
-    def entering(self: finding.MessageParse, chunk: Any) -> bool:
-        if bucket:
-            cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
-        return enter(self, chunk)
+    def listing(contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+        for number, found in enumerate(list_day(contract, day)):
+            if number == LISTING_CHUNK:
+                # The first chunk is in; somebody cancels between two transactions.
+                cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
+            yield found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finding.MessageParse, "_enter", entering)
+        patch.setattr(pipeline.objects, "list_day", listing)
         list_the_day(pipeline, "run", backfill_id=backfill.backfill_id)
     assert len(bucket) == 2  # the chunk that was on its way, and none after it
     progress = day_progress(pipeline.database, backfill.backfill_id)
@@ -344,6 +344,7 @@ def test_an_unknown_day_keeps_no_slot_from_the_days_of_other_backfills(pipeline:
 
 
 @pytest.mark.clause("DAG-05", "BEY-14")
+@pytest.mark.parametrize("retry_backoff_seconds", [3600])
 def test_sensors_and_runs_carry_a_backfill_out(face: Face, objects: Path) -> None:
     """Real objects of two days; one is there already, one fails, one had failed before its object came."""
     items = volumes(5)
@@ -352,8 +353,6 @@ def test_sensors_and_runs_carry_a_backfill_out(face: Face, objects: Path) -> Non
     drain(face, "nodd_ledger")
     (objects / items[1].bucket / items[1].key).unlink()
     take(face.pipeline, announce([missing(items[1]).event()], registry=face.pipeline.registry))
-    face.pipeline.settings = face.pipeline.settings.model_copy(update={"retry_backoff_seconds": 3600.0})
-    face.pipeline.ledger._retry_backoff_seconds = 3600.0
     drain(face, "nodd_ledger")
     put(objects, items)
     before = traces.records(face.pipeline)
@@ -389,11 +388,11 @@ def drain(face: Face, sensor: str) -> None:
 
 
 @pytest.mark.clause("DAG-05")
+@pytest.mark.parametrize("retry_backoff_seconds", [3600])
 def test_a_partition_of_the_ui_is_backfilled_by_the_same_way(face: Face, objects: Path) -> None:
     items = volumes(2)
     put(objects, [items[0], missing(items[1])])
     take(face.pipeline, announce([items[1].event()], registry=face.pipeline.registry))
-    face.pipeline.ledger._retry_backoff_seconds = 3600.0
     assert face.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 1, Status.FAILED: 1}
     put(objects, items)

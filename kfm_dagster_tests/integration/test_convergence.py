@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.ingest.nodes import Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.outbox import Outbox
-from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
@@ -101,38 +98,6 @@ def test_a_run_that_dies_at_any_failpoint_is_made_good_by_the_next(
     assert everything(pipeline) == undisturbed
     receipts = {announce([item.event()], registry=pipeline.registry).receipt_handle for item in ITEMS}
     assert set(queue.deleted) == receipts
-
-
-@pytest.mark.clause("WAL-05", "WAL-08")
-@pytest.mark.parametrize("when", ["catalog promoted", "one lineage path told", "lineage recorded"])
-def test_a_run_that_dies_inside_a_writing_operator_is_made_good_by_the_next(
-    when: str, pipeline: Pipeline, objects: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(objects, ITEMS)
-    take_items(pipeline)
-    with monkeypatch.context() as patch:
-        # Before the transaction of the catalog's index ends, between the two paths of the lineage, or before its files.
-        if when == "catalog promoted":
-            patch.setattr(Catalog, "_publish_documents", _dying)
-        elif when == "one lineage path told":
-            original, calls = Lineage._record_path, []
-
-            def record_path(self: Lineage, *arguments: Any) -> Any:
-                calls.append(1)
-                return original(self, *arguments) if len(calls) == 1 else _dying()
-
-            patch.setattr(Lineage, "_record_path", record_path)
-        else:
-            patch.setattr(Outbox, "publish", _dying)
-        with pytest.raises(CrashError):
-            run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
-    pipeline.ledger.release_lost(run_ids=["run-1"])
-    work_until_done(pipeline)
-    assert everything(pipeline) == undisturbed
-
-
-def _dying(*_: object, **__: object) -> Any:
-    raise CrashError
 
 
 @pytest.mark.clause("WAL-05", "WAL-06")

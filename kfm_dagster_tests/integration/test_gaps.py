@@ -24,6 +24,7 @@ from kfm_dagster.ingest.feed_watch import look_at_feeds, watch_feeds
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import GapKind
+from kfm_dagster_tests.clocks import reopened
 from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, announce, put, run_chain, take, volumes
 from kfm_dagster_tests.integration.face import Face
 
@@ -224,8 +225,7 @@ def test_the_schedule_is_calm_without_a_feed_and_shows_the_picture_of_a_hole(
 
     assert tick() == "no feed is followed yet"
     assert storage.get_latest_asset_check_execution_by_key([CHECK]) == {}
-    for name in ("ledger", "gaps", "deliveries"):
-        vars(face.pipeline).pop(name, None)
+    reopened(face.pipeline, "ledger", "gaps", "deliveries")
     holed(face.pipeline, objects)
     clock.now = LATER + timedelta(hours=1)
     assert tick() == (

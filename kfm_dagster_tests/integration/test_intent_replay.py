@@ -119,13 +119,13 @@ def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(
 
 
 @pytest.mark.clause("IEN-16")
+@pytest.mark.parametrize("retry_backoff_seconds", [3600])
 def test_units_that_failed_with_their_intent_are_let_in_by_the_command_under_every_guard_and_done_once(
     face: Face, objects: Path, kfm: Callable[..., Answer]
 ) -> None:
     items = volumes(2)
     put(objects, items)
     take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
-    face.pipeline.ledger._retry_backoff_seconds = 3600
     switches = face.pipeline.ledger.switches
 
     def fail(_: object) -> Any:

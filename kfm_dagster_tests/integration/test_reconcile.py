@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import time, timedelta
 from pathlib import Path
 
 import pytest
 
+from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import KillSwitchError
@@ -18,6 +19,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.outbox import Outbox
+from kfm_dagster.recovery.reconcile import comparison
 from kfm_dagster.recovery.reconcile.comparison import ON_ITS_WAY, ComparedDay, compare_day
 from kfm_dagster.recovery.reconcile.repair import repair_day
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -273,7 +275,10 @@ def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(
     assert (done.repeated, done.left) == (2, 1)
 
 
-def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(ingested: Pipeline, objects: Path) -> None:
+def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(
+    ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "ITEMS_AT_ONCE", 1)
     item = renumbered(volumes(1)[0])
     stored(objects, item, ago=timedelta(hours=1))
     take(ingested, announce([item.event()], registry=ingested.registry, name="newer"))
@@ -308,19 +313,46 @@ def test_lineage_lacks_a_path_what_was_withdrawn_and_not_what_waits_in_the_outbo
 
 def test_two_datasets_of_one_folder_and_two_days_are_told_apart(pipeline: Pipeline, objects: Path) -> None:
     moment = START.combine(DAY, START.time(), START.tzinfo)
-    chunk, _, _, end = (good(BUCKET, *made) for made in make_nexrad_chunks(site="KICT", start=moment))
-    stored(objects, chunk, end, *volumes(1))
-    ingest(pipeline, objects, chunk, end, *volumes(1), run_id="run")
-    stored(objects, chunk, end, *volumes(1))
+    begun, later = (
+        good(BUCKET, *make_nexrad_chunks(site="KICT", start=moment + timedelta(minutes=minutes))[0])
+        for minutes in (0, 6)
+    )
+    for number, item in enumerate((begun, later, *volumes(1))):
+        stored(objects, item)
+        ingest(pipeline, objects, item, run_id=f"run-{number}")
+        stored(objects, item)
     compared = {dataset: compare_day(pipeline, dataset, DAY) for dataset in (DATASET, CHUNKS)}
+    # The second volume has closed the first, which is a unit of the same object.
     assert {name: (one.objects, one.units, one.items, one.agrees) for name, one in compared.items()} == {
-        DATASET: (1, 1, 1, True), CHUNKS: (2, 2, 1, True),
+        DATASET: (1, 1, 1, True), CHUNKS: (2, 3, 2, True),
     }  # fmt: skip
     assert compare_day(pipeline, DATASET, DAY - timedelta(days=1)).units == 0
     # The folder is looked through with the dataset that owns it.
     name = stray(pipeline, objects)
     assert differing(compare_day(pipeline, DATASET, DAY)) == {"item_without_success": [name]}
     assert compare_day(pipeline, CHUNKS, DAY).agrees
+
+
+def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeline: Pipeline, objects: Path) -> None:
+    key, content, index = make_hrrr(run=START.combine(DAY, time(6), START.tzinfo), lead=7)
+    items = [good("noaa-hrrr-bdp-pds", key, content), good("noaa-hrrr-bdp-pds", f"{key}.idx", index.encode())]
+    for number, item in enumerate(items):
+        stored(objects, item)
+        take(pipeline, announce([item.event()], registry=pipeline.registry))
+        run_chain(pipeline, "hrrr", DAY.isoformat(), f"run-{number}", Source.LEDGER)
+    compared = compare_day(pipeline, "hrrr", DAY)
+    assert (compared.objects, compared.units, differing(compared)) == (1, 2, {})
+
+
+def test_another_provider_s_etags_are_not_held_against_those_of_messages(
+    ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewritten(ingested, objects)
+    contract = ingested.registry[DATASET]
+    storage = contract.storage.model_copy(update={"provider": "gcp"})
+    elsewhere = contract.model_copy(update={"storage": storage})
+    monkeypatch.setitem(ingested.registry.contracts, DATASET, elsewhere)  # type: ignore[arg-type]
+    assert compare_day(ingested, DATASET, DAY).agrees
 
 
 def test_a_repair_is_on_record_and_lowers_the_window_to_its_day(ingested: Pipeline, objects: Path) -> None:

@@ -57,7 +57,7 @@ def scripted(face: Face, unlocked: Collection[int], policy: str) -> ScriptedCloc
     pipeline = face.pipeline
     under(pipeline, POLICY, policy, ("unlocked: restrict", "unlocked: reject"))
     clock = ScriptedClock(pipeline=pipeline, unlocked=unlocked)
-    vars(pipeline)["calibration"] = clock
+    pipeline.calibration = clock
     return clock
 
 

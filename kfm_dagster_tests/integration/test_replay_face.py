@@ -34,6 +34,12 @@ def replayed(face: Face, **config: Any) -> dg.ExecuteInProcessResult:
     )
 
 
+@pytest.fixture
+def retry_backoff_seconds() -> int:
+    """An hour: the contract's own retry is far away, so that only the replay can let a unit in."""
+    return 3600
+
+
 def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     [output] = [event for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_OUTPUT]
     return {name: value.value for name, value in output.step_output_data.metadata.items()}
@@ -44,8 +50,6 @@ def failing(face: Face, objects: Path) -> None:
     [item] = volumes(1)
     take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
     put(objects, [missing(item)])
-    # The contract's own retry is far away, so that only the replay can let it in.
-    face.pipeline.ledger._retry_backoff_seconds = 3600
     face.execute("ingest_nexrad_l2", partition=PARTITION)
     put(objects, [item])
 

@@ -15,7 +15,6 @@ from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.backfill import days
 from kfm_dagster.recovery.backfill.days import advance_backfills, cancel_backfill, start_backfill
 from kfm_dagster.recovery.backfill.progress import BackfillError, BackfillState, DayState, day_progress, find_backfill
 from kfm_dagster.recovery.backfill.scheduled import ACTOR, begin_due_listings
@@ -113,7 +112,7 @@ def test_a_process_that_dies_leaves_a_listing_begun_or_not_begun(
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(days, "_log", die)
+        patch.setattr(pipeline.ledger.log, "record", die)
         with pytest.raises(CrashError):
             begin_due_listings(pipeline)
     [backfill_id] = begin_due_listings(pipeline)

@@ -32,6 +32,7 @@ from kfm_dagster.stages.card import ErrorClass, StageState
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster_tests.clocks import reopened
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.test_gate_checks import change_contract
@@ -263,8 +264,7 @@ def test_the_kpis_of_each_day_are_those_that_were_recorded_on_it_whatever_proces
     assert list(first["kpis"]) == list(first["kpi_definitions"]) == list(KPIS)
     # The next day one more volume comes, and does not close.
     face.pipeline.clock = lambda: utc_now() + timedelta(days=1)
-    for part in ("stages", "nodes"):
-        vars(face.pipeline).pop(part, None)
+    reopened(face.pipeline, "stages", "nodes")
     plain = nodes.metadata_extract
 
     def elsewhere(unit: Any, **parts: Any) -> Any:

@@ -327,13 +327,13 @@ def test_a_replay_sets_its_reason_and_who_asked(bench: Bench) -> None:
 
 
 @pytest.mark.clause("WSM-07")
-def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench) -> None:
+def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench, contracts: ContractRegistry) -> None:
     bench.bring_to("failed", envelope())
     with pytest.raises(UnknownReplayReasonError, match="observed reprocess-2025; expected backfill or dlq-drain"):
         bench.ledger.requeue([envelope().wal_id], reason="reprocess-2025")
     assert bench.ledger.get(envelope().wal_id).status == "failed"
     governed = {"reprocess-2025": "the yearly reprocessing"}
-    ledger = Ledger(bench.database, registry=bench.ledger._registry, worker_id="w", clock=bench.clock, reasons=governed)
+    ledger = Ledger(bench.database, registry=contracts, worker_id="w", clock=bench.clock, reasons=governed)
     assert ledger.requeue([envelope().wal_id], reason="reprocess-2025") == {envelope().wal_id}
     # The word and its meaning stay on record, whatever a later configuration says.
     assert bench.ledger.replay_reasons()["reprocess-2025"] == "the yearly reprocessing"

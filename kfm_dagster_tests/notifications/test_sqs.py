@@ -8,6 +8,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
@@ -35,15 +36,19 @@ def queue(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A fresh queue of the test's own."""
     use_endpoint(monkeypatch, moto_endpoint)
     name = f"q-{uuid.uuid4()}"
-    found = connect(Settings(receive_threads=4), name=name)
-    found._client.create_queue(QueueName=name)
-    return found
+    client().create_queue(QueueName=name)
+    return connect(Settings(receive_threads=4), name=name)
+
+
+def client() -> Any:
+    """A client of our own, to the server that the environment names."""
+    return boto3.client("sqs")
 
 
 def fill(queue: Queue, number: int) -> None:
     for start in range(0, number, 10):
         entries = [{"Id": str(n), "MessageBody": f"body {n}"} for n in range(start, min(start + 10, number))]
-        queue._client.send_message_batch(QueueUrl=queue.url, Entries=entries)  # type: ignore[arg-type]
+        client().send_message_batch(QueueUrl=queue.url, Entries=entries)
 
 
 def test_receive_takes_everything_once(queue: Queue) -> None:
@@ -128,7 +133,7 @@ def test_looking_takes_each_message_once_and_leaves_all_of_them_visible(queue: Q
 
 
 def test_received_messages_stay_hidden_as_long_as_asked_and_as_sqs_allows(queue: Queue) -> None:
-    queue._client.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
+    client().set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
     fill(queue, 12)
     assert len(queue.receive(12, budget_seconds=20, visibility_seconds=10**9)) == 12
     assert queue.depth() == QueueDepth(visible=0, in_flight=12, delayed=0)
@@ -161,8 +166,8 @@ def test_rules_say_when_a_message_comes_again_moves_on_and_is_lost(queue: Queue)
     assert queue.rules() == QueueRules(visibility_timeout=timedelta(seconds=30), retention=timedelta(days=4))
     arn = "arn:aws:sqs:us-east-1:123456789012:" + queue.name
     dead_letters = connect(Settings(), name=f"{queue.name}-dlq")
-    dead_letters._client.create_queue(QueueName=dead_letters.name)
-    queue._client.set_queue_attributes(
+    client().create_queue(QueueName=dead_letters.name)
+    client().set_queue_attributes(
         QueueUrl=queue.url,
         Attributes={
             "VisibilityTimeout": "900",

@@ -460,8 +460,8 @@ def test_a_redrive_moves_what_intake_can_work_on_and_nothing_else(dlq_fixture: D
 class HalfDeaf(Queue):
     """A queue that does not take every third message, or every third deletion."""
 
-    def __init__(self, queue: Queue, *, sends: bool) -> None:
-        super().__init__(queue._client, name=queue.name, threads=queue._threads)
+    def __init__(self, client: Any, queue: Queue, *, sends: bool) -> None:
+        super().__init__(client, name=queue.name, threads=1)
         self._sends = sends
 
     def send(self, bodies: Any) -> Any:
@@ -485,7 +485,7 @@ def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
 ) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(9)])
     pipeline = dlq_fixture.pipeline
-    setattr(pipeline, deaf, HalfDeaf(getattr(pipeline, deaf), sends=deaf == "queue"))
+    setattr(pipeline, deaf, HalfDeaf(dlq_fixture.cloud.client("sqs"), getattr(pipeline, deaf), sends=deaf == "queue"))
     report = redrive(pipeline, decision=DECISION, bounds=Bounds(max_batches=1))
     assert report.outcomes == {LetterOutcome.MOVED: 6, outcome: 3}
     assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ from kfm_dagster.retention.policy import RetentionKind
 from kfm_dagster.retention.pruning import Pruned, Retention
 from kfm_dagster.retention.stored_files import StoredFiles
 from kfm_dagster.storage.artifacts import ArtifactReference
+from kfm_dagster.storage.s3 import Store
 from kfm_dagster_tests.governance.conftest import every_row
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
@@ -244,6 +246,23 @@ def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
     assert len(pipeline.ledger.log.entries(action=GovernanceAction.RETENTION)) == 2
 
 
+@dataclass
+class DyingStore:
+    """A store whose process dies at the third deletion."""
+
+    store: Store
+    deleted: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def delete(self, path: str) -> None:
+        if self.deleted == 2:
+            raise CrashError
+        self.deleted += 1
+        self.store.delete(path)
+
+
 def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     pipeline: Pipeline, objects: Path, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,20 +273,13 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     old, _ = planned(retention)
     monkeypatch.setattr(stored_files, "BATCH", 1)
     assert planned(retention) == (old, old)
-    delete, deleted = StoredFiles._delete, list[str]()
-
-    def die(one: StoredFiles, path: str) -> None:
-        if len(deleted) == 2:
-            raise CrashError
-        deleted.append(path)
-        delete(one, path)
-
     monkeypatch.setattr(stored_files, "DELETES", 1)
-    monkeypatch.setattr(StoredFiles, "_delete", die)
+    pruner = retention.pruners[RetentionKind.ARTIFACTS]
+    assert isinstance(pruner, StoredFiles)
+    dying = replace(pruner, store=cast("Store", DyingStore(pruner.store)))
     with pytest.raises(CrashError):
-        removed(retention)
+        removed(replace(retention, pruners={RetentionKind.ARTIFACTS: dying}))
     assert len(outputs(pipeline)) == old - 2
-    monkeypatch.setattr(StoredFiles, "_delete", delete)
     assert removed(retention).removed == old - 2
     assert outputs(pipeline) == set()
 
