@@ -10,6 +10,8 @@ from datetime import time, timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
 
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
@@ -42,6 +44,7 @@ from kfm_dagster_tests.integration.test_run_rollback import renumbered
 pytestmark = pytest.mark.clause("BEY-05")
 
 DATASET = "nexrad-l2"
+UNKNOWN = "00000000-0000-8000-8000-000000000000"
 WHY = Decision(actor="ada", reason="lost messages")
 APPROVED = Decision(actor="ada", reason="lost files", change_ref="CHG-1")
 Change = Callable[[Pipeline, Path], str]
@@ -311,7 +314,9 @@ def test_lineage_lacks_a_path_what_was_withdrawn_and_not_what_waits_in_the_outbo
     }
 
 
-def test_two_datasets_of_one_folder_and_two_days_are_told_apart(pipeline: Pipeline, objects: Path) -> None:
+def test_two_datasets_of_one_folder_and_two_days_are_told_apart(
+    pipeline: Pipeline, objects: Path, owner: Engine
+) -> None:
     moment = START.combine(DAY, START.time(), START.tzinfo)
     begun, later = (
         good(BUCKET, *make_nexrad_chunks(site="KICT", start=moment + timedelta(minutes=minutes))[0])
@@ -329,7 +334,13 @@ def test_two_datasets_of_one_folder_and_two_days_are_told_apart(pipeline: Pipeli
     assert compare_day(pipeline, DATASET, DAY - timedelta(days=1)).units == 0
     # The folder is looked through with the dataset that owns it.
     name = stray(pipeline, objects)
-    assert differing(compare_day(pipeline, DATASET, DAY)) == {"item_without_success": [name]}
+    # An Item of a unit that the ledger does not know is of neither.
+    lost = Path(volumes(1)[0].key).name
+    with owner.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE catalog_items SET wal_id = :id WHERE item_id = :item"), {"id": UNKNOWN, "item": lost}
+        )
+    assert differing(compare_day(pipeline, DATASET, DAY)) == {"item_without_success": sorted([lost, name])}
     assert compare_day(pipeline, CHUNKS, DAY).agrees
 
 

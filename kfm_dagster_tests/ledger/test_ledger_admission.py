@@ -8,8 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.identity import wal_id
@@ -193,65 +191,6 @@ def work_off(bench: Bench, units: list[Envelope]) -> None:
 
 
 # A history of one object: each version has a rank in time; sequencers, where there are any, rise with it.
-@st.composite
-def histories(draw: st.DrawFn) -> tuple[list[Envelope], list[list[Envelope]]]:
-    """Versions, oldest first, and batches in which they arrive, some of them more than once."""
-    count = draw(st.integers(2, 5))
-    texts = draw(st.lists(st.text("0123456789ABCDEF", min_size=1, max_size=6), min_size=count, max_size=count))
-    padded = sorted({text.ljust(64, "0"): text for text in texts}.items())
-    kind = draw(st.sampled_from(["all", "none", "some"]))
-    units = []
-    for rank, (_, text) in enumerate(padded):
-        named = kind == "all" or (kind == "some" and draw(st.booleans()))
-        # With every sequencer there, the times of the events may say what they like.
-        later = draw(st.integers(0, 10)) if kind == "all" else rank
-        units.append(version(rank, sequencer=text if named else None, later=later))
-    arrivals = draw(st.permutations(units + draw(st.lists(st.sampled_from(units), max_size=3))))
-    cuts = sorted(draw(st.lists(st.integers(0, len(arrivals)), max_size=3)))
-    bounds = [0, *cuts, len(arrivals)]
-    return units, [arrivals[start:stop] for start, stop in itertools.pairwise(bounds)]
-
-
-@pytest.mark.clause("BEY-01")
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(history=histories(), stage=st.integers(0, 10**9))
-def test_any_arrival_of_any_versions_leaves_only_the_newest(
-    bench: Bench, history: tuple[list[Envelope], list[list[Envelope]]], stage: int
-) -> None:
-    units, batches = history
-    # The examples share a database, so each has an object of its own.
-    moved = {unit.wal_id: _elsewhere(unit, stage) for unit in units}
-    if bench.ledger.statuses(unit.wal_id for unit in moved.values()):
-        return
-    for batch in batches:
-        bench.ledger.ensure([moved[unit.wal_id] for unit in batch])
-    found = standing(bench, list(moved.values()))
-    assert found == ["quarantined"] * (len(units) - 1) + ["pending"]
-
-
-def _elsewhere(unit: Envelope, stage: int) -> Envelope:
-    uri = unit.object_uri.replace("KTLX/KTLX", f"K{stage}/KTLX")
-    return unit.evolve(
-        object_uri=uri,
-        wal_id=wal_id(
-            dataset=unit.dataset,
-            object_uri=uri,
-            time_range_start=unit.time_range_start,
-            object_version=unit.object_version,
-        ),
-    )
-
-
-@pytest.mark.clause("BEY-01")
-def test_a_superseded_unit_in_progress_goes_to_quarantine_when_its_attempt_fails(bench: Bench) -> None:
-    old, new = version(1, sequencer="01"), version(2, sequencer="02")
-    bench.ledger.ensure([old])
-    claimed = bench.claim(old)
-    bench.ledger.ensure([new])
-    assert standing(bench, [old, new]) == ["in_progress", "pending"]
-    report = bench.ledger.settle([failed(unit, "etag_mismatch") for unit in claimed], run_id=RUN)
-    assert report.quarantined == (old.wal_id,)
-    assert bench.ledger.history(old.wal_id)[-1].reason == "superseded"
 
 
 @pytest.mark.clause("BEY-01")

