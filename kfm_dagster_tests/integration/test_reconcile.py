@@ -336,10 +336,9 @@ def test_two_datasets_of_one_folder_and_two_days_are_told_apart(
     name = stray(pipeline, objects)
     # An Item of a unit that the ledger does not know is of neither.
     lost = Path(volumes(1)[0].key).name
+    change = sa.text("UPDATE catalog_items SET wal_id = :id, revision = revision + 1 WHERE item_id = :item")
     with owner.begin() as connection:
-        connection.execute(
-            sa.text("UPDATE catalog_items SET wal_id = :id WHERE item_id = :item"), {"id": UNKNOWN, "item": lost}
-        )
+        connection.execute(change, {"id": UNKNOWN, "item": lost})
     assert differing(compare_day(pipeline, DATASET, DAY)) == {"item_without_success": sorted([lost, name])}
     assert compare_day(pipeline, CHUNKS, DAY).agrees
 

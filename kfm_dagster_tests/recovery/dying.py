@@ -1,40 +1,39 @@
-"""One process that acts and is killed on its way: `python -m kfm_dagster_tests.recovery.dying ACT SEAM N`.
-
-It drains or redrives, and kills itself with SIGKILL when it reaches that failpoint for the N-th time. Queues and
-database come from the environment.
-"""
+"""A process that dies on its way, in this one: from a point on it reaches nothing of the world any more."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
-from itertools import count
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import pytest
 
 from kfm_dagster import failpoints
-from kfm_dagster.governance.log import Decision
-from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.recovery.dead_letters.batches import Bounds
-from kfm_dagster.recovery.dead_letters.drain import drain
-from kfm_dagster.recovery.dead_letters.moves import redrive
-from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster_tests.integration.chain import CrashError
 
 
-def main(act: str, failpoint: str, nth: str) -> None:
-    """Act until killed."""
-    pipeline = Pipeline.open(Settings.load())
-    reached, lock = count(1), threading.Lock()
+@contextmanager
+def dying(is_last: Callable[[str], bool]) -> Iterator[None]:
+    """Raise CrashError at the first statement or failpoint that `is_last`, and at each one after it."""
+    dead, lock, run = False, Lock(), Transaction.run
 
-    def die(here: failpoints.Failpoint, labels: failpoints.Labels) -> None:
+    def reach(name: str) -> None:
+        nonlocal dead
         with lock:
-            if here == failpoint and next(reached) == int(nth):
-                os.kill(os.getpid(), signal.SIGKILL)
+            dead = dead or is_last(name)
+        if dead:
+            raise CrashError(name)
 
-    failpoints.install(die)
-    decision = Decision(actor="jane", reason="the feed was repaired", change_ref="INC-7")
-    {"drain": drain, "redrive": redrive}[act](pipeline, decision=decision, bounds=Bounds(batch_size=20))
+    def reaching(self: Transaction, name: str, *given: Any, **more: Any) -> Any:
+        reach(name)
+        return run(self, name, *given, **more)
 
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    failpoints.install(lambda failpoint, _: reach(failpoint.value))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Transaction, "run", reaching)
+            yield
+    finally:
+        failpoints.install(None)

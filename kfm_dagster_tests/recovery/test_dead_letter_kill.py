@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -17,7 +15,10 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.recovery.dead_letters.batches import Bounds, End
 from kfm_dagster.recovery.dead_letters.drain import drain
-from kfm_dagster_tests.recovery.dlq_fixture import DECISION, MALFORMED, DlqFixture
+from kfm_dagster.recovery.dead_letters.moves import redrive
+from kfm_dagster_tests.integration.chain import CrashError
+from kfm_dagster_tests.recovery.dlq_fixture import DECISION, MALFORMED, DlqFixture, reopened
+from kfm_dagster_tests.recovery.dying import dying
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 LEASE_SECONDS = 2
@@ -42,22 +43,12 @@ REDRIVE_DEATHS = (
 UNITS = 90
 
 
-def die_while(act: str, failpoint: Failpoint, nth: int, dlq_fixture: DlqFixture) -> None:
-    """Run a process until it is killed."""
-    settings = dlq_fixture.pipeline.settings
-    environment = {
-        **os.environ,
-        **dlq_fixture.cloud.environment(),
-        "KFM_SNS_VERIFY": "off",  # the messages are made by hand
-        "KFM_HOME": str(settings.home),
-        "KFM_WAL_DSN": settings.wal_dsn,
-        "KFM_SQS_PRIMARY_QUEUE": settings.sqs_primary_queue,
-        "KFM_SQS_DLQ_QUEUE": settings.sqs_dlq_queue,
-        "KFM_LEASE_SECONDS": str(LEASE_SECONDS),
-    }
-    command = [sys.executable, "-m", "kfm_dagster_tests.recovery.dying", act, failpoint, str(nth)]
-    ended = subprocess.run(command, env=environment, timeout=120, check=False, capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+def die_while(act: Callable[..., object], failpoint: Failpoint, nth: int, dlq_fixture: DlqFixture) -> None:
+    """Act until dead."""
+    mortal, times = reopened(dlq_fixture, lease_seconds=LEASE_SECONDS), count(1)
+    with dying(lambda name: name == failpoint and next(times) == nth), pytest.raises(CrashError):
+        act(mortal.pipeline, decision=DECISION, bounds=Bounds(batch_size=20))
+    mortal.pipeline.close()
 
 
 def wait_until_all_are_visible(queue: Queue) -> None:
@@ -80,7 +71,7 @@ def bury_every_class(dlq_fixture: DlqFixture) -> None:
 def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(dlq_fixture: DlqFixture) -> None:
     bury_every_class(dlq_fixture)
     for failpoint, nth in DRAIN_DEATHS:
-        die_while("drain", failpoint, nth, dlq_fixture)
+        die_while(drain, failpoint, nth, dlq_fixture)
         dlq_fixture.assert_sound()
         wait_until_all_are_visible(dlq_fixture.pipeline.dead_letters)
         # What is not on the queue is deleted, and only because nothing was left to do for it.
@@ -109,7 +100,7 @@ def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(dlq_fi
 def test_a_redrive_that_is_killed_has_every_message_on_one_of_the_queues(dlq_fixture: DlqFixture) -> None:
     bury_every_class(dlq_fixture)
     for failpoint, nth in REDRIVE_DEATHS:
-        die_while("redrive", failpoint, nth, dlq_fixture)
+        die_while(redrive, failpoint, nth, dlq_fixture)
         wait_until_all_are_visible(dlq_fixture.pipeline.dead_letters)
         dead = dlq_fixture.pipeline.dead_letters.look(1000, budget_seconds=30)
         back = dlq_fixture.pipeline.queue.depth()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -34,10 +33,11 @@ from kfm_dagster.recovery.replay.units import Admission
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.alerts.webhook_server import open_letterbox
 from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.integration.chain import CrashError
+from kfm_dagster_tests.recovery.dying import dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
 
 TABLES = ("replay_units", "replay_runs")
-ROOT = Path(__file__).resolve().parents[2]
 WAIT = Decision(actor="operator", reason="the archive is slow", change_ref="INC-2")
 
 
@@ -211,10 +211,27 @@ def test_a_change_of_state_that_makes_no_sense_is_refused_in_one_line(change: st
         getattr(stand.engine, change)("no-such-replay", WAIT)
 
 
-def advancer(stand: Stand, replay_run_id: str, mode: str) -> list[str]:
-    url = stand.pipeline.database.engine.url.render_as_string(hide_password=False)
-    home = str(stand.pipeline.settings.home)
-    return [sys.executable, "-m", "kfm_dagster_tests.recovery.advancer", url, home, replay_run_id, mode]
+ENDS = ("database.commit.before", "database.commit.after")
+"""Besides its statements, the moments at which an advance dies."""
+
+
+def killed(stand: Stand, replay_run_id: str) -> list[str]:
+    """Advance, dead at a later moment each time, until one advance gets through; return the moments."""
+    points: list[str] = []
+    while True:
+        reached: list[str] = []
+
+        def is_last(name: str, reached: list[str] = reached) -> bool:
+            reached += [name] if "." in name and (not name.startswith("database.") or name in ENDS) else []
+            return len(reached) > len(points)
+
+        try:
+            with dying(is_last):
+                ReplayEngine(pipeline=stand.pipeline).advance(replay_run_id)
+        except CrashError:
+            points.append(reached[-1])
+        else:
+            return points
 
 
 @pytest.mark.clause("RPL-05")
@@ -223,14 +240,10 @@ def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_an
 ) -> None:
     units = stand.bring("failed", 2) + stand.bring("succeeded", 2, first=2) + stand.bring("quarantined", 2, first=4)
     run = stand.engine.start(repair("failed", "succeeded", "quarantined", limits={"batch_size": 4}), PERSON)
-    dead = subprocess.run(
-        advancer(stand, run.replay_run_id, "killed"), cwd=ROOT, check=True, capture_output=True, text=True, timeout=400
-    )
-    points = set(json.loads(dead.stdout.splitlines()[-1]))
+    points = set(killed(stand, run.replay_run_id))
     assert {"replay.lock", "replay.next_batch", "replay.units_of_batch", "replay.decide"} <= points
-    assert {"ledger.requeue", "ledger.decide", "ledger.override"} <= points
-    assert {"database.commit.before", "database.commit.after"} <= points
-    # One process died just after its commit, so the batch of that one is in, once.
+    assert {"ledger.requeue", "ledger.decide", "ledger.override", *ENDS} <= points
+    # One died just after its commit, so the batch of that one is in, once.
     assert set(admissions(stand, run.replay_run_id).values()) == {1}
     stand.carry_out(run.replay_run_id)
     assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
@@ -238,34 +251,36 @@ def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_an
     assert stand.statuses() == {"succeeded": 6}
 
 
+def contend(stand: Stand, replay_run_id: str, together: Barrier) -> list[int]:
+    """Advance beside others until nothing is left to let in; return the batches that were let in here."""
+    began = time.monotonic()
+    stand.pipeline.clock = lambda: stand.clock.now + timedelta(seconds=time.monotonic() - began)
+    together.wait(60)
+    won: list[int] = []
+    while True:
+        step = stand.engine.advance(replay_run_id)
+        if step.admitted is not None:
+            won.append(step.admitted.batch)
+            if len(won) == 1:
+                # One that took everything would prove nothing.
+                together.wait(60)
+        elif step.hold is None or step.hold.reason is not HoldReason.RATE:
+            return won
+        time.sleep(0.005)  # without it SQLite's lock goes back to the one that has just held it
+
+
 @pytest.mark.clause("RPL-05")
-def test_processes_that_advance_one_replay_together_let_every_batch_in_once(stand: Stand) -> None:
+def test_workers_that_advance_one_replay_together_let_every_batch_in_once(stand: Stand) -> None:
     batches = stand.engine.limits[Environment.DEV].batches_in_flight_per_dataset
     units = stand.bring("failed", 3 * batches)
     run = stand.engine.start(selection(limits={"batch_size": 3}), PERSON)
-    with ExitStack() as stack:
-        children = [
-            stack.enter_context(
-                subprocess.Popen(
-                    advancer(stand, run.replay_run_id, "contend"),
-                    cwd=ROOT,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for _ in range(3)
-        ]
-        # Each waits after its first batch for the others to have theirs: one that took everything would prove nothing.
-        for said in ("ready\n", "won\n"):
-            for child in children:
-                assert child.stdout is not None
-                assert child.stdout.readline() == said
-            for child in children:
-                assert child.stdin is not None
-                child.stdin.write("go\n")
-                child.stdin.flush()
-        won = [json.loads(child.communicate(timeout=120)[0]) for child in children]
+    url = stand.pipeline.database.engine.url.render_as_string(hide_password=False)
+    others = [open_stand(stand.pipeline.settings.home, url) for _ in range(3)]
+    with ThreadPoolExecutor(len(others)) as threads:
+        together = Barrier(len(others))
+        won = list(threads.map(lambda other: contend(other, run.replay_run_id, together), others))
+    for other in others:
+        other.pipeline.close()
     assert sorted(batch for own in won for batch in own) == list(range(1, batches + 1))
     assert all(won)
     assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
