@@ -10,8 +10,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.alerts.channels import Answer, Endpoint
@@ -325,50 +323,6 @@ def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
     now.at += LONGEST_PAUSE
     assert store.claim([(NOTIFY, "notify")]) is None
     assert [one.undelivered for one in store.listed()] == [0]
-
-
-STEPS = st.one_of(
-    st.tuples(st.just("passes"), st.integers(1, 240)),
-    st.tuples(st.just("happens"), st.integers(0, 1)),
-    st.tuples(st.just("acknowledges"), st.integers(0, 1)),
-    st.tuples(st.just("dies"), st.booleans()),
-)
-
-
-@pytest.mark.clause("PCS-18")
-@settings(max_examples=25)
-@given(steps=st.lists(STEPS, max_size=25))
-def test_whatever_happens_nobody_hears_an_alert_twice_within_its_window_unless_it_became_worse(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
-) -> None:
-    now, box = Clock(), Mailbox()
-    database = Database.open(f"sqlite:///{tmp_path_factory.mktemp('alerts') / 'kfm.db'}")
-    record, evaluator = Record(database), desk_over(database, same_terms(), now, box, urls="json://127.0.0.1:1/all")
-    heard: list[tuple[timedelta, str]] = []
-    for step, given_ in [*steps, ("dies", False), ("passes", 60)]:
-        record.at = now.at
-        if step == "passes":
-            now.passes(minutes=given_)
-        elif step == "happens":
-            record.gate("G3", stage=f"d{given_}.settle")
-        elif step == "acknowledges":
-            for alert in (
-                one for one in evaluator.store.listed() if one.state is AlertState.FIRING and one.alert_id % 2
-            ):
-                evaluator.store.acknowledge(alert.alert_id, ME)
-        else:
-            box.dead = {1} if given_ else set()
-        before = len(box.taken)
-        evaluator.evaluate()
-        heard += [(now.at - NOON, title) for _, title in box.taken[before:]]
-    for title in {title for _, title in heard}:
-        times = sorted(at for at, same in heard if same == title)
-        # What a dead channel missed may come late, and what follows it in time.
-        if not any(step == ("dies", True) for step in steps):
-            assert all(later - at >= timedelta(hours=1) for at, later in itertools.pairwise(times))
-        assert len(times) == len(set(times))
-    assert {one.undelivered for one in evaluator.store.listed(resolved_since=NOON)} <= {0}
-    database.dispose()
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])

@@ -149,27 +149,6 @@ def test_a_late_older_event_changes_no_newer_item_though_its_object_can_be_read_
     assert (stale.last_error_code, stale.attempts) == ("stale_event", 0)
 
 
-@pytest.mark.clause("BEY-01", "WAL-04")
-def test_a_version_that_succeeded_gives_way_to_the_next_one_and_not_back(
-    restarted: Callable[[], Pipeline], objects: Path
-) -> None:
-    written = versions(3)
-    for number, item in enumerate(written):
-        pipeline = restarted()
-        put(objects, [item])
-        take(pipeline, announce([event_of(item, number)], registry=pipeline.registry))
-        work_until_done(pipeline)
-        assert shown(pipeline) == {item.uri: item.event().etag}
-    pipeline = restarted()
-    # Every event comes once more, the oldest last.
-    for number in (2, 1, 0):
-        event = event_of(written[number], number)
-        take(pipeline, announce([event], registry=pipeline.registry, delivery=2))
-    work_until_done(pipeline)
-    assert fates(pipeline) == {Status.SUCCEEDED: 3}
-    assert shown(pipeline) == {written[2].uri: written[2].event().etag}
-
-
 @pytest.mark.clause("WSM-14", "WSM-10", "BEY-06")
 def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     restarted: Callable[[], Pipeline], objects: Path

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import GovernanceIssue
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -36,7 +32,6 @@ from kfm_dagster_tests.integration.chain import (
     Failpoint,
     StoredObject,
     announce,
-    missing,
     open_pipeline,
     put,
     run_chain,
@@ -300,64 +295,3 @@ def _positions(item: StoredObject, folder: Path) -> set[str]:
     found |= {str(shown["properties"][f"nexrad:{name}"]) for name in ("latitude", "longitude")}
     # Shorter ones could be anything.
     return {text for text in found if len(text) > 7}
-
-
-DECLARED = st.fixed_dictionaries(
-    {},
-    optional={
-        "access": st.sampled_from(["restricted", "closed"]),
-        "embargo": st.one_of(
-            st.builds(dict, days_after_observation=st.integers(272, 275)),
-            st.builds(dict, until=st.sampled_from([START, START + timedelta(days=900)])),
-        ),
-        "consent": st.builds(
-            dict,
-            authority=st.just("a council"),
-            reference=st.just("MOU-7"),
-            valid_until=st.sampled_from([None, START, START + timedelta(days=900)]),
-        ),
-        "shielded": st.booleans(),
-    },
-)
-
-
-@pytest.mark.clause("SEC-03", "BEY-03")
-@settings(max_examples=10)
-@given(declared=DECLARED, broken=st.integers(0, 4), released=st.booleans())
-@example(declared={"embargo": {"days_after_observation": 274}}, broken=0, released=True)
-def test_no_unit_that_governance_refuses_ever_gets_an_item(
-    declared: dict[str, Any], broken: int, released: bool
-) -> None:
-    """Whatever a contract declares, each unit's fate is what the rules say of it; `run_chain` holds both balances."""
-    shielded = SHIELDED if declared.pop("shielded", False) else {}
-    if declared.get("access") == "closed":
-        shielded = {**shielded, "access": "closed"}
-    items = [(missing, truncated)[place % 2](item) if place < broken else item for place, item in enumerate(volumes(6))]
-    with tempfile.TemporaryDirectory() as folder:
-        pipeline = under(
-            open_pipeline(Path(folder) / "home", Path(folder) / "objects"), governance(**{**declared, **shielded})
-        )
-        arrive(pipeline, Path(folder) / "objects", *items)
-        work_until_done(pipeline)
-        refusals = Counter(_refused(pipeline).values())
-        if released:
-            quarantined = {one.wal_id: one.version for one in pipeline.ledger.find(status=Status.QUARANTINED)}
-            pipeline.ledger.override(
-                quarantined, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
-            )
-            work_until_done(pipeline)
-            # An embargo may have ended meanwhile: what was released then passes.
-            refusals += Counter(_refused(pipeline).values())
-        refused = _refused(pipeline).keys()
-        sound = {item.uri for item in items[broken:]}
-        assert items_of(pipeline).keys() == sound - refused
-        assert refused <= sound
-        assert Counter(entry.wal_id for entry in logged_refusals(pipeline)) == refusals
-        pipeline.close()
-
-
-def _refused(pipeline: Pipeline) -> dict[str, str]:
-    """The wal_id of every unit that governance refuses now, by object; each is in quarantine."""
-    found = [one for one in pipeline.ledger.find() if one.last_error_code == GovernanceIssue.HARD_FAIL]
-    assert {one.status for one in found} <= {Status.QUARANTINED}
-    return {one.object_uri: one.wal_id for one in found}

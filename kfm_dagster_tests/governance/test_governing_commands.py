@@ -175,13 +175,6 @@ def test_in_production_every_decision_needs_a_change_reference(
     assert {entry.change_ref for entry in deployment.ledger.log.entries(limit=4)} == {"CHG-9"}
 
 
-def test_help_says_once_when_a_change_reference_is_needed(call: Call) -> None:
-    helps = {name: " ".join(call(*name.split(), "--help").out.split()) for name in ("release", "discard")}
-    assert "approved. Always needed." in helps["release"]
-    assert "Needed in prod." in helps["discard"]
-    assert [text.count("needed") + text.count("needs") for text in helps.values()] == [1, 0]
-
-
 @pytest.mark.clause("WSM-16", "BEY-06", "SEC-02")
 def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
     call: Call, deployment: Pipeline, units: dict[str, Envelope]

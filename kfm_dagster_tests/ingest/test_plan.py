@@ -180,22 +180,6 @@ _ACTIVE = st.dictionaries(_DAYS, st.integers(0, 4))
 _LANDED = st.dictionaries(st.tuples(_DATASETS, _DAYS), st.lists(st.text("xyz", min_size=1), min_size=1).map(tuple))
 
 
-@given(pending=_PENDING, coming=_ACTIVE, landed=_LANDED, most=st.integers(1, 20))
-def test_runs_cover_what_is_pending_and_none_is_too_many(
-    pending: Pending, coming: dict[str, int], landed: dict[tuple[str, str], tuple[str, ...]], most: int
-) -> None:
-    runs = plan(pending, coming=coming, landed=landed, most=most)
-    for (dataset, partition), units in pending.items():
-        planned = sum(dataset in run.datasets for run in runs if run.partition == partition)
-        there = coming.get(partition, 0)
-        assert planned <= max(0, -(-units // most) - there)
-        if not there:
-            assert planned * most >= units
-    assert {(dataset, run.partition) for run in runs for dataset in run.datasets} <= set(pending)
-    for run in runs:
-        assert set(run.landing) == (set(run.datasets) if run.source is Source.LANDING else set())
-
-
 @pytest.mark.clause("DAG-03")
 @given(pending=_PENDING, active=_ACTIVE, landed=_LANDED, most=st.integers(1, 20), seed=st.integers())
 def test_run_keys_are_distinct_and_stable(

@@ -11,8 +11,6 @@ import pytest
 
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.cloud import EmbeddedCloud, create_queues
-from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
@@ -20,7 +18,6 @@ from kfm_dagster.ledger.ignored import IgnoredFilter, find_ignored
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.sqs import connect
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -257,29 +254,3 @@ def test_a_batch_is_landed_once_and_never_changed(
     assert {(message.message_id, message.body) for message in read} == {
         (message.message_id, message.body) for message in batch
     }
-
-
-@pytest.mark.clause("DAG-03", "BEY-08", "BEY-03")
-def test_on_sqs_terminal_messages_go_and_poison_reaches_the_dead_letter_queue(
-    cloud: EmbeddedCloud, make_pipeline: Callable[..., Pipeline], objects: Path, deliver: Callable[..., SqsMessage]
-) -> None:
-    sqs = cloud.client("sqs")
-    queues = create_queues(sqs, primary_queue="work", dlq="dead", visibility_timeout=900, max_receive_count=3)
-    pipeline = make_pipeline(sqs_primary_queue="work", max_units_per_run=50)
-    pipeline.connect_queue = lambda settings: connect(settings, client=sqs)
-    put(objects, [*volumes(2), missing(volumes(3)[2])])
-    for body in (deliver(0, 1).body, deliver(2).body, deliver(0, 1).body, MALFORMED, TEST_EVENT):
-        sqs.send_message(QueueUrl=queues.queue_url, MessageBody=body)
-
-    reports = [take_in(pipeline) for _ in range(5)]
-    assert_conserved(pipeline)
-    assert sum(report.created for report in reports) == 3
-    work_until_done(pipeline)
-
-    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2, Status.QUARANTINED: 1}
-    depth = pipeline.queue.depth()
-    assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
-    dead = sqs.receive_message(QueueUrl=queues.dlq_url, MaxNumberOfMessages=10).get("Messages", [])
-    assert [message["Body"] for message in dead] == [MALFORMED]
-    counts = pipeline.deliveries.counts()
-    assert (counts[DeliveryState.DELETED], counts[DeliveryState.REJECTED]) == (4, 1)

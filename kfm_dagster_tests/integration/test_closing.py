@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import CLOSED, Lane
-from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
 from kfm_dagster.demo.samples.nexrad_level2 import BUCKET as ARCHIVE_BUCKET
 from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
@@ -29,13 +28,11 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.readers.nexrad_chunk import LATER_VOLUME
-from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    FAILPOINTS,
     CrashError,
     Failpoint,
     StoredObject,
@@ -219,75 +216,6 @@ def test_any_arrival_closes_each_volume_that_has_a_later_one_at_the_newest_chunk
             assert (closing.partition_key, closing.event_time) == (own.partition_key, own.event_time)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Story:
-    """What arrives of three volumes of a radar, and after which batches there is a run; None is the archive's."""
-
-    batches: Sequence[Sequence[tuple[int, int | None]]]
-    runs: Sequence[bool]
-
-
-@st.composite
-def stories(draw: st.DrawFn) -> Story:
-    """A radar that is restarted in the middle of its first volume, mostly of its second one, too."""
-    first, second = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    wanted: list[tuple[int, int | None]] = [
-        *((0, place) for place in range(first)),
-        *((1, place) for place in range(second)),
-        *((2, place) for place in range(4)),
-    ]
-    wanted += draw(st.sampled_from([[], [(0, None)], [(1, None)]]))
-    sent = draw(st.permutations(wanted + draw(st.lists(st.sampled_from(wanted), max_size=3))))
-    cuts = sorted(draw(st.sets(st.integers(1, len(sent)), max_size=4)))
-    batches = [sent[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(sent)]) if begin < end]
-    return Story(batches=batches, runs=[draw(st.booleans()) for _ in batches])
-
-
-RADARS = itertools.cycle(sorted(sites()))
-
-
-@pytest.mark.clause("BEY-09", "BEY-01", "BEY-03")
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@given(story=stories())
-def test_whatever_order_they_come_in_the_items_are_those_of_the_volumes_ends(
-    pipeline: Pipeline, objects: Path, story: Story
-) -> None:
-    site = next(RADARS)
-    stored = {(one, place): chunk for one in range(3) for place, chunk in enumerate(volume(site, one))}
-    stored |= {(one, None): archived(site, one) for one in range(2)}
-    for number, (batch, is_run) in enumerate(zip(story.batches, story.runs, strict=True)):
-        put(objects, [stored[one] for one in batch])
-        take(pipeline, *(notice(pipeline, stored[one], name=f"{number}-{at}-") for at, one in enumerate(batch)))
-        if is_run:
-            work(pipeline, f"{site}-{number}")
-    work(pipeline, f"{site}-at-last")
-
-    sent = {one for batch in story.batches for one in batch}
-    items = items_of(pipeline, site)
-    assert len(items) == 3
-    for one, item in enumerate(items):
-        if (one, None) in sent:
-            assert (item["assets"]["data"]["href"], item["properties"]["kfm:dataset"]) == (
-                stored[one, None].uri,
-                ARCHIVE,
-            )
-            continue
-        newest = max(place for number, place in sent if number == one and place is not None)
-        is_closed = newest != 3
-        assert end_of(item) == (newest + 1, not is_closed, LATER_VOLUME if is_closed else None)
-        assert item["assets"]["data"]["href"] == stored[one, newest].uri
-        assert item["properties"]["kfm:wal_id"] == wal_id(
-            dataset=CHUNKS,
-            object_uri=stored[one, newest].uri,
-            time_range_start=STARTS[one],
-            object_version=CLOSED if is_closed else None,
-        )
-    assert set(traces.statuses(pipeline)) == {Status.SUCCEEDED}
-    assert_all_told_once(pipeline)
-
-
 @pytest.mark.clause("BEY-09", "BEY-01")
 def test_a_chunk_that_comes_after_the_closing_is_the_volume_s_newest_and_its_end_opens_nothing(
     pipeline: Pipeline, objects: Path
@@ -352,24 +280,6 @@ def test_the_archive_s_object_of_a_volume_without_end_has_its_item_whenever_it_c
 
 
 # --- crashes, races, and what cannot be read
-
-
-@pytest.mark.clause("BEY-09")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("failpoint", FAILPOINTS, ids=str)
-def test_a_run_that_dies_over_a_closing_is_made_good_by_the_next(
-    failpoint: Failpoint, pipeline: Pipeline, objects: Path
-) -> None:
-    ingest(pipeline, objects, *FIRST[:2], run_id="first")
-    arrive(pipeline, objects, SECOND[0])
-    with pytest.raises(CrashError):
-        run_chain(pipeline, CHUNKS, PARTITION, "dying", Source.LEDGER, dies_at=failpoint)
-    arrive(pipeline, objects, SECOND[0], name="again")
-    pipeline.ledger.release_lost(run_ids=["dying"])
-    work_until_done(pipeline)
-    assert [end_of(item) for item in items_of(pipeline)] == [(2, False, LATER_VOLUME), (1, False, None)]
-    assert [record.status for record in ledger_of(pipeline).values()] == [Status.SUCCEEDED] * 4
-    assert_all_told_once(pipeline)
 
 
 @pytest.mark.clause("BEY-09")

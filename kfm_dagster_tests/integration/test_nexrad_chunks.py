@@ -23,10 +23,7 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    FAILPOINTS,
     Clock,
-    CrashError,
-    Failpoint,
     StoredObject,
     good,
     open_pipeline,
@@ -179,23 +176,6 @@ def test_a_chunk_that_comes_late_is_kept_on_record_and_changes_nothing(pipeline:
     ingest(pipeline, objects, I3, run_id="later still")
     assert item_of(pipeline) == archived
     everything(pipeline)
-
-
-@pytest.mark.clause("WAL-05", "WAL-08")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("failpoint", FAILPOINTS, ids=str)
-def test_a_run_over_chunks_that_dies_anywhere_is_made_good_by_the_next(
-    failpoint: Failpoint, pipeline: Pipeline, objects: Path, alone: Callable[[StoredObject], dict[str, Any]]
-) -> None:
-    ingest(pipeline, objects, S, run_id="first")
-    arrive(pipeline, objects, I2, E)
-    with pytest.raises(CrashError):
-        run_chain(pipeline, CHUNKS, PARTITION, "dying", Source.LEDGER, dies_at=failpoint)
-    arrive(pipeline, objects, I3)
-    pipeline.ledger.release_lost(run_ids=["dying"])
-    work_until_done(pipeline)
-    assert everything(pipeline)["item"] == alone(E)
-    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 4}
 
 
 def run_until_settled(pipeline: Pipeline, run_id: str) -> Any:

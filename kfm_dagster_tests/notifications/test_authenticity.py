@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -27,7 +25,6 @@ from kfm_dagster.settings import Environment, Settings, SnsVerify
 from kfm_dagster_tests.notifications import signing
 from kfm_dagster_tests.notifications.signing import (
     AT,
-    FIELDS,
     ISSUER_URL,
     URL,
     CertificateServer,
@@ -351,36 +348,6 @@ def test_what_nobody_signed_gives_no_unit(
     parsed = parse_message(message, registry=contracts, queue="q", verdict=found)
     assert [entry.code for entry in parsed.rejections] == [code]
     assert (parsed.envelopes, parsed.ignored) == ((), ())
-
-
-@CLAUSE
-@given(
-    st.one_of(
-        st.text(),
-        st.fixed_dictionaries(
-            {"Type": st.sampled_from(["Notification", "SubscriptionConfirmation", "x"])},
-            optional={
-                name: st.one_of(st.text(), st.none(), st.integers(), st.just(URL), st.just(signing.TOPIC), st.just("1"))
-                for name in (*FIELDS["SubscriptionConfirmation"], *SIGNATURE, "Subject")
-                if name != "Type"
-            },
-        ).map(json.dumps),
-    )
-)
-def test_no_body_that_was_not_signed_is_ever_verified(tmp_path_factory: pytest.TempPathFactory, body: str) -> None:
-    found = verdict(tmp_path_factory.getbasetemp(), body)
-    assert found.authenticity in {Authenticity.INVALID, Authenticity.UNCHECKED, Authenticity.UNKNOWN}
-
-
-@CLAUSE
-def test_the_captures_cannot_be_verified_offline(tmp_path: Path, shared_data: Path) -> None:
-    """Their certificates are not among them, and some of their signatures are elided: none is ever taken for good."""
-    fetch = CertificateServer(files={}, down=True)
-    captures = sorted((shared_data / "messages").glob("*sns_envelope*.json"))
-    assert captures
-    for capture in captures:
-        found = verdict(tmp_path, capture.read_text(), fetch)
-        assert found.authenticity in {Authenticity.UNKNOWN, Authenticity.INVALID}, capture.name
 
 
 @CLAUSE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    Clock,
     StoredObject,
     announce,
     missing,
@@ -55,11 +53,6 @@ def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipel
 def ingest(pipeline: Pipeline, items: list[StoredObject], *, run_id: str = RUN) -> StageBatch:
     take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
     return run_chain(pipeline, "nexrad-l2", PARTITION, run_id, Source.LEDGER)
-
-
-def forward(pipeline: Pipeline, seconds: float) -> None:
-    assert isinstance(pipeline.clock, Clock)
-    pipeline.clock.forward(seconds)
 
 
 def wanted(*status: str, mode: str = "failed-only", **options: Any) -> Selection:
@@ -138,47 +131,3 @@ def test_the_provenance_of_a_replayed_unit_names_its_replay(pipeline: Pipeline, 
     for pattern in ("openlineage/**/*.ndjson", "prov/**/*.jsonld"):
         texts = [path.read_text(encoding="utf-8") for path in lineage.glob(pattern)]
         assert any(run.replay_run_id in text for text in texts), pattern
-
-
-def spoiled(objects: Path, item: StoredObject, other: StoredObject) -> None:
-    """Other content under the object's key, as an archive that was rewritten without an announcement."""
-    assert other.stored is not None
-    (objects / item.bucket / item.key).write_bytes(other.stored)
-
-
-@pytest.mark.parametrize("changed", [False, True])
-def test_a_repeat_that_gives_another_item_is_counted_audited_and_alerted(
-    changed: bool, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    items = volumes(2)
-    put(objects, items)
-    ingest(pipeline, items)
-    tree = traces.catalog_tree(Path(pipeline.settings.catalog))
-    engine = ReplayEngine(pipeline=pipeline)
-    run = engine.start(wanted("succeeded", mode="repair-and-replace", must_match=True), PERSON)
-    assert engine.advance(run.replay_run_id).admitted is not None
-    if changed:
-        # A release of ours that describes the same object in another way.
-        contract = pipeline.registry["nexrad-l2"]
-        asset = contract.stac.data_asset.model_copy(update={"title": "Volume"})
-        stac = contract.stac.model_copy(update={"data_asset": asset})
-        monkeypatch.setitem(
-            pipeline.registry.contracts,  # type: ignore[arg-type]
-            "nexrad-l2",
-            contract.model_copy(update={"stac": stac}),
-        )
-    forward(pipeline, 60)
-    with caplog.at_level(logging.ERROR):
-        batch = run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER)
-    state = engine.advance(run.replay_run_id).state
-    if not changed:
-        assert (state, pipeline.ledger.mismatch_counts(), caplog.text) == (ReplayState.FINISHED, {}, "")
-        assert batch.state.validation_summary["mismatched"] == 0
-        assert traces.catalog_tree(Path(pipeline.settings.catalog)) == tree
-        return
-    units = sorted(unit.wal_id for unit in batch.envelopes)
-    assert (state, pipeline.ledger.mismatch_counts()) == (ReplayState.STOPPED, {"nexrad-l2": 2})
-    assert batch.state.validation_summary["mismatched"] == 2
-    assert sorted(entry.wal_id or "" for entry in pipeline.ledger.log.entries(action="replay_mismatch")) == units  # type: ignore[arg-type]
-    assert all(wal_id in caplog.text for wal_id in units)
-    assert sorted(found.wal_id for found in engine.report(run.replay_run_id).differing) == units
