@@ -23,14 +23,18 @@ CLAUSES = pytest.mark.clause("BEY-02", "BEY-03", "BEY-09", "WAL-04", "WAL-05", "
 
 @pytest.mark.deployment
 @CLAUSES
+@pytest.mark.clause("BEY-16")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_killed_processes_lose_and_double_nothing_on_sqlite(tmp_path: Path, figure: Figure) -> None:
+def test_killed_processes_with_a_resident_worker_lose_and_double_nothing_on_sqlite(
+    tmp_path: Path, figure: Figure
+) -> None:
     report = run_campaign(
         tmp_path / "home",
         database_url=f"sqlite:///{tmp_path / 'kfm.db'}",
         units=UNITS,
         kills=KILLS,
         timeout_seconds=HANG_SECONDS,
+        with_worker=True,
     )
     figure(_line(report))
     assert (report.kills, report.units) == (KILLS, UNITS)

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.model import DatasetContract
@@ -401,27 +399,3 @@ def test_a_partition_of_the_ui_is_backfilled_by_the_same_way(face: Face, objects
     assert {record.status for record in records.values()} == {Status.SUCCEEDED}
     assert (records[items[0].uri].replay_reason, records[items[0].uri].attempts) == (None, 1)
     assert (records[items[1].uri].replay_reason, records[items[1].uri].attempts) == ("backfill", 2)
-
-
-REFUSED = [
-    ("UPDATE backfills SET state = 'running', ended_at = NULL", "backfills_only_end"),
-    ("UPDATE backfills SET reason = 'another'", "backfills_only_end"),
-    ("DELETE FROM backfills", "backfills_are_kept"),
-    ("UPDATE backfill_days SET state = 'waiting', requests = 0, requested_at = NULL", "backfill_days_only_go_on"),
-    ("UPDATE backfill_days SET requeued = -1", "backfill_days_only_go_on"),
-    ("UPDATE backfill_days SET dataset = 'another'", "backfill_days_only_go_on"),
-    ("DELETE FROM backfill_days", "backfill_days_are_kept"),
-]
-
-
-@pytest.mark.clause("DAG-05")
-@pytest.mark.parametrize(("statement", "name"), REFUSED)
-def test_the_database_refuses_what_would_lose_a_backfill(
-    pipeline: Pipeline, owner: Engine, statement: str, name: str
-) -> None:
-    backfill = start(pipeline)
-    ask(pipeline)
-    if "backfills SET" in statement:
-        cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
-    with pytest.raises(DBAPIError, match=name), owner.begin() as connection:
-        connection.exec_driver_sql(statement)

@@ -23,7 +23,6 @@ from kfm_dagster.ingest.rollback import roll_back_or_leave
 from kfm_dagster.ingest.run_comparison import compare_run
 from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage import store as lineage_store
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.failure import StageFailedError
@@ -168,31 +167,6 @@ def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pip
     repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
     assert pipeline.ledger.override(versions, **repeat) == {unit.wal_id}  # type: ignore[arg-type]
     run_chain(pipeline, DATASET, PARTITION, "repeat", Source.LEDGER)
-    replayed(pipeline)
-    assert_whole(pipeline)
-    assert compensations(pipeline) == ["left"]
-
-
-@pytest.mark.clause("PCS-08")
-def test_a_replay_leaves_items_that_a_retry_of_one_unit_relies_on(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The unit failed after its Item was written, and the next run found it standing.
-    line, failing = lineage_store._line, list[str]()
-
-    def breaks_for_the_first(path: Any, unit: Any, *more: Any) -> Any:
-        failing.append(unit.wal_id)
-        if unit.wal_id == failing[0]:
-            raise ValueError("no form")
-        return line(path, unit, *more)
-
-    monkeypatch.setattr(lineage_store, "_line", breaks_for_the_first)
-    ingest(pipeline, objects)
-    assert traces.statuses(pipeline) == {Status.SUCCEEDED: UNITS - 1, Status.FAILED: 1}
-    monkeypatch.setattr(lineage_store, "_line", line)
-    pipeline.clock.forward(100_000)  # type: ignore[attr-defined]  # a test's clock
-    pipeline.ledger.retry_due(now=pipeline.clock(), limit=10)
-    run_chain(pipeline, DATASET, PARTITION, "retry", Source.LEDGER)
     replayed(pipeline)
     assert_whole(pipeline)
     assert compensations(pipeline) == ["left"]

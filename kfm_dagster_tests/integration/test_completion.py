@@ -14,7 +14,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.ingest.intake import IntakeReport
-from kfm_dagster.ingest.nodes import MetadataExtract, Settle, Source, StacRegister
+from kfm_dagster.ingest.nodes import MetadataExtract, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import ObjectVersion
 from kfm_dagster.ledger.state_machine import Status
@@ -171,21 +171,6 @@ def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipe
     assert "index" not in item_of(pipeline)["assets"]
     run(pipeline, "second")
     assert_complete(item_of(pipeline))
-
-
-@pytest.mark.parametrize("operator", [StacRegister.operator, Settle.operator], ids=str)
-@pytest.mark.parametrize("point", ["computed", "committing", "committed"])
-def test_a_completion_that_dies_is_done_once(pipeline: Pipeline, objects: Path, operator: str, point: str) -> None:
-    ingest_without_sidecar(pipeline, objects)
-    put(objects, [SIDECAR])
-    notify(pipeline, SIDECAR)
-    with pytest.raises(CrashError):
-        run(pipeline, "second", dies_at=Failpoint(operator=operator, point=point))
-    pipeline.ledger.release_lost(run_ids=["second"])
-    work_until_done(pipeline)
-    assert_complete(item_of(pipeline))
-    assert [one.status for one in versions(pipeline)] == [Status.SUCCEEDED] * 2
-    traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
 
 
 def test_a_sidecar_of_another_object_leaves_the_item_as_it_is(pipeline: Pipeline, objects: Path) -> None:

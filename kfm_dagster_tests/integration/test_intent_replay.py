@@ -87,7 +87,7 @@ def work(face: Face) -> int:
 @pytest.mark.clause("IEN-16", "IEN-09")
 def test_a_listing_whose_run_failed_is_entered_by_the_sensor_and_ingested_once(face: Face, objects: Path) -> None:
     put(objects, volumes(3))
-    failing(face, MessageParse, "_enter")
+    failing(face, MessageParse, "transform")
     assert intents(face) == [("nexrad-l2.message_parse", "FAILED")]
     assert traces.statuses(face.pipeline) == Counter()
     # It is entered as it was listed, not as the bucket is by now.

@@ -352,6 +352,11 @@ def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeli
         run_chain(pipeline, "hrrr", DAY.isoformat(), f"run-{number}", Source.LEDGER)
     compared = compare_day(pipeline, "hrrr", DAY)
     assert (compared.objects, compared.units, differing(compared)) == (1, 2, {})
+    [path] = [path for path in Path(pipeline.settings.catalog).rglob("*.json") if "wrfsfcf07" in path.name]
+    path.unlink()
+    compared = compare_day(pipeline, "hrrr", DAY)
+    completion = next(one.wal_id for one in pipeline.ledger.find(limit=9) if ".idx=" in str(one.object_version))
+    assert (list(compared.missing_items), compared.remakeable) == ([completion], [completion])
 
 
 def test_another_provider_s_etags_are_not_held_against_those_of_messages(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -159,24 +159,6 @@ def test_a_node_changes_its_own_section_and_no_record_before_the_settlement(pipe
             ), after
             changed |= {section} if section and old != new else set()
     assert changed == set(OWN_SECTION.values())
-
-
-@pytest.mark.clause("WAL-07", "DAG-06")
-@pytest.mark.parametrize("operator", list(OWN_SECTION))
-def test_a_run_that_dies_before_it_settles_leaves_the_claim_and_nothing_else(
-    operator: str, make_pipeline: Callable[..., Pipeline], objects: Path
-) -> None:
-    pipeline = make_pipeline()
-    put(objects, volumes(1))
-    with pytest.raises(CrashError):
-        run_chain(
-            pipeline, "nexrad-l2", DAY.isoformat(), "run-1", dies_at=Failpoint(operator=operator, point="committed")
-        )
-    [record] = traces.records(pipeline).values()
-    assert (record.status, record.attempts, record.version) == (Status.IN_PROGRESS, 1, 2)
-    assert {record.integrity_status, record.metadata_status, record.stac_status, record.provenance_status} == {
-        "unknown"
-    }
 
 
 @pytest.mark.clause("WAL-02")

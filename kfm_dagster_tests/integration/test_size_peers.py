@@ -85,16 +85,3 @@ def test_a_small_object_is_suspect_and_stays_so_for_the_same_reason(pipeline: Pi
     assert statuses(pipeline, unit) == (Status.SUCCEEDED, "suspect", "ok", "ok")
     assert traces.items(Path(pipeline.settings.catalog)) == before
     assert pipeline.ledger.mismatches(limit=10) == []
-
-
-def test_an_object_like_its_peers_is_ok(pipeline: Pipeline, objects: Path) -> None:
-    announce_peers(pipeline, range(8), size=len(CONTENT) * 3 // 2)
-    unit = ingest(pipeline, objects)
-    assert issues(pipeline) == []
-    assert statuses(pipeline, unit) == (Status.SUCCEEDED, "ok", "ok", "ok")
-
-
-def test_of_too_few_peers_nothing_is_said(pipeline: Pipeline, objects: Path) -> None:
-    announce_peers(pipeline, range(7), size=100 * len(CONTENT))
-    ingest(pipeline, objects)
-    assert issues(pipeline) == []

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -138,36 +133,3 @@ def test_admissions_at_the_same_time_lose_no_peer(database: Database, contracts:
     ((_, _, sizes),) = kept(ledgers[0])
     assert sorted(sizes) == [100 * (place + 1) + number for place in range(4) for number in range(5)]
     assert len(ledgers[0].claim()) == 20
-
-
-UNITS = st.tuples(
-    st.integers(0, 30), st.sampled_from(["2025-11", "2025-12", "2026-01", "2026-02"]), st.sampled_from("AB")
-)
-BATCHES = st.lists(st.lists(UNITS, min_size=1, max_size=12), min_size=1, max_size=5)
-BEFORE = {"2025-11": "2025-10", "2025-12": "2025-11", "2026-01": "2025-12", "2026-02": "2026-01"}
-EXAMPLES = itertools.count()
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batches=BATCHES)
-def test_any_batches_in_any_order_of_months_are_held_against_the_newest_before_them(
-    bench: Bench, batches: list[list[tuple[int, str, str]]]
-) -> None:
-    # The examples share a database, so each has products of its own.
-    example = np.base_repr(next(EXAMPLES), 36).rjust(3, "0")
-    newest: dict[tuple[str, str], list[int]] = defaultdict(list)
-    seen: dict[str, tuple[int, ...] | None] = {}
-    for batch in batches:
-        units = {}
-        for number, month, product in batch:
-            start = datetime.fromisoformat(f"{month}-05T00:00:00+00:00")
-            units[number, month, product] = volume(number, size=1 + number**3, site=f"{product}{example}", start=start)
-        fresh: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for (_, month, product), unit in units.items():
-            if unit.wal_id not in seen:
-                known = [*newest[product, BEFORE[month]][-PEERS_KEPT:], *newest[product, month]]
-                seen[unit.wal_id] = PeerSizes.of(known[-PEERS_KEPT:])
-                fresh[product, month].append(unit.object_size or 0)
-        assert admitted(bench, *units.values()) == [seen[unit.wal_id] for unit in units.values()]
-        for place, sizes in fresh.items():
-            newest[place] += sizes

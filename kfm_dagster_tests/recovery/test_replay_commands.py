@@ -203,26 +203,6 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
     assert rows == [{"position": number, "outcome": "succeeded"} for number in range(1, 6)]
 
 
-@pytest.mark.parametrize("command", [("run", "--reason", "reader fixed"), ("select",), ("dry-run",)])
-@pytest.mark.parametrize(
-    ("there", "said"),
-    [
-        ({}, "there are no records; next: kfm wal list"),
-        ({"quarantined": 4, "succeeded": 2}, "there are 2 succeeded, 4 quarantined; next: kfm quarantine list"),
-        ({"failed": 1}, "there are 1 failed; next: leave out what else"),
-    ],
-)
-def test_nobody_is_asked_about_nothing_and_what_is_there_instead_is_said(
-    command: tuple[str, ...], there: dict[str, int], said: str, stand: Stand, call: Call
-) -> None:
-    for first, (status, count) in enumerate(there.items()):
-        stand.bring(status, count, first=10 * first)
-    stand.bring("failed", dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/a.grib2", first=50)
-    answer = call(command[0], *SCOPE, "--error-code", "size_mismatch", *command[1:])
-    assert answer.code == 0
-    assert f"nothing is selected; of these datasets and times {said}" in answer.out
-
-
 @pytest.mark.clause("RPL-01")
 def test_the_differences_of_a_replay_are_found_behind_those_of_a_later_one(stand: Stand, call: Call) -> None:
     started = []
