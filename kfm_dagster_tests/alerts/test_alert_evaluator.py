@@ -295,16 +295,6 @@ def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
         assert len(box.taken) == taken
 
 
-def test_each_message_is_claimed_by_one(evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox) -> None:
-    record.gate("G3")
-    record.gate("G7")
-    box.dead = {NOTIFY}
-    evaluator.evaluate()
-    now.at += FIRST_PAUSE
-    claims = [evaluator.store.claim([(NOTIFY, "notify")]) for _ in range(3)]
-    assert [claim and claim.alert.rule for claim in claims] == [AlertRule.COVARIANCE, AlertRule.PATH_DESYNC, None]
-
-
 def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import h3
 import pytest
-import rdflib
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.masking import (
     CELL_RADIUS,
     FINEST_RESOLUTION,
@@ -29,8 +27,6 @@ from kfm_dagster.governance.masking import (
 from kfm_dagster.governance.masking_decision import MaskingDecision
 from kfm_dagster.governance.sphere import ring_radius_m
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry, compute_content_hash
-from kfm_dagster.lineage.prov import CONTEXT
-from kfm_dagster.storage.database import Database
 
 SALT = bytes(range(32))
 DECISION = Decision(actor="steward@example.org", reason="a council asked for it", change_ref="CARE-7")
@@ -216,31 +212,3 @@ WRONG: list[tuple[str, Any]] = [
 def test_a_mask_that_hides_nothing_is_refused(reason: str, make: Any) -> None:
     with pytest.raises(MaskingError, match=reason):
         make()
-
-
-@pytest.mark.clause("IEN-12")
-@pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser
-def test_a_decision_is_in_prov_and_in_the_governance_log(database: Database) -> None:
-    decision = MaskingDecision.of(DONUT, dataset="soil", decision=DECISION)
-    assert MaskingDecision.from_json(json.loads(json.dumps(decision.as_json()))) == decision
-    graph = rdflib.Graph().parse(
-        data=json.dumps({"@context": dict(CONTEXT), "@graph": decision.prov_nodes(["urn:kfm:masked:soil:donut:1"])}),
-        format="json-ld",
-    )
-    found = graph.query(
-        """PREFIX prov: <http://www.w3.org/ns/prov#> PREFIX kfm: <https://kfm.dev/ns/nodd#>
-        SELECT ?entity ?method ?least ?most ?why ?who WHERE {
-            ?entity a prov:Entity; prov:wasGeneratedBy ?masking.
-            ?masking a prov:Activity, kfm:Masking; kfm:method ?method; kfm:minimum_m ?least; kfm:maximum_m ?most;
-                kfm:reason ?why; prov:wasAssociatedWith [a prov:Agent; kfm:name ?who].
-        }"""
-    )
-    assert [[str(term) for term in row] for row in found] == [
-        ["urn:kfm:masked:soil:donut:1", "donut", "2000", "8000", DECISION.reason, DECISION.actor]
-    ]
-    log = GovernanceLog(database, clock=lambda: datetime(2026, 3, 1, tzinfo=UTC))
-    with database.transaction() as tx:
-        decision.record(log, tx=tx, details={"output": "ab"})
-    (entry,) = log.entries(action=GovernanceAction.MASK, dataset="soil")
-    assert (entry.actor, entry.reason, entry.change_ref) == (DECISION.actor, DECISION.reason, DECISION.change_ref)
-    assert entry.details == {"method": "donut", "parameters": dict(DONUT.parameters()), "output": "ab"}

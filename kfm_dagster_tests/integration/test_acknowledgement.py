@@ -235,22 +235,3 @@ def test_every_delivery_leaves_a_trace_whatever_its_records_are(
         (raw_message(TEST_EVENT, name="test").message_id, "test_event", None, "noaa-goes19", None),
         (sidecar.message_id, "sidecar", "hrrr", "noaa-hrrr-bdp-pds", key),
     }
-
-
-@pytest.mark.clause("DAG-03")
-def test_a_batch_is_landed_once_and_never_changed(
-    pipeline: Pipeline, objects: Path, deliver: Callable[..., SqsMessage]
-) -> None:
-    batch = [deliver(0), deliver(1)]
-    [landed] = take(pipeline, *batch).landed.values()
-    zone = Path(pipeline.settings.storage) / "landing"
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in zone.rglob("*") if path.is_file()}
-    # SQS gives another receipt with each delivery, in any order; a landed batch says neither.
-    take(pipeline, deliver(1, delivery=2), deliver(0, delivery=2))
-    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in zone.rglob("*") if path.is_file()}
-    assert after == before
-    assert len(before) == len(landed) == 1
-    read = pipeline.landing.read(landed[0])
-    assert {(message.message_id, message.body) for message in read} == {
-        (message.message_id, message.body) for message in batch
-    }

@@ -135,21 +135,6 @@ def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_volume_is_closed_once_however_many_chunks_and_messages_of_the_next_come(
-    pipeline: Pipeline, objects: Path
-) -> None:
-    ingest(pipeline, objects, *FIRST[:2], run_id="first")
-    made = [arrive(pipeline, objects, chunk, name=name).closings for chunk in SECOND for name in ("", "again")]
-    assert made == [1, *[0] * 7]
-    work_until_done(pipeline)
-    assert arrive(pipeline, objects, *SECOND, *FIRST[:2], name="later").closings == 0
-    # The second has ended, so the third closes nothing; nor does another radar.
-    others = volume("KICT", 2)
-    assert [arrive(pipeline, objects, chunk).closings for chunk in (*THIRD, *others)] == [0] * 8
-    assert set(closings(pipeline)) == {FIRST[1].uri}
-
-
-@pytest.mark.clause("BEY-09")
 def test_a_volume_before_midnight_is_closed_by_one_after_it_in_its_own_day(pipeline: Pipeline, objects: Path) -> None:
     assert SECOND[0].key.rpartition("/")[0] == THIRD[0].key.rpartition("/")[0]  # one number
     ingest(pipeline, objects, *SECOND[:3], run_id="before")

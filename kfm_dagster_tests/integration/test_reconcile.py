@@ -331,7 +331,8 @@ def test_two_datasets_of_one_folder_and_two_days_are_told_apart(
     assert {name: (one.objects, one.units, one.items, one.agrees) for name, one in compared.items()} == {
         DATASET: (1, 1, 1, True), CHUNKS: (2, 3, 2, True),
     }  # fmt: skip
-    assert compare_day(pipeline, DATASET, DAY - timedelta(days=1)).units == 0
+    before = compare_day(pipeline, DATASET, DAY - timedelta(days=1))
+    assert (before.units, before.items) == (0, 0)
     # The folder is looked through with the dataset that owns it.
     name = stray(pipeline, objects)
     # An Item of a unit that the ledger does not know is of neither.
@@ -341,6 +342,7 @@ def test_two_datasets_of_one_folder_and_two_days_are_told_apart(
         connection.execute(change, {"id": UNKNOWN, "item": lost})
     assert differing(compare_day(pipeline, DATASET, DAY)) == {"item_without_success": sorted([lost, name])}
     assert compare_day(pipeline, CHUNKS, DAY).agrees
+    assert compare_day(pipeline, "hrrr", DAY).agrees
 
 
 def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeline: Pipeline, objects: Path) -> None:

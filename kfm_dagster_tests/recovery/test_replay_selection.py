@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,6 @@ import jsonschema_rs
 import pytest
 import sqlalchemy as sa
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ContractError
@@ -28,7 +26,7 @@ from kfm_dagster.recovery.replay.selection import (
 )
 from kfm_dagster.recovery.replay.units import select
 from kfm_dagster.storage.statements import statement
-from kfm_dagster_tests.factories import START, envelope, failed
+from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.recovery.replays import WINDOW, Stand, document, open_stand, repair, selection
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "replay-selection.schema.json"
@@ -154,33 +152,6 @@ def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None
     assert found_by(stand, selection(), limit=4) == (ids(young + old)[:4], True)
     with pytest.raises(ContractError):
         found_by(stand, selection(filters={"datasets": ["goes-xyz"]}))
-
-
-@pytest.mark.clause("RPL-02")
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_the_same_spec_selects_the_same_records_in_the_same_order_however_they_came(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Ledgers with the same records, filled in any order, against a plain sort in Python."""
-    seconds = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=12))
-    units = [envelope(number, event_time=START + timedelta(seconds=second)) for number, second in enumerate(seconds)]
-    arrivals = [units, data.draw(st.permutations(units))]
-    limit = data.draw(st.integers(1, 12))
-    start = START + timedelta(seconds=data.draw(st.integers(0, 5)))
-    wanted = selection(filters={"event_time": {"start": start.isoformat()}}, limits={"max_records": limit})
-    expected = sorted((unit.event_time, unit.wal_id) for unit in units if unit.event_time >= start)
-    for arrival in arrivals:
-        stand = open_stand(tmp_path_factory.mktemp("ledger"), "")
-        try:
-            for unit in arrival:
-                stand.pipeline.ledger.ensure([unit])
-            stand.work(failed)
-            found = found_by(stand, wanted, limit=limit)
-            assert found == ([wal_id for _, wal_id in expected][:limit], len(expected) > limit)
-            assert found_by(stand, wanted, limit=limit) == found
-        finally:
-            stand.pipeline.close()
 
 
 @pytest.mark.clause("RPL-02")
