@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from datetime import date, timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
 from kfm_dagster.governance.log import Decision, GovernanceAction
@@ -39,7 +39,7 @@ from kfm_dagster.recovery.backfill.progress import (
 from kfm_dagster.settings import EARLIEST_DAY
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.objects import ListedObject
-from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, missing, put, take, volumes
 from kfm_dagster_tests.integration.dying_listing import DATASET, DAY, listing, objects_of_a_day
@@ -218,14 +218,58 @@ def test_no_further_day_is_listed_while_bulk_work_has_its_share(pipeline: Pipeli
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_lost_run_is_asked_for_again_and_later_each_time(pipeline: Pipeline) -> None:
-    backfill = start(pipeline)
+def test_a_lost_run_is_asked_for_again_before_a_further_day_and_later_each_time(pipeline: Pipeline) -> None:
+    backfill = start(pipeline, DAY, DAY + timedelta(days=1))
     keys = [*(request.run_key for request in ask(pipeline).requests)]
-    for pause in (10, 20, 40):
+    for pause in (10, 20, 40, 80, 160, 320, 600, 600):
         assert ask(pipeline, later=pause - 1).requests == ()
         assert ask(pipeline, listing={(backfill.backfill_id, DAY.isoformat())}, later=1).requests == ()
         keys += [request.run_key for request in ask(pipeline).requests]
-    assert [key.rsplit("/", 1)[1] for key in keys] == ["1", "2", "3", "4"]
+    assert [key.rsplit("/", 3)[1::2] for key in keys] == [[DAY.isoformat(), str(number)] for number in range(1, 10)]
+
+
+@pytest.mark.clause("DAG-05")
+def test_no_day_is_asked_for_while_more_are_listed_than_may_be(pipeline: Pipeline) -> None:
+    backfills = [start(pipeline) for _ in range(3)]
+    listing = {(one.backfill_id, "2025-01-01") for one in backfills[:2]}
+    assert ask(pipeline, listing=listing, limit=1).requests == ()
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_backfill_is_over_once_no_bulk_unit_of_its_days_waits_any_more(pipeline: Pipeline) -> None:
+    backfill, ledger = start(pipeline), pipeline.ledger
+    [unit, live, later] = [
+        envelope(number, time_range_start=datetime.combine(DAY + timedelta(days=number // 2), time(6, number), UTC))
+        for number in range(3)
+    ]
+    other = envelope(3, dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/a.grib2", time_range_start=unit.event_time)
+    ledger.ensure([unit, later, other], lane=Lane.BULK)
+    ledger.ensure([live])
+
+    def worked(end: Callable[[Envelope], Envelope]) -> None:
+        claimed = ledger.claim(dataset=DATASET, partition=DAY.isoformat(), run_id="run", limit=1, wal_ids=[unit.wal_id])
+        assert is_over() is False
+        ledger.settle([end(one) for one in claimed], run_id="run")
+
+    def is_over() -> bool:
+        return ask(pipeline).finished == (backfill.backfill_id,)
+
+    assert ask(pipeline).requests != ()
+    _list(pipeline, backfill, DATASET, DAY.isoformat())
+    assert is_over() is False
+    worked(failed)
+    assert is_over() is False
+    ledger.requeue([unit.wal_id])
+    worked(finished)
+    assert is_over() is True
+
+
+def test_units_that_may_be_tried_again_are_open() -> None:
+    units = {Status.PENDING: 1, Status.IN_PROGRESS: 2, Status.FAILED: 4, Status.SUCCEEDED: 8, Status.QUARANTINED: 16}
+    day = DayProgress(
+        dataset=DATASET, day=DAY, state=DayState.LISTED, requests=1, listed=9, created=0, requeued=0, units=units
+    )
+    assert day.open_units == 7
 
 
 @pytest.mark.clause("DAG-05")
@@ -296,22 +340,24 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
         (EARLIEST_DAY - timedelta(days=1), DAY, (DATASET,), BackfillError),
         (DAY, date(2026, 1, 2), (DATASET,), BackfillError),  # the clock stands at 1 January
         (DAY, DAY, ("no-such",), ContractError),
+        (DAY, DAY, (), BackfillError),
     ],
 )
 def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(
     pipeline: Pipeline, first: date, last: date, datasets: tuple[str, ...], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        start(pipeline, first, last, *datasets)
+        start_backfill(pipeline, datasets=datasets, first_day=first, last_day=last, decision=WHY)
     assert pipeline.ledger.log.entries() == []
     assert ask(pipeline).reason == "no backfill is running"
+    assert start(pipeline, DAY, date(2026, 1, 1)).last_day == date(2026, 1, 1)
 
 
 @pytest.mark.clause("DAG-12")
 def test_a_backfill_of_earlier_days_lowers_the_window_and_no_other_does(pipeline: Pipeline) -> None:
     start(pipeline)
     assert pipeline.window.first_day() == date(2025, 1, 1)
-    start(pipeline, EARLIEST_DAY, EARLIEST_DAY)
+    start(pipeline, EARLIEST_DAY, EARLIEST_DAY + timedelta(days=1))
     assert pipeline.window.first_day() == EARLIEST_DAY
     with pytest.raises(ContractError):
         start(pipeline, EARLIEST_DAY, EARLIEST_DAY, "no-such")

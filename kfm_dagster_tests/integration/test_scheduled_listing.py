@@ -124,6 +124,9 @@ def test_a_process_that_dies_leaves_a_listing_begun_or_not_begun(
 @pytest.mark.clause("DAG-05", "WAL-10")
 def test_what_is_off_or_cancelled_is_not_begun(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, JUNE)
+    # Backfills of another dataset, and of another day, stand for no listing.
+    for dataset, day in (("hrrr", date(2025, 1, 1)), (DATASET, date(2024, 1, 1))):
+        start_backfill(pipeline, datasets=[dataset], first_day=day, last_day=day, decision=WHY)
     pipeline.ledger.switches.engage(DATASET, WHY)
     assert begin_due_listings(pipeline) == ()
     pipeline.ledger.switches.release(DATASET, WHY)
