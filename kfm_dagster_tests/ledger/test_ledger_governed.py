@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedDecisionError
+from kfm_dagster.governance.switches import KillSwitchError
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.state_machine import OVERRIDES, Status
@@ -368,3 +371,45 @@ def test_a_unit_that_is_quarantined_and_released_by_hand_has_its_case_all_the_sa
     type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
     [case] = cases.of(unit.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "person", "CHG-1")
+
+
+@pytest.mark.clause("SEC-02")
+def test_entries_are_found_by_each_filter_alone_and_together(bench: Bench) -> None:
+    log, units = bench.ledger.log, [envelope(number).wal_id for number in range(2)]
+    bench.ledger.ensure([envelope(0), envelope(1)])
+    actions = (GovernanceAction.REPLAY_STARTED, GovernanceAction.REPLAY_STOPPED)
+    made = list(itertools.product(actions, ("hrrr", "nexrad-l2"), units))
+    for action, dataset, wal_id in made:
+        log.record(action, JANE, dataset=dataset, wal_id=wal_id, details={"run_id": "r1"})
+    for wanted in itertools.product((None, actions[0]), (None, "hrrr"), (None, units[0])):
+        filters = dict(zip(("action", "dataset", "wal_id"), wanted, strict=True))
+        found = [(entry.action, entry.dataset, entry.wal_id) for entry in log.entries(**filters)]  # type: ignore[arg-type]
+        assert found == [
+            row for row in reversed(made) if all(want in {None, has} for want, has in zip(wanted, row, strict=True))
+        ]
+    assert len(log.entries(limit=3)) == 3
+    of_run = {"action": actions[0], "dataset": "hrrr", "run_id": "r1"}
+    for change in ({}, {"action": GovernanceAction.MASK}, {"dataset": "goes-abi"}, {"run_id": "r2"}):
+        with bench.database.snapshot() as view:
+            assert log.holds(**of_run | change, tx=view) is (change == {})  # type: ignore[arg-type]
+
+
+@pytest.mark.clause("WAL-10")
+def test_a_switch_is_on_to_the_last_moment_before_it_expires(bench: Bench) -> None:
+    switches, now = bench.ledger.switches, bench.clock.now
+    with pytest.raises(KillSwitchError, match="before it begins"):
+        switches.engage("hrrr", JANE, expires_at=now)
+    for dataset in ("hrrr", "gfs"):
+        switches.engage(dataset, JANE, expires_at=now + timedelta(seconds=10))
+    bench.clock.advance(9.999999)
+    with pytest.raises(KillSwitchError, match="on already"):
+        switches.engage("hrrr", JANE)
+    assert switches.off(["hrrr", "gfs", "goes-abi"]) == {"hrrr", "gfs"}
+    bench.clock.advance(0.000001)
+    assert switches.engaged() == {}
+    with pytest.raises(KillSwitchError, match="is not on"):
+        switches.release("gfs", JANE)
+    switches.engage("hrrr", JANE)
+    switches.engage("gfs", JANE)
+    switches.release("hrrr", JANE)
+    assert list(switches.engaged()) == ["gfs"]
