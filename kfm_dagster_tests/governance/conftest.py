@@ -35,6 +35,14 @@ Call = Callable[..., Answer]
 
 
 @pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    """Folder in the place of the providers' object stores."""
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def deployment(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """A deployment that the environment names, opened for looking into it."""
     unset_settings(monkeypatch)

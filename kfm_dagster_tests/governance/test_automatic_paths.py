@@ -38,14 +38,6 @@ PARTITION = DAY.isoformat()
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Path:
-    """Folder in the place of the providers' object stores."""
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def restarted(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Callable[[], Pipeline]]:
     """The same deployment, opened by another process each time."""
     opened: list[Pipeline] = []

@@ -23,7 +23,6 @@ from kfm_dagster.ingest.nodes import IntegrityCheck, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -44,14 +43,6 @@ from kfm_dagster_tests.integration.chain import (
 
 PARTITION = DAY.isoformat()
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-7")
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> Path:
-    """Folder in the place of the providers' object stores."""
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture
@@ -407,30 +398,9 @@ def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline:
     assert first.evidence is not None
     assert second.evidence is not None
     assert read_evidence(pipeline, second.evidence)["attempts"] == again.attempts
-    # Remediated, it succeeds.
-    put(objects, [volumes(1)[0]])
-    pipeline.ledger.override(
-        {again.wal_id: again.version},
-        from_status=Status.QUARANTINED,
-        action=GovernanceAction.RELEASE,
-        decision=JANE,
-    )
-    work_until_done(pipeline)
-    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 1}
-    assert {case.state for case in cases_of(pipeline).of(record.wal_id)} == {CaseState.RELEASED}
 
 
 def test_nothing_is_asked_of_a_ledger_without_due_cases(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("histories", "messages", "attach"):
         monkeypatch.setattr(QuarantineCases, name, _must_not_be_called)
     assert collect_evidence(pipeline) == 0
-
-
-def test_what_waits_for_evidence_is_found_by_its_own_index(pipeline: Pipeline) -> None:
-    explain = "EXPLAIN QUERY PLAN" if pipeline.database.dialect == "sqlite" else "EXPLAIN"
-    with pipeline.database.transaction() as tx:
-        if pipeline.database.dialect == "postgresql":
-            tx.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
-        query = statement(pipeline.database.dialect, "evidence.due").text.replace(":limit", "5")
-        plan = tx.connection.exec_driver_sql(f"{explain} {query}").all()
-    assert "quarantine_cases_without_evidence" in str(plan)

@@ -67,14 +67,6 @@ def under(pipeline: Pipeline, declared: Governance) -> Pipeline:
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Path:
-    """Folder in the place of the providers' object stores."""
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def opened(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Open]:
     """Open the deployment under a governance section; again is another process."""
     found: list[Pipeline] = []

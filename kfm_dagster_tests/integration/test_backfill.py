@@ -230,7 +230,11 @@ def test_a_lost_run_is_asked_for_again_before_a_further_day_and_later_each_time(
 
 @pytest.mark.clause("DAG-05")
 def test_no_day_is_asked_for_while_more_are_listed_than_may_be(pipeline: Pipeline) -> None:
-    backfills = [start(pipeline) for _ in range(3)]
+    backfills = [start(pipeline)]
+    assert len(ask(pipeline).requests) == 1
+    listing = {(backfills[0].backfill_id, DAY.isoformat())}
+    assert ask(pipeline, listing=listing, limit=2, later=3600).requests == ()
+    backfills += [start(pipeline) for _ in range(3)]
     listing = {(one.backfill_id, "2025-01-01") for one in backfills[:2]}
     assert ask(pipeline, listing=listing, limit=1).requests == ()
 

@@ -134,17 +134,6 @@ def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
     assert_all_told_once(pipeline)
 
 
-@pytest.mark.clause("BEY-09")
-def test_a_volume_before_midnight_is_closed_by_one_after_it_in_its_own_day(pipeline: Pipeline, objects: Path) -> None:
-    assert SECOND[0].key.rpartition("/")[0] == THIRD[0].key.rpartition("/")[0]  # one number
-    ingest(pipeline, objects, *SECOND[:3], run_id="before")
-    arrive(pipeline, objects, THIRD[0])
-    waiting = {(entry.partition, entry.lane) for entry in pipeline.ledger.pending_by_partition()}
-    assert waiting == {(PARTITION, Lane.BULK), (MIDNIGHT.date().isoformat(), Lane.LIVE)}
-    work(pipeline, "after")
-    assert [end_of(item) for item in items_of(pipeline)] == [(3, False, LATER_VOLUME), (1, False, None)]
-
-
 # --- in any order
 
 

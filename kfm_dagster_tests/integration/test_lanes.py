@@ -157,18 +157,6 @@ def test_bulk_work_has_its_turn_however_much_live_work_there_is(
 
 
 @pytest.mark.clause("BEY-14")
-@pytest.mark.parametrize(("share", "runs"), [("0.5", 1), ("0.3", 2), ("0", 3), ("1", 0)])
-def test_the_share_is_configuration(face: Face, monkeypatch: pytest.MonkeyPatch, share: str, runs: int) -> None:
-    monkeypatch.setenv("KFM_LIVE_SHARE", share)
-    monkeypatch.setenv("KFM_MAX_UNITS_PER_RUN", "10")
-    chosen = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
-    chosen.pipeline.ledger.ensure([envelope(number) for number in range(100)], lane=Lane.BULK)
-    chosen.tick("nodd_ledger")
-    assert asked(chosen.tick("nodd_ledger")) == [("bulk", BULK_DAY)] * runs
-    chosen.pipeline.close()
-
-
-@pytest.mark.clause("BEY-14")
 def test_the_shipped_run_queue_keeps_the_share_that_is_the_default() -> None:
     queue = yaml.safe_load(default_dagster_yaml())["concurrency"]["runs"]
     limits = {limit["key"]: limit["limit"] for limit in queue["tag_concurrency_limits"]}

@@ -163,21 +163,6 @@ def test_whatever_order_they_come_in_the_item_is_that_of_the_last_chunk_or_the_a
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5 if seed % 2 else 4}
 
 
-@pytest.mark.clause("BEY-01")
-def test_a_chunk_that_comes_late_is_kept_on_record_and_changes_nothing(pipeline: Pipeline, objects: Path) -> None:
-    ingest(pipeline, objects, S, E, run_id="first")
-    before = trees.files(Path(pipeline.settings.catalog))
-    ingest(pipeline, objects, I2, run_id="late")
-    assert trees.files(Path(pipeline.settings.catalog)) == before
-    record = traces.records(pipeline)[I2.uri]
-    assert (record.status, record.stac_status) == (Status.SUCCEEDED, "no-op")
-    ingest(pipeline, objects, WHOLE, run_id="archive")
-    archived = item_of(pipeline)
-    ingest(pipeline, objects, I3, run_id="later still")
-    assert item_of(pipeline) == archived
-    everything(pipeline)
-
-
 def run_until_settled(pipeline: Pipeline, run_id: str) -> Any:
     """Run the chain up to the settlement, which fails for good; return its node."""
     shared: dict[str, Any] = {"pipeline": pipeline, "dataset": CHUNKS, "partition": PARTITION, "run_id": run_id}
@@ -265,26 +250,3 @@ def test_the_contract_is_in_order_for_every_kind_of_real_chunk(contracts: Contra
     for name in ("20260328-201457-001-S", "20260328-201457-002-I", "20260328-201457-055-E"):
         found = rehearse(contracts, CHUNKS, folder / name)
         assert (found.is_sound, found.findings, found.suspect) == (True, (), ()), name
-
-
-def test_volumes_of_one_number_are_told_apart_by_their_stamp(pipeline: Pipeline, objects: Path) -> None:
-    """The feed's numbers come again after 999: days later, under the same folder."""
-    other = START + timedelta(hours=3)
-    again = [good(BUCKET, key, content) for key, content in make_nexrad_chunks(site=SITE, start=other)]
-    assert again[0].key.rpartition("/")[0] == S.key.rpartition("/")[0]
-    ingest(pipeline, objects, S, I2, *again, run_id="run")
-    items = {item["id"]: item["properties"] for item in traces.items(Path(pipeline.settings.catalog)).values()}
-    assert {name: found["nexrad:chunks"] for name, found in items.items()} == {
-        ITEM_ID: 2,
-        f"{SITE}{other:%Y%m%d_%H%M%S}_V06": 4,
-    }
-
-
-def test_a_backfill_finds_the_units_that_messages_announced(pipeline: Pipeline, objects: Path) -> None:
-    ingest(pipeline, objects, S, I2, run_id="announced")
-    before = item_of(pipeline)
-    put(objects, [I3, E])
-    run_chain(pipeline, CHUNKS, PARTITION, "listed", Source.LISTING)
-    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 4}
-    assert item_of(pipeline) != before
-    assert item_of(pipeline)["properties"]["nexrad:complete"] is True

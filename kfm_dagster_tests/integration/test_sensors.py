@@ -15,21 +15,16 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_keys
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
-from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed
-from kfm_dagster.demo.sample_day import PublishedSamples, publish_samples
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.asked import FORGOTTEN_AFTER
 from kfm_dagster.ingest.nodes import Source, StacRegister
-from kfm_dagster.ingest.progress import progress
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -322,45 +317,3 @@ def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(
     [request] = face.tick("nodd_ledger").run_requests
     face.launch(request)
     assert traces.statuses(face.pipeline) == {Status.IN_PROGRESS: 1, Status.SUCCEEDED: 1}
-
-
-@pytest.fixture
-def published(
-    cloud_server: EmbeddedCloud, contracts: ContractRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> PublishedSamples:
-    """The demo's two days in an embedded cloud that the environment points at."""
-    cloud = emptied(cloud_server)
-    cloud.provision(contracts, max_receive_count=3)
-    samples = publish_samples(Feed(cloud, contracts))
-    for name, value in {
-        **cloud.environment(),
-        "KFM_HOME": str(tmp_path / "home"),
-        "KFM_RETRY_BACKOFF_SECONDS": "0",
-    }.items():
-        monkeypatch.setenv(name, value)
-    return samples
-
-
-@pytest.mark.clause("DAG-03", "BEY-03", "BEY-08")
-def test_sensors_and_runs_drain_a_real_queue(published: PublishedSamples, instance: dg.DagsterInstance) -> None:
-    face = Face(instance=instance, pipeline=open_pipeline(Settings.load()))
-    for _ in range(12):
-        for sensor in ("nodd_messages", "nodd_ledger"):
-            for request in face.tick(sensor).run_requests:
-                face.launch(request)
-        if progress(face.pipeline).drained:
-            break
-    records = traces.records(face.pipeline)
-    assert {uri for uri, record in records.items() if record.status is Status.SUCCEEDED} == set(published.objects)
-    ended = {uri: record.last_error_code for uri, record in records.items() if record.status is Status.QUARANTINED}
-    assert ended == {published.missing: "missing_object", published.truncated: "size_mismatch"}
-    assert len(records) == len(published.objects) + 2
-    assert set(traces.items(Path(face.pipeline.settings.catalog))) == set(published.objects)
-    traces.assert_once(traces.events(Path(face.pipeline.settings.lineage)))
-    [poison] = face.pipeline.deliveries.rejected()
-    assert face.pipeline.deliveries.rejected_body(str(poison.message_id)) == published.malformed
-    depth = face.pipeline.queue.depth()
-    assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
-    assert sum(face.pipeline.deliveries.counts().values()) == published.messages
-    face.pipeline.close()
-    open_pipeline.cache_clear()

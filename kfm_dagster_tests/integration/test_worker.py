@@ -315,16 +315,6 @@ def test_a_unit_is_tried_again_by_the_look_that_finds_it_due(desk: Desk, objects
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
 
 
-@pytest.mark.clause("BEY-16")
-def test_what_a_killed_worker_had_recorded_is_done_when_it_starts_again(
-    desk: Desk, announced: Callable[[int], None], queue: FakeQueue
-) -> None:
-    announced(2)
-    take(desk.pipeline, *queue.receive(10, budget_seconds=0))
-    desk.work()
-    assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
-
-
 @pytest.mark.clause("BEY-16", "WSM-11")
 def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
     desk: Desk, announced: Callable[[int], None], queue: FakeQueue

@@ -147,7 +147,7 @@ def test_the_list_has_holes_since_then_and_what_is_amiss_now(bench: Bench, gaps:
     assert listed(first, dataset="nexrad-l2") == [silence, *here]
     assert listed(first, closed=True) == [other, silence, *here]
     assert listed(before, closed=True) == [other, silence, over, *here]
-    for since, days in ((second, [first.date()]), (second + timedelta(seconds=1), [])):
+    for since, days in ((before, [first.date()]), (second, [first.date()]), (second + timedelta(seconds=1), [])):
         assert gaps.open_days("nexrad-l2", since=since) == days
 
 

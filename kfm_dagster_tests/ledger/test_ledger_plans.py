@@ -84,6 +84,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("replay.select_units", {}, "by_selection"),
     ("replay.select_named", {}, RECORD),
     ("dead_letters.standing", {}, RECORD),
+    ("evidence.due", {}, "quarantine_cases_without_evidence"),
     ("lineage.some_steps_are_unpublished", {}, "etl_steps_unpublished"),
     ("lineage.unpublished_steps", {}, "etl_steps_unpublished"),
     ("lineage.unpublished_steps", {}, IN_ORDER),

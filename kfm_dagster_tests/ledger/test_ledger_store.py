@@ -53,21 +53,6 @@ def test_a_new_unit_gets_a_pending_record_with_nothing_done(bench: Bench) -> Non
     assert record.extension == {"site": "KTLX"}
 
 
-@pytest.mark.clause("WAL-04", "WSM-03")
-def test_any_number_of_deliveries_leave_one_record_that_keeps_its_state(bench: Bench) -> None:
-    states = ("pending", "in_progress", "succeeded", "failed", "quarantined")
-    units = [envelope(number) for number in range(len(states))]
-    for state, unit in zip(states, units, strict=True):
-        bench.bring_to(state, unit)
-    before = bench.ledger.find()
-    for _ in range(3):
-        bench.clock.advance(60)
-        again = bench.ledger.ensure([unit.evolve(queue="other") for unit in units])
-        assert again.created == frozenset()
-        assert again.existing == {unit.wal_id: state for state, unit in zip(states, units, strict=True)}
-    assert bench.ledger.find() == before
-
-
 @pytest.mark.clause("WSM-04", "WAL-09")
 def test_a_claim_stamps_run_worker_and_time_and_adds_one_attempt(bench: Bench) -> None:
     unit = envelope()
@@ -205,19 +190,6 @@ def test_settling_what_is_no_longer_ours_changes_nothing(bench: Bench, fence: st
         assert report.lost == (claimed.wal_id,)
         assert (report.succeeded, report.failed, report.quarantined) == ((), (), ())
     assert bench.ledger.find() == before
-
-
-def test_the_buckets_of_a_settled_batch_sum_to_its_input(bench: Bench) -> None:
-    bench.ledger.ensure([envelope(number) for number in range(9)])
-    claimed = bench.claim()
-    bench.ledger.release_lost(run_ids=[RUN])
-    mine = {unit.wal_id for unit in bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=6)}
-    batch = [unit.evolve(attempt=2) for unit in claimed]
-    batch = [finished(unit) if number % 2 else failed(unit) for number, unit in enumerate(batch)]
-    report = bench.ledger.settle(batch, run_id="run-2")
-    assert set(report.succeeded) | set(report.failed) == mine
-    found = [*report.succeeded, *report.failed, *report.quarantined, *report.lost]
-    assert sorted(found) == sorted(unit.wal_id for unit in batch)
 
 
 @pytest.mark.clause("OPR-09")
@@ -455,17 +427,6 @@ def test_the_override_of_the_backoff_reaches_the_record(bench: Bench, contracts:
     quick = make_bench(bench.database, contracts, retry_backoff_seconds=0.25)
     quick.bring_to("failed", envelope())
     assert quick.ledger.get(envelope().wal_id).next_attempt_at == quick.clock.now + timedelta(seconds=0.25)
-
-
-def test_a_transaction_of_the_caller_holds_every_change_or_none(bench: Bench) -> None:
-    with pytest.raises(RuntimeError), bench.database.transaction() as tx:  # noqa: PT012, the block is the transaction
-        bench.ledger.ensure([envelope()], tx=tx)
-        claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=RUN, limit=1, tx=tx)
-        bench.ledger.settle([finished(unit) for unit in claimed], run_id=RUN, tx=tx)
-        assert bench.ledger.get(envelope().wal_id, tx=tx).status == "succeeded"
-        raise RuntimeError
-    assert bench.ledger.get(envelope().wal_id) is None
-    assert bench.ledger.history(envelope().wal_id) == []
 
 
 def test_questions_are_answered_from_the_records(bench: Bench) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture, open_graveyard
+from kfm_dagster_tests.recovery.replays import Stand, open_stand
 
 
 @pytest.fixture(scope="session")
@@ -22,5 +23,13 @@ def queue_cloud() -> Iterator[EmbeddedCloud]:
 def dlq_fixture(queue_cloud: EmbeddedCloud, tmp_path: Path, database_url: str) -> Iterator[DlqFixture]:
     """Empty queues and an empty ledger, once on SQLite and once on PostgreSQL."""
     found = open_graveyard(queue_cloud, tmp_path / "home", database_url)
+    yield found
+    found.pipeline.close()
+
+
+@pytest.fixture
+def stand(tmp_path: Path, database_url: str) -> Iterator[Stand]:
+    """An empty ledger with a replay engine."""
+    found = open_stand(tmp_path / "home", database_url)
     yield found
     found.pipeline.close()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -37,13 +35,6 @@ from kfm_dagster_tests.recovery.dying import dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
 
 WAIT = Decision(actor="operator", reason="the archive is slow", change_ref="INC-2")
-
-
-@pytest.fixture
-def stand(tmp_path: Path, database_url: str) -> Iterator[Stand]:
-    found = open_stand(tmp_path / "home", database_url)
-    yield found
-    found.pipeline.close()
 
 
 def admissions(stand: Stand, replay_run_id: str) -> Counter[str]:

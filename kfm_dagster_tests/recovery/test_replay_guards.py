@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -31,13 +30,6 @@ from kfm_dagster_tests.recovery.replays import (
     repair,
     selection,
 )
-
-
-@pytest.fixture
-def stand(tmp_path: Path, database_url: str) -> Iterator[Stand]:
-    found = open_stand(tmp_path / "home", database_url)
-    yield found
-    found.pipeline.close()
 
 
 def without(**filters: Any) -> Selection:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import jsonschema_rs
 import pytest
-import sqlalchemy as sa
 import yaml
 
 from kfm_dagster.contracts.envelope import Envelope
@@ -25,9 +23,8 @@ from kfm_dagster.recovery.replay.selection import (
     selection_of,
 )
 from kfm_dagster.recovery.replay.units import select
-from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.recovery.replays import WINDOW, Stand, document, open_stand, repair, selection
+from kfm_dagster_tests.recovery.replays import Stand, document, repair, selection
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "replay-selection.schema.json"
 SPECIFIED = """\
@@ -41,13 +38,6 @@ spec:
   limits: {max_records: 5000, batch_size: 500, max_batches: 20}
   options: {dry_run: false, allow_repair_and_replace: false, respect_kill_switch: true, notes: ""}
 """
-
-
-@pytest.fixture
-def stand(tmp_path: Path, database_url: str) -> Iterator[Stand]:
-    found = open_stand(tmp_path / "home", database_url)
-    yield found
-    found.pipeline.close()
 
 
 @pytest.mark.clause("RPL-02")
@@ -152,32 +142,3 @@ def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None
     assert found_by(stand, selection(), limit=4) == (ids(young + old)[:4], True)
     with pytest.raises(ContractError):
         found_by(stand, selection(filters={"datasets": ["goes-xyz"]}))
-
-
-@pytest.mark.clause("RPL-02")
-def test_a_selection_is_a_range_of_the_index(stand: Stand) -> None:
-    stand.bring("failed", 400)
-    database = stand.pipeline.database
-    parameters: dict[str, Any] = dict.fromkeys(("created_after", "created_before", "attempts_max", "error_codes"))
-    parameters |= {
-        "groups": json.dumps([{"status": "failed", "dataset": "nexrad-l2"}]),
-        "event_start": WINDOW["start"],
-        "event_end": WINDOW["end"],
-        "limit": 10,
-    }
-    explain = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN "}[database.dialect]
-    text = explain + statement(database.dialect, "replay.select_units").text
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        if database.dialect == "postgresql":
-            connection.exec_driver_sql("ANALYZE nodd_wal_records")
-        plan = [str(row) for row in connection.execute(sa.text(text), parameters)]
-    [used] = [line for line in plan if "nodd_wal_records_by_selection" in line]
-    assert "INDEX" in used.upper()
-    if database.dialect == "sqlite":
-        assert "(status=? AND dataset=? AND event_time>? AND event_time<?)" in used
-        assert not [line for line in plan if "SCAN nodd_wal_records" in line or "SCAN candidate" in line]
-    else:
-        [condition] = [line for line in plan if "Index Cond" in line and "event_time" in line]
-        assert "status" in condition
-        assert "dataset" in condition
-        assert not [line for line in plan if "Seq Scan on nodd_wal_records" in line]
