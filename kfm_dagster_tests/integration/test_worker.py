@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from kfm_dagster.errors import ContractError, QueueUnavailableError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest import chain
+from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -218,7 +220,7 @@ def test_an_idle_worker_waits_at_the_queue_and_does_not_ask_again_and_again(
 @pytest.mark.clause("BEY-16", "WAL-10")
 @pytest.mark.parametrize("why", ["off", "full"])
 def test_while_nothing_may_be_received_the_worker_rests(
-    why: str, desk: Desk, announced: Callable[[int], None], queue: FakeQueue
+    why: str, desk: Desk, announced: Callable[[int], None], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced(2)
     if why == "off":
@@ -227,15 +229,16 @@ def test_while_nothing_may_be_received_the_worker_rests(
         take(desk.pipeline, *queue.receive(1, budget_seconds=0))
         in_work(desk.pipeline, LIVING)
         desk.pipeline.settings = desk.pipeline.settings.model_copy(update={"max_in_flight_units": 1})
-    receives, worker = queue.receives, desk.worker()
-    pauses = iter([desk.time.sleep] * 50)
+    receives, worker, rounds = queue.receives, desk.worker(), itertools.count(1)
 
-    def sleep(seconds: float) -> None:
-        next(pauses, lambda _: worker.stop())(seconds)
+    def taking(*given: Any, **more: Any) -> IntakeReport:
+        if next(rounds) == 2:
+            worker.stop()
+        return take_in(*given, **more)
 
-    desk.time.sleep = sleep  # type: ignore[method-assign]
+    monkeypatch.setattr(resident, "take_in", taking)
     worker.work()
-    assert (queue.receives - receives, round(desk.time.now, 6)) == (0, 2 * LONG_POLL_SECONDS)
+    assert (queue.receives - receives, round(desk.time.now, 6)) == (0, LONG_POLL_SECONDS)
 
 
 def in_work(pipeline: Pipeline, run_id: str) -> None:
