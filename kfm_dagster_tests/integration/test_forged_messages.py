@@ -8,13 +8,10 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed, ObjectEvent
 from kfm_dagster.demo.sns_signing import AUTHORITY_PATH, CERTIFICATE_PATH, SnsSigner
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
@@ -24,8 +21,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.authenticity import Signatures
 from kfm_dagster.notifications.certificates import Certificates, CertificateUnavailableError
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.settings import Settings, SnsVerify
+from kfm_dagster.settings import SnsVerify
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -187,32 +183,3 @@ def test_the_verdict_is_stored_and_neither_the_run_nor_a_message_that_comes_agai
     assert traces.statuses(verifying) == {Status.SUCCEEDED: 1}
     assert take(verifying, dataclasses.replace(genuine, receipt_handle="again")).unverified == 0
     assert sns.fetches == fetches
-
-
-@pytest.fixture(scope="module")
-def cloud(cloud: EmbeddedCloud, contracts: ContractRegistry) -> EmbeddedCloud:
-    cloud.provision(contracts)
-    return cloud
-
-
-@CLAUSE
-def test_the_embedded_cloud_signs_what_its_environment_and_no_other_trusts(
-    cloud: EmbeddedCloud, contracts: ContractRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objects: Path
-) -> None:
-    feed = Feed(cloud, contracts)
-    events: list[ObjectEvent] = [item.event() for item in volumes(3)]
-    feed.announce(events)
-    queue = Queue(cloud.client("sqs"), name=cloud.primary_queue, threads=2)
-    messages = queue.receive(10, budget_seconds=20)
-    assert len(messages) == 3
-    assert {json.loads(one.body)["SigningCertURL"] for one in messages} == {cloud.endpoint_url + CERTIFICATE_PATH}
-
-    def verdicts(**settings: Any) -> set[str]:
-        checked = Signatures(Settings.load(home=tmp_path, **settings)).verdicts(messages)
-        return {found.authenticity.value for found in checked}
-
-    assert verdicts(sns_verify="require") == {"invalid"}
-    for name, value in cloud.environment().items():
-        monkeypatch.setenv(name, value)
-    assert verdicts() == {"verified"}
-    assert verdicts(env="prod") == {"verified"}, "it was told to, by name"

