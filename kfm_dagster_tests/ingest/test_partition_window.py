@@ -20,7 +20,6 @@ from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.plan import of_known_days, why_unknown
 from kfm_dagster.ingest.window import DEFAULT_DAYS, PartitionWindow, stored_first_day
 from kfm_dagster.ledger.reports import PendingPartition
-from kfm_dagster.recovery.backfill.progress import newest_backfills
 from kfm_dagster.settings import EARLIEST_DAY, Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope
@@ -180,15 +179,3 @@ def test_the_demo_begins_with_the_oldest_of_its_objects(
     with closing(Pipeline.open(Settings.load(first_day=FIRST))) as pipeline:
         assert demo.feed_demo(pipeline, object.__new__(Feed), home).skipped == {"a": "b"}
         assert pipeline.window.first_day() == first
-
-
-@pytest.mark.clause("DAG-12", "OPR-14")
-def test_the_demo_lists_what_no_topic_announces(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    years = frozenset({("surface-obs", date(year, 1, 1)) for year in (1950, 2020, 2025)})
-    published = FolderReport(objects={}, sidecars=0, skipped={}, first_day=date(1950, 1, 1), unannounced=years)
-    monkeypatch.setattr(Feed, "from_folder", lambda self, folder: published)
-    with closing(Pipeline.open(Settings.load(first_day=FIRST))) as pipeline:
-        demo.feed_demo(pipeline, object.__new__(Feed), home)
-        listed = [(one.datasets, one.first_day, one.last_day) for one in newest_backfills(pipeline.database)]
-    # Those before the earliest day stay outside, as their messages would.
-    assert sorted(listed) == [(("surface-obs",), date(year, 1, 1), date(year, 1, 1)) for year in (2020, 2025)]

@@ -86,16 +86,3 @@ def test_a_day_by_which_the_window_was_lowered_waits_until_the_code_location_is_
     served(reloaded)
     served(reloaded)
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.SUCCEEDED}
-
-
-@pytest.mark.clause("DAG-12", "BEY-03")
-def test_a_unit_of_a_day_that_has_not_begun_here_waits_for_it(
-    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
-) -> None:
-    """As where this machine's clock is behind the announcer's: nothing is ignored that is of the present there."""
-    day = date(2098, 12, 31)
-    queue.waiting += [of_day(day, objects, contracts), tonight(objects, contracts)]
-    partitions, said = served(face)
-    assert partitions == {"2025-04-02"}
-    assert "1 units of 2098-12-31 wait for their day to begin" in said
-    assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.PENDING}

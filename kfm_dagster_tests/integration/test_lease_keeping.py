@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -154,26 +152,3 @@ def test_work_goes_on_when_nothing_can_be_renewed(
         "run run-1 could not renew its leases",
         "run run-1 could not renew its messages",
     ]
-
-
-@pytest.mark.clause("BEY-02")
-def test_a_stage_computes_inside_what_its_node_holds(
-    pipeline: Pipeline, claimed: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-
-    @contextmanager
-    def keeping(self: Heartbeat) -> Iterator[None]:
-        told.append("holds")
-        yield
-        told.append("lets go")
-
-    def check(self: IntegrityCheck) -> list[Any]:
-        told.append("computes")
-        return list(self.received)
-
-    monkeypatch.setattr(Heartbeat, "keeping", keeping)
-    monkeypatch.setattr(IntegrityCheck, "transform", check)
-    node = IntegrityCheck(pipeline=pipeline, dataset="nexrad-l2", partition=PARTITION, run_id="run-1")
-    pipeline.stages.run(node, run_id="run-1", upstream=None)
-    assert told == ["holds", "computes", "lets go"]

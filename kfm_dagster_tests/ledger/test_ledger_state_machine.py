@@ -299,14 +299,6 @@ UNSOUND = {
     ),
     "claim_is_stamped (later)": ("failed", f"status = 'quarantined', last_attempt_at = '{LATER}', {STAMP}"),
     "replay_has_reason": ("failed", f"status = 'pending', next_attempt_at = NULL, {STAMP}"),
-    "findings_end_an_attempt": ("failed", f"status = 'quarantined', metadata_status = 'ok', {STAMP}"),
-    "findings_end_an_attempt (item)": ("pending", f"status = 'quarantined', stac_item_id = 'other', {STAMP}"),
-    "identity_is_immutable": ("pending", f"status = 'quarantined', object_uri = 's3://b/other', {STAMP}"),
-    "identity_is_immutable (extension)": ("pending", f"status = 'quarantined', extension = '{{}}', {STAMP}"),
-    "identity_is_immutable (wal_id)": (
-        "pending",
-        f"status = 'quarantined', wal_id = '00000000-0000-8000-8000-000000000009', {STAMP}",
-    ),
 }
 
 
