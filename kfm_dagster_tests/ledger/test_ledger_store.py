@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import HealthCheck, assume, given, settings
 
 from kfm_dagster.contracts.envelope import (
@@ -30,7 +29,6 @@ from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.factories import envelope, envelopes, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench
 
@@ -452,56 +450,6 @@ def test_questions_are_answered_from_the_records(bench: Bench) -> None:
         after = page[-1]
     assert pages == [4, 2]
     assert ledger.get("00000000-0000-8000-8000-000000000000") is None
-
-
-BY_ID = {"sqlite": "sqlite_autoindex_nodd_wal_records_1", "postgresql": "nodd_wal_records_one_record_per_unit"}
-BY_WORK = dict.fromkeys(BY_ID, "nodd_wal_records_by_work")
-TO_CLAIM = dict.fromkeys(BY_ID, "nodd_wal_records_to_claim")
-IN_PROGRESS = dict.fromkeys(BY_ID, "nodd_wal_records_in_progress")
-BY_SELECTION = dict.fromkeys(BY_ID, "nodd_wal_records_by_selection")
-BY_DUE_TIME = dict.fromkeys(BY_ID, "nodd_wal_records_by_due_time")
-FIND: dict[str, object] = {
-    "status": "failed",
-    "dataset": "nexrad-l2",
-    "before_time": "9999-12-31T00:00:00Z",
-    "before_id": "",
-    "partition": None,
-    "error_code": None,
-    "check_status": None,
-    "limit": 5,
-}
-PLANS: list[tuple[str, dict[str, str], dict[str, object]]] = [
-    ("claim", TO_CLAIM, {"dataset": "nexrad-l2", "partition": DAY, "limit": 5, "lane": None, "wal_ids": None}),
-    ("pending_by_partition", TO_CLAIM | {"sqlite": "nodd_wal_records_by_work"}, {}),
-    ("in_progress_runs", IN_PROGRESS | {"sqlite": "nodd_wal_records_by_selection"}, {}),
-    ("fail_runs", IN_PROGRESS, {"run_ids": "[]", "dataset": None, "error_code": "x", "error_message": "x"}),
-    ("fail_expired", IN_PROGRESS, {"error_code": "x", "error_message": "x"}),
-    ("find", BY_SELECTION, FIND),
-    ("hold", BY_ID, {"batch": "[]"}),
-    ("due", BY_DUE_TIME, {"limit": 5, "datasets": "[]"}),
-    ("settle_succeeded", BY_ID, {"batch": "[]"}),
-    ("settle_failed", BY_ID, {"batch": "[]"}),
-    ("requeue", BY_ID, {"wal_ids": "[]", "policy": "[]", "reason": "retry", "replay_run_id": None, "lane": None}),
-    ("quarantine", BY_ID, {"wal_ids": "[]", "reason": "x"}),
-]
-
-
-def test_each_statement_of_the_daily_work_goes_by_its_index(bench: Bench) -> None:
-    dialect = bench.database.dialect
-    stamp = {"at": "2025-12-03T12:00:00.000000Z", "run_id": RUN, "worker_id": "w", "actor": "w"}
-    explain = "EXPLAIN QUERY PLAN" if dialect == "sqlite" else "EXPLAIN"
-    with bench.database.transaction() as tx:
-        if dialect == "postgresql":
-            # An empty table would be read faster without any index.
-            tx.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
-            tx.connection.exec_driver_sql("SET LOCAL enable_bitmapscan = off")
-        for name, index, parameters in PLANS:
-            text = statement(dialect, f"ledger.{name}").text
-            used = {key: value for key, value in (stamp | parameters).items() if f":{key}" in text}
-            plan = "\n".join(str(tuple(row)) for row in tx.connection.execute(sa.text(f"{explain} {text}"), used))
-            assert index[dialect] in plan, name
-            # By status it would walk every claim in progress for every unit of a batch.
-            assert index is not BY_ID or "by_work" not in plan, name
 
 
 @pytest.mark.clause("WSM-11")
