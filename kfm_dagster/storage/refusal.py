@@ -19,10 +19,10 @@ from kfm_dagster.storage.database import Transaction, is_conflict
 MAX_REASON = 400
 """Characters of a refusal's text: enough for the name of a constraint and what it was about."""
 
-_SQLITE = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE, sqlite3.SQLITE_TOOBIG})
-_POSTGRESQL = frozenset({"22", "23", "54", "P0"})
-"""Classes of SQLSTATE (PostgreSQL documentation, appendix A): data exception, integrity constraint violation, program
-limit exceeded (a row too large for its index), PL/pgSQL error (a trigger that raises)."""
+_SQLITE = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG})
+_POSTGRESQL = frozenset({"22", "23", "54"})
+"""Classes of SQLSTATE (PostgreSQL documentation, appendix A): data exception, integrity constraint violation, which a
+trigger of ours raises, too, and program limit exceeded (a row too large for its index)."""
 _UNWRITABLE = (ValueError, OverflowError, orjson.JSONEncodeError)
 """A value that has no form in a statement at all, which Python or the driver says before the database could."""
 
