@@ -51,6 +51,12 @@ scratch.use_memory()  # before pytest, or a module of tests, asks for a temporar
 
 pytest_configure, pytest_unconfigure = scratch.begin_run, scratch.end_run
 
+AWS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_REGION": "us-east-1",
+}
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 
@@ -109,6 +115,15 @@ def cloud_server() -> Iterator[EmbeddedCloud]:
 def cloud(cloud_server: EmbeddedCloud) -> EmbeddedCloud:
     """S3, SNS and SQS on loopback, empty when a module begins."""
     return clouds.emptied(cloud_server)
+
+
+@pytest.fixture
+def aws(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> EmbeddedCloud:
+    """The same, in the environment of the test, with credentials and a region."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    for name, value in {**AWS, "AWS_ENDPOINT_URL": cloud.endpoint_url}.items():
+        monkeypatch.setenv(name, value)
+    return cloud
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A real HTTP service on the loopback interface that answers POST requests as a test decides."""
+"""A real HTTP service on the loopback interface that answers each request as a test decides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class WebRequest(NamedTuple):
+    """A request; names of headers are in small letters."""
+
+    command: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,51 +32,51 @@ class WebAnswer:
 class WebServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.answers: Callable[[bytes], WebAnswer] = lambda _: WebAnswer()
-        self.asked: list[tuple[str, str, Mapping[str, str], bytes]] = []
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), _Handler)
+        self.answers: Callable[[WebRequest], WebAnswer] = lambda _: WebAnswer()
+        self.asked: list[WebRequest] = []
         self.closing = threading.Event()
 
     def url(self, path: str = "items") -> str:
-        return f"http://127.0.0.1:{self.server_port}/{path}"
+        return f"http://{self.server_address[0]!s}:{self.server_port}/{path}".rstrip("/")
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: WebServer
 
-    def do_POST(self) -> None:
+    def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.asked.append(
-            (self.command, self.path, {name.lower(): value for name, value in self.headers.items()}, body)
-        )
-        answer = self.server.answers(body)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = WebRequest(self.command, self.path, headers, body)
+        self.server.asked.append(request)
+        answer = self.server.answers(request)
         if answer.status is None:
             self.server.closing.wait()
             return
-        self.send_response(answer.status)
+        # Without a Date, which some tests choose.
+        self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
         if not answer.endless:
             self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         with suppress(OSError):
-            self.wfile.write(answer.body)
+            if self.command != "HEAD":
+                self.wfile.write(answer.body)
             while answer.endless and not self.server.closing.is_set():
                 self.wfile.write(b"x" * 65_536)
 
-    def do_GET(self) -> None:
-        """What a redirect would become."""
-        self.do_POST()
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - the protocol's names
 
     def log_message(self, *_args: Any) -> None:
         """Stay quiet."""
 
 
 @contextmanager
-def open_web_server() -> Iterator[WebServer]:
-    with WebServer() as opened:
-        thread = threading.Thread(target=opened.serve_forever)
+def open_web_server(host: str = "127.0.0.1") -> Iterator[WebServer]:
+    with WebServer(host) as opened:
+        thread = threading.Thread(target=opened.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield opened

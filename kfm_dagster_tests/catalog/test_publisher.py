@@ -32,21 +32,8 @@ from kfm_dagster_tests.catalog.envelopes import candidates, goes
 BUCKET = "catalog-bucket"
 
 
-@pytest.fixture(scope="module")
-def s3_endpoint(cloud: EmbeddedCloud) -> str:
-    return cloud.endpoint_url
-
-
 @pytest.fixture
-def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    for name, value in {
-        "AWS_ENDPOINT_URL": s3_endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
+def s3_url(aws: EmbeddedCloud, tmp_path: Path) -> str:
     boto3.client("s3").create_bucket(Bucket=BUCKET)
     return f"s3://{BUCKET}/{tmp_path.name}"
 

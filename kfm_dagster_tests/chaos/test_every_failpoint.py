@@ -18,6 +18,7 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.chaos.world import World, die, finish
+from kfm_dagster_tests.conftest import AWS
 
 TRANSACTIONS = ("database", "stage")
 """Where a transaction begins or ends; only there can it matter which database it is. The crash matrix dies inside."""
@@ -29,18 +30,11 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def endpoint(cloud: EmbeddedCloud) -> str:
-    return cloud.endpoint_url
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _aws(endpoint: str) -> Iterator[None]:
+def _aws(cloud: EmbeddedCloud) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", endpoint)
-        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        for name, value in {**AWS, "AWS_ENDPOINT_URL": cloud.endpoint_url}.items():
+            patch.setenv(name, value)
         yield
 
 

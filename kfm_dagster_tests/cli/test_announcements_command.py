@@ -16,7 +16,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import STATE_MACHINE, Card
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.no_settings import unset_settings
 
@@ -64,9 +64,8 @@ def announced(home: Path, server: WebServer) -> list[str]:
     ids = [one.item_id for one in found]
     refused = ids[0].encode()
 
-    def answer(body: bytes) -> WebAnswer:
-        path = next(path for _, path, _, asked in reversed(server.asked) if asked == body)
-        return WebAnswer(status=422 if path.startswith(f"/{WRONG}") and refused in body else 200)
+    def answer(request: WebRequest) -> WebAnswer:
+        return WebAnswer(status=422 if request.path.startswith(f"/{WRONG}") and refused in request.body else 200)
 
     server.answers = answer
     with_items.catalog.register(found, fence=open_fence)

@@ -10,19 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from dagster._cli import cli as dagster_cli
-from dagster._daemon.cli import cli as daemon_cli
-from dagster_webserver.cli import dagster_webserver
 
-from kfm_dagster.cli.main import kfm
 from kfm_dagster.settings import Settings, environment
 
-COMMANDS: dict[str, click.Command] = {
-    "kfm": kfm,
-    "dagster": dagster_cli,
-    "dagster-daemon": daemon_cli,
-    "dagster-webserver": dagster_webserver,
+COMMANDS = {
+    "kfm": "kfm_dagster.cli.main:kfm",
+    "dagster": "dagster._cli:cli",
+    "dagster-daemon": "dagster._daemon.cli:cli",
+    "dagster-webserver": "dagster_webserver.cli:dagster_webserver",
 }
+"""Where each is; imported once one is parsed, because a web server takes a second."""
 
 
 def parsed(command: Sequence[str]) -> dict[str, Any]:
@@ -33,7 +30,8 @@ def parsed(command: Sequence[str]) -> dict[str, Any]:
         found = importlib.import_module(words[1]).main
         words = words[2:]
     else:
-        found = COMMANDS[tool]
+        module, _, name = COMMANDS[tool].partition(":")
+        found = getattr(importlib.import_module(module), name)
     while isinstance(found, click.Group):
         _, found, words = found.resolve_command(click.Context(found), words)
     with found.make_context(tool, words) as context:

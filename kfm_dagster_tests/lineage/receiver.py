@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from kfm_dagster.lineage.backend import ClientBackend
+from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
 TAKEN = 201
 
 Event = dict[str, Any]
 
 
-class Receiver(ThreadingHTTPServer):
+class Receiver:
     """Answers every event with what `answer` says; None hangs until the receiver is closed."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, server: WebServer) -> None:
+        self.url = server.url("")
         self.asked: list[Event] = []
         self.taken: list[Event] = []
         self.answer: Callable[[Event], int | None] = lambda event: TAKEN
-        self.closing = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        server.answers = self._answered
 
     def counts(self) -> Counter[tuple[str, str]]:
         """How often each event, by the id that OpenLineage gives it, was taken."""
@@ -43,39 +36,22 @@ class Receiver(ThreadingHTTPServer):
         """Distinct events taken, byte for byte."""
         return {json.dumps(event, sort_keys=True) for event in self.taken}
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(event)
-        status = self.server.answer(event)
-        if status is None:
-            self.server.closing.wait()
-            return
+    def _answered(self, request: WebRequest) -> WebAnswer:
+        event = json.loads(request.body)
+        self.asked.append(event)
+        status = self.answer(event)
         if status == TAKEN:
-            self.server.taken.append(event)
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_args: Any) -> None:
-        """Stay quiet."""
+            self.taken.append(event)
+        return WebAnswer(status=status)
 
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    with Receiver() as opened:
-        thread = threading.Thread(target=opened.serve_forever)
-        thread.start()
-        yield opened
+    with open_web_server() as server:
+        yield Receiver(server)
         for client in (client for backend in _opened for client in backend._clients):
             client.transport.close()
         _opened.clear()
-        opened.closing.set()
-        opened.shutdown()
-        thread.join()
 
 
 def transport(url: str, *, timeout: float = 5.0) -> dict[str, str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
@@ -20,6 +18,7 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.readers.base import DatedSource
 from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, UndeclaredObjectError, open_store
+from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
 REGISTRY = ContractRegistry.load()
 HRRR = REGISTRY["hrrr"]
@@ -27,11 +26,6 @@ BUCKET = "noaa-hrrr-bdp-pds"
 KEY = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
 URI = f"s3://{BUCKET}/{KEY}"
 DATA = b"GRIB" + bytes(range(256)) * 8
-
-
-@pytest.fixture(scope="module")
-def moto_endpoint(cloud: EmbeddedCloud) -> str:
-    return cloud.endpoint_url
 
 
 def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
@@ -42,9 +36,8 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 
 
 @pytest.fixture
-def s3(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStores:
+def s3(aws: EmbeddedCloud) -> ObjectStores:
     """A store that holds KEY, its sidecar, and an empty object."""
-    use_endpoint(monkeypatch, moto_endpoint)
     client = boto3.client("s3", region_name="us-east-1")
     client.create_bucket(Bucket=BUCKET)
     client.put_object(Bucket=BUCKET, Key=KEY, Body=DATA, ContentType="application/wmo-GRIB2")
@@ -74,53 +67,33 @@ def stores(request: pytest.FixtureRequest) -> ObjectStores:
 
 
 class Scripted:
-    """A loopback store that gives one status to every request and keeps the request lines."""
+    """A loopback store that gives one status to every request; 0 answers nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: WebServer) -> None:
         self.status = 200
         self.dated = True
-        self.requests: list[str] = []
-        self.stall = threading.Event()
+        self.server = server
+        server.answers = self._answer
+
+    @property
+    def requests(self) -> list[str]:
+        return [f"{request.command} {request.path}" for request in self.server.asked]
+
+    def _answer(self, request: WebRequest) -> WebAnswer:
+        headers = {"ETag": '"0123"'} | ({"Last-Modified": "Wed, 03 Dec 2025 00:04:20 GMT"} if self.dated else {})
+        status, body = self.status or None, DATA
+        if status == 200 and (wanted := request.headers.get("range")):
+            first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
+            body = DATA[first : last + 1]
+            status, headers["Content-Range"] = 206, f"bytes {first}-{first + len(body) - 1}/{len(DATA)}"
+        return WebAnswer(status=status, headers=headers, body=body)
 
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
-    script = Scripted()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            script.requests.append(f"{self.command} {self.path}")
-            if script.status == 0:
-                script.stall.wait(10)
-            ranged = script.status in {0, 200} and "Range" in self.headers
-            self.send_response(206 if ranged else script.status or 200)
-            self.send_header("ETag", '"0123"')
-            if script.dated:
-                self.send_header("Last-Modified", "Wed, 03 Dec 2025 00:04:20 GMT")
-            body = DATA
-            if wanted := self.headers.get("Range"):
-                first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
-                body = DATA[first : last + 1]
-                self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(DATA)}")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815 - the protocol's name
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    use_endpoint(monkeypatch, f"http://127.0.0.1:{server.server_port}")
-    yield script
-    script.stall.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with open_web_server() as server:
+        use_endpoint(monkeypatch, server.url(""))
+        yield Scripted(server)
 
 
 def test_probe_gives_head_and_first_bytes(stores: ObjectStores) -> None:
@@ -225,9 +198,8 @@ def test_requests_go_by_the_proxy_of_the_environment(scripted: Scripted, monkeyp
 
 
 @pytest.mark.clause("SEC-01")
-@pytest.mark.parametrize(
-    "uri",
-    [
+def test_undeclared_objects_are_refused_before_any_request(scripted: Scripted) -> None:
+    for uri in [
         f"s3://elsewhere/{KEY}",
         f"s3://{BUCKET}/private/secrets.txt",
         f"s3://{BUCKET}/{KEY}/../../../secrets.txt",
@@ -240,16 +212,14 @@ def test_requests_go_by_the_proxy_of_the_environment(scripted: Scripted, monkeyp
         f"https://elsewhere.example/{KEY}",
         f"file:///{BUCKET}/{KEY}",
         "",
-    ],
-)
-def test_undeclared_objects_are_refused_before_any_request(scripted: Scripted, uri: str) -> None:
-    stores = ObjectStores()
-    with pytest.raises(UndeclaredObjectError) as caught:
-        stores.open(HRRR, uri)
-    assert caught.value.code is IntegrityIssue.ACCESS_DENIED
-    with pytest.raises(UndeclaredObjectError):
-        stores.open_sidecar(HRRR, URI, ".exe")
-    assert scripted.requests == []
+    ]:
+        stores = ObjectStores()
+        with pytest.raises(UndeclaredObjectError) as caught:
+            stores.open(HRRR, uri)
+        assert caught.value.code is IntegrityIssue.ACCESS_DENIED
+        with pytest.raises(UndeclaredObjectError):
+            stores.open_sidecar(HRRR, URI, ".exe")
+        assert scripted.requests == []
 
 
 @pytest.mark.clause("SEC-01")
@@ -374,10 +344,8 @@ def test_the_endpoint_of_a_contract_is_its_providers_or_the_one_in_its_place(
     assert ObjectStores(object_root=tmp_path).endpoint(contract) is None
 
 
-def test_open_store_writes_to_folder_and_bucket(
-    tmp_path: Path, moto_endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_endpoint(monkeypatch, moto_endpoint)
+@pytest.mark.usefixtures("aws")
+def test_open_store_writes_to_folder_and_bucket(tmp_path: Path) -> None:
     with closing(boto3.client("s3", region_name="us-east-1")) as client:
         client.create_bucket(Bucket="kfm-own")
         for location in (str(tmp_path / "new" / "folder"), "s3://kfm-own/some/prefix"):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
 ERROR = 2
 """`STATUS_CODE_ERROR` of opentelemetry/proto/trace/v1/trace.proto."""
@@ -31,48 +31,30 @@ class SeenSpan:
     error: str | None
 
 
-class Collector(ThreadingHTTPServer):
+class Collector:
     """Takes whatever it is sent."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, server: WebServer) -> None:
+        self.url = server.url("")
         self.spans: list[SeenSpan] = []
         self.metrics: list[ExportMetricsServiceRequest] = []
+        server.answers = self._take
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/v1/traces":
-            self.server.spans += _spans(ExportTraceServiceRequest.FromString(body))
-        elif self.path == "/v1/metrics":
-            self.server.metrics.append(ExportMetricsServiceRequest.FromString(body))
-        self.send_response(200 if self.path in {"/v1/traces", "/v1/metrics"} else 404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_args: Any) -> None:
-        """Stay quiet."""
+    def _take(self, request: WebRequest) -> WebAnswer:
+        match request.path:
+            case "/v1/traces":
+                self.spans += _spans(ExportTraceServiceRequest.FromString(request.body))
+            case "/v1/metrics":
+                self.metrics.append(ExportMetricsServiceRequest.FromString(request.body))
+            case _:
+                return WebAnswer(status=404)
+        return WebAnswer()
 
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    with Collector() as collector:
-        thread = threading.Thread(target=collector.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield collector
-        finally:
-            collector.shutdown()
-            thread.join()
+    with open_web_server() as server:
+        yield Collector(server)
 
 
 def _spans(request: ExportTraceServiceRequest) -> list[SeenSpan]:

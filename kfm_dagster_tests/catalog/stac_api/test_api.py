@@ -10,7 +10,6 @@ from typing import Any
 
 import pystac
 import pytest
-from pystac_client import Client
 
 from benchmarks.stac_api_server import COMPOSE, service, stac_api_server
 from kfm_dagster.catalog.following import Following
@@ -43,6 +42,8 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
     write: Callable[..., None],
     stac_api_url: str,
 ) -> None:
+    from pystac_client import Client  # here, because its jsonschema takes seconds of every worker
+
     boxes = (WEST, EAST, (170.0, -10.0, -170.0, 10.0))
     write("scans", *(goes(number, bbox=boxes[number % 3], platform=f"goes-{number % 2}") for number in range(SCANS)))
     write("others", hrrr(), with_metadata(nexrad(), geometry=None, bbox=None))
