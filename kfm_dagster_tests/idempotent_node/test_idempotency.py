@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count, pairwise
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -263,105 +262,6 @@ def test_the_tables_have_the_published_columns(database: Database) -> None:
     assert keys == {"etl_wal": ["wal_id"], "etl_checkpoint": ["node"], "node_output": ["content_hash"]}
 
 
-INSERT = (
-    "INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status, started_at) "
-    f"VALUES ('{RUN}', 'n', 's', '{{}}', '{'b' * 64}', 'PENDING', '2026-03-01T00:00:00Z')"
-)
-REFUSED: list[tuple[str, str]] = [
-    ("etl_wal_begins_pending|etl_wal_applied_has_a_time", INSERT.replace("'PENDING'", "'APPLIED'")),
-    ("etl_wal_begins_pending", INSERT.replace("'PENDING'", "'FAILED'")),
-    ("etl_wal_status_is_known|etl_wal_begins_pending", INSERT.replace("'PENDING'", "'DONE'")),
-    ("etl_wal_content_hash_is_sha256", INSERT.replace("b" * 64, "B" * 64)),
-    ("etl_wal_payload_is_object", INSERT.replace("'{}'", "'[]'")),
-    ("etl_wal_run_id_is_uuid|invalid input syntax for type uuid", INSERT.replace(RUN, "run-1")),
-    ("etl_wal_is_append_only", "DELETE FROM etl_wal"),
-    ("etl_wal_move_is_legal", "UPDATE etl_wal SET status = 'PENDING', applied_at = NULL"),
-    ("etl_wal_move_is_legal", "UPDATE etl_wal SET status = 'SKIPPED', applied_at = NULL"),
-    ("etl_wal_move_is_legal", "UPDATE etl_wal SET status = 'FAILED', applied_at = NULL"),
-    ("etl_wal_move_is_legal", "UPDATE etl_wal SET node = 'another'"),
-    ("node_output_is_kept", "DELETE FROM node_output"),
-    ("node_output_is_immutable", "UPDATE node_output SET record = '{}'"),
-    ("node_output_is_immutable", "UPDATE node_output SET valid_from = '2020-01-01T00:00:00Z'"),
-    ("node_output_window_is_one", "UPDATE node_output SET valid_to = '2020-01-01T00:00:00Z'"),
-    ("checkpoints_name_what_was_applied", f"UPDATE etl_checkpoint SET last_applied_hash = '{'c' * 64}'"),
-]
-
-
-@pytest.mark.clause("IEN-03", "IEN-04", "IEN-08")
-@pytest.mark.parametrize(("reason", "statement"), REFUSED, ids=lambda value: str(value)[:60])
-def test_the_database_refuses(node: CountLines, database: Database, reason: str, statement: str) -> None:
-    run_node(nodes(database), node, run_id=RUN, code=CODE)
-    before = everything(database)
-    with pytest.raises(sa.exc.DBAPIError, match=reason), database.transaction() as tx:
-        tx.connection.exec_driver_sql(statement)
-    assert everything(database) == before
-
-
-LEGAL = {
-    ("PENDING", "APPLIED"),
-    ("PENDING", "SKIPPED"),
-    ("PENDING", "FAILED"),
-    ("FAILED", "APPLIED"),
-    ("FAILED", "SKIPPED"),
-}
-
-
-@pytest.mark.clause("IEN-04")
-@pytest.mark.parametrize("begin", ["PENDING", "APPLIED", "SKIPPED", "FAILED"])
-@pytest.mark.parametrize("end", ["PENDING", "APPLIED", "SKIPPED", "FAILED"])
-def test_a_status_moves_only_as_published(database: Database, begin: str, end: str) -> None:
-    def move(status: str) -> None:
-        with database.transaction() as tx:
-            tx.connection.exec_driver_sql(
-                f"UPDATE etl_wal SET status = '{status}', "
-                f"applied_at = {chr(39) + '2026-03-01T00:00:00Z' + chr(39) if status == 'APPLIED' else 'NULL'}"
-            )
-
-    with database.transaction() as tx:
-        tx.connection.exec_driver_sql(INSERT)
-        tx.connection.exec_driver_sql(f"INSERT INTO node_output (content_hash, record) VALUES ('{'b' * 64}', '{{}}')")
-    if begin != "PENDING":
-        move(begin)
-    if (begin, end) in LEGAL:
-        move(end)
-    else:
-        with pytest.raises(sa.exc.DBAPIError, match="etl_wal_move_is_legal"):
-            move(end)
-
-
-@pytest.mark.clause("IEN-04")
-def test_content_without_an_output_is_not_applied(database: Database) -> None:
-    with database.transaction() as tx:
-        tx.connection.exec_driver_sql(INSERT)
-    with pytest.raises(sa.exc.DBAPIError, match="etl_wal_applied_has_an_output"), database.transaction() as tx:
-        tx.connection.exec_driver_sql("UPDATE etl_wal SET status = 'APPLIED', applied_at = '2026-03-01T00:00:00Z'")
-
-
-def test_content_is_applied_once_whatever_the_workers_believe(database: Database) -> None:
-    with database.transaction() as tx:
-        tx.connection.exec_driver_sql(INSERT)
-        tx.connection.exec_driver_sql(INSERT)
-        tx.connection.exec_driver_sql(f"INSERT INTO node_output (content_hash, record) VALUES ('{'b' * 64}', '{{}}')")
-    with (
-        pytest.raises(sa.exc.IntegrityError, match=r"etl_wal_content_is_applied_once|UNIQUE constraint"),
-        database.transaction() as tx,
-    ):
-        tx.connection.exec_driver_sql("UPDATE etl_wal SET status = 'APPLIED', applied_at = '2026-03-01T00:00:00Z'")
-
-
-@pytest.mark.parametrize("table", ["etl_wal", "node_output"])
-def test_nothing_is_truncated(table: str, postgres_url: str) -> None:
-    database = Database.open(postgres_url)
-    with pytest.raises(sa.exc.DBAPIError, match=r"append_only|is_kept"), database.transaction() as tx:
-        tx.connection.exec_driver_sql(f"TRUNCATE {table} CASCADE")
-    database.dispose()
-
-
 def test_a_run_that_is_no_uuid_is_always_the_same_one() -> None:
     assert run_uuid(RUN.upper()) == RUN
     assert run_uuid("run-1") == run_uuid("run-1") != run_uuid("run-2")
-
-
-def everything(database: Database) -> list[Any]:
-    with database.snapshot() as tx:
-        return [tx.connection.exec_driver_sql(f"SELECT * FROM {table}").all() for table in COLUMNS]

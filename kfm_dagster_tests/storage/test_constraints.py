@@ -241,7 +241,7 @@ STANDING: dict[str, Sequence[Row]] = {
         {
             "wal_id": 1, "status": "APPLIED", "ended_at": T, "seconds": 1.0, "cpu_seconds": 1.0, "rows_in": 1,
             "rows_out": 1, "bytes_in": 1, "bytes_out": 1, "energy_kwh": 1.0, "carbon_gco2e": 1.0, "measured_by": "m",
-            "cost_usd": 1.0, "error": None, "batch_id": "b1",
+            "cost_usd": 1.0, "error": None, "batch_id": None,
         }
     ],
     "stage_audit": [
@@ -343,26 +343,31 @@ ANOTHER: dict[str, Row] = {
 TERMINAL = {"integrity_status": "ok", "metadata_status": "ok", "stac_status": "created", "provenance_status": "ok"}
 CLAIMED = {"status": "in_progress", "ingest_run_id": "r", "worker_id": "w", "last_attempt_at": T}
 ACKNOWLEDGED = {"state": "acknowledged", "acknowledged_at": T, "acknowledged_by": "p", "acknowledged_why": "x"}
-REPLACING = {"mode": "repair-and-replace", "change_ref": "C-1"}
+
+KNOWN = {
+    "nodd_wal_records": "status integrity_status metadata_status stac_status provenance_status priority",
+    "run_state": "outcome",
+    "nodd_wal_deliveries": "state",
+    "catalog_changes": "kind",
+    "announcements": "kind state",
+    "lineage_batches": "path state delivery",
+    "nodd_gaps": "kind",
+    "lineage_emissions": "path",
+    "lineage_outbox": "destination",
+    "replay_runs": "mode env state",
+    "alerts": "state level",
+}
+"""Columns that have one of some words."""
 
 CASES: dict[str, list[Row]] = {
-    "run_state_one_record_per_node_and_run": [{"run_id": "r"}],
-    "run_state_outcome_is_known": [{"outcome": "odd"}],
+    **{f"{table}_{name}_is_known": [{name: "odd"}] for table, names in KNOWN.items() for name in names.split()},
     "run_state_inputs_hash_is_sha256": [{"inputs_hash": HASH}, {"inputs_hash": f"sha256:{HASH[:-1]}"}],
     "run_state_validation_summary_is_object": [{"validation_summary": "[]"}],
     "run_state_success_has_artifact": [{"artifact_sha256": None}],
-    "replay_reasons_one_row_per_code": [{"code": "retry"}],
     "replay_reasons_code_is_short": [{"code": ""}, {"code": "x" * 61}],
-    "nodd_wal_records_one_record_per_unit": [{"wal_id": ONE}],
     "nodd_wal_records_identity_is_unique": [{"object_uri": "s3://b/1"}],
     "nodd_wal_records_replay_reason_is_governed": [{"replay_reason": "whim"}],
     "nodd_wal_records_wal_id_is_uuid": [{"wal_id": "w-1"}, {"wal_id": THREE.replace("8", "A")}],
-    "nodd_wal_records_status_is_known": [{"status": "odd"}],
-    "nodd_wal_records_integrity_status_is_known": [{"integrity_status": "odd"}],
-    "nodd_wal_records_metadata_status_is_known": [{"metadata_status": "odd"}],
-    "nodd_wal_records_stac_status_is_known": [{"stac_status": "odd"}],
-    "nodd_wal_records_provenance_status_is_known": [{"provenance_status": "odd"}],
-    "nodd_wal_records_priority_is_known": [{"priority": "odd"}],
     "nodd_wal_records_lane_is_known": [{"lane": "fast"}],
     "nodd_wal_records_attempts_are_counted": [{"attempts": -1}],
     "nodd_wal_records_version_is_positive": [{"version": 0}],
@@ -384,39 +389,28 @@ CASES: dict[str, list[Row]] = {
     "nodd_wal_records_due_time_is_of_failed": [{"next_attempt_at": T}],
     "nodd_wal_records_change_is_attributed": [{"changed_by": ""}, {"change_reason": ""}],
     "nodd_wal_records_extension_is_object": [{"extension": "[]"}],
-    "nodd_wal_transitions_one_row_per_version": [{"version": 1}],
-    "nodd_wal_deliveries_one_row_per_message": [{"message_id": "m1"}],
-    "nodd_wal_deliveries_state_is_known": [{"state": "odd"}],
     "nodd_wal_deliveries_receives_are_counted": [{"receive_count": 0}],
     "nodd_wal_deliveries_settled_has_time": [{"state": "deleted"}, {"settled_at": T}],
     "nodd_wal_deliveries_signature_is_known": [{"signature": "unknown"}],
-    "nodd_wal_delivery_units_one_row_per_pair": [{"wal_id": ONE}],
     "nodd_wal_delivery_units_message_is_known": [{"message_id": "m9"}],
-    "rejected_messages_one_row_per_record": [{"record_index": 0}],
     "rejected_messages_message_is_known": [{"message_id": "m9"}],
     "rejected_messages_detail_is_bounded": [{"detail": "x" * 501}],
     "rejected_messages_reason_is_short": [{"reason_code": ""}, {"reason_code": "x" * 61}],
     "rejected_messages_records_are_counted": [{"records": 0}],
-    "rejected_bodies_one_row_per_message": [{"message_id": "m1"}],
     "rejected_bodies_message_is_known": [{"message_id": "m9"}],
     "rejected_bodies_body_is_bounded": [{"body": "x" * (2**20 + 1)}],
-    "rejected_objects_one_row_per_object": [{"object_uri": "s3://b/1"}],
     "rejected_objects_uri_is_bounded": [{"object_uri": "x" * 1401}],
     "rejected_objects_reason_is_short": [{"reason_code": ""}, {"reason_code": "x" * 61}],
     "rejected_objects_detail_is_bounded": [{"detail": "x" * 501}],
-    "ignored_records_one_row_per_record": [{"record_index": 0}],
     "ignored_records_message_is_known": [{"message_id": "m9"}],
     "ignored_records_index_counts_from_zero": [{"record_index": -1}],
     "ignored_records_reason_is_short": [{"reason": ""}, {"reason": "x" * 61}],
     "ignored_records_names_are_bounded": [{"bucket": "x" * 256}, {"object_key": "x" * 1025}],
     "ignored_records_are_counted": [{"records": 0}, {"records": 2}],
-    "partition_first_days_one_row_per_day": [{"first_day": DAY}],
     "partition_first_days_day_is_a_day": [{"first_day": "yesterday"}],
     "partition_first_days_is_attributed": [
         {"actor": ""}, {"actor": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001},
     ],
-    "catalog_collections_one_row_each": [{"collection_id": "c1"}],
-    "catalog_kept_files_one_row_per_content": [{"sha256": HASH}],
     "catalog_kept_files_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],
     "catalog_kept_files_length_is_counted": [{"content_bytes": -1}],
     "catalog_promotions_after_is_sha256": [{"after_sha256": "x"}, {"after_sha256": "G" * 64}],
@@ -425,9 +419,7 @@ CASES: dict[str, list[Row]] = {
         {"before_revision": None},
         {"before_revision": None, "before_sha256": None, "before_promotion_id": 1},
     ],
-    "catalog_replaced_items_one_row_per_promotion": [{"promotion_id": 1}],
     "catalog_replaced_items_promotion_is_logged": [{"promotion_id": 9}],
-    "catalog_withdrawals_once_per_promotion": [{"promotion_id": 1}],
     "catalog_withdrawals_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_one_row_per_item": [{"item_id": "i1", "page": 2}],
@@ -438,20 +430,13 @@ CASES: dict[str, list[Row]] = {
     "catalog_items_bbox_is_whole": [{"west": 1.0}],
     "catalog_items_time_range_is_ordered": [{"start_at": LATER}],
     "catalog_items_summaries_is_object": [{"summaries": "[]"}],
-    "catalog_pages_one_row_each": [{"page": 1}],
     "catalog_pages_are_not_empty": [{"items": 0}],
-    "catalog_summaries_one_row_per_value": [{"value": "1"}],
     "catalog_summaries_items_are_not_negative": [{"items": -1}],
-    "catalog_changes_kind_is_known": [{"kind": "odd"}],
     "catalog_changes_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
     "catalog_changes_content_is_of_what_stands": [{"content_sha256": None}, {"kind": "withdrawn"}],
-    "catalog_followers_one_row_per_collection": [{"collection_id": "c1"}],
     "catalog_followers_counts_are_not_negative": [{"change_id": -1}, {"turn": -1}],
     "catalog_followers_error_is_bounded": [{"failures": 1, "last_error": "x" * 501}],
     "catalog_followers_error_is_of_a_failure": [{"failures": 1}, {"last_error": "x"}],
-    "announcements_one_row_per_item": [{"item_id": "i1"}],
-    "announcements_kind_is_known": [{"kind": "odd"}],
-    "announcements_state_is_known": [{"state": "odd"}],
     "announcements_counts_are_not_negative": [
         {"change_id": 0},
         {"attempts": -1},
@@ -465,12 +450,8 @@ CASES: dict[str, list[Row]] = {
         {"state": "refused", "last_error": "x"},
         {"state": "refused", "body": "{}"},
     ],
-    "lineage_batches_one_row_per_content": [{"batch_id": "b1"}],
     "lineage_batches_one_file_each": [{"href": "1"}],
-    "lineage_batches_path_is_known": [{"path": "odd"}],
-    "lineage_batches_state_is_known": [{"state": "odd"}],
     "lineage_batches_published_has_time": [{"state": "published"}, {"published_at": T}],
-    "lineage_batches_delivery_is_known": [{"delivery": "odd"}],
     "lineage_batches_delivers_openlineage": [{"path": "prov", "delivery": "pending"}],
     "lineage_batches_delivers_published": [{"delivery": "delivered"}],
     "lineage_batches_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],
@@ -499,10 +480,8 @@ CASES: dict[str, list[Row]] = {
     "governance_log_approval_is_whole": [{"approved_by": "b"}, {**NO_CHANGE, "approved_by": "b", "proposal_id": 1}],
     "governance_log_proposal_is_known": [{"proposal_id": 99}],
     "governance_log_by_proposal": [{**NO_CHANGE, "proposal_id": 1}],
-    "deployment_environments_one_row_per_environment": [{"environment": "prod"}],
     "deployment_environments_environment_is_known": [{"environment": "production"}],
     "deployment_environments_is_attributed": [{"actor": ""}, {"actor": "x" * 201}],
-    "override_units_one_row_per_unit": [{"wal_id": ONE}],
     "override_units_version_is_known": [{"version": 9}],
     "kill_switches_one_open_per_dataset": [{"dataset": "a"}],
     "kill_switches_is_attributed": [
@@ -513,24 +492,17 @@ CASES: dict[str, list[Row]] = {
         {"released_at": LATER}, {"released_at": LATER, "released_by": "p"}, {"released_by": "p"},
         {"release_reason": "x"},
     ],
-    "nodd_wal_leases_one_row_per_holder": [{"ingest_run_id": "r"}],
     "nodd_wal_leases_lasts": [{"expires_at": T}],
-    "nodd_feeds_one_row_per_product": [{"product": "p"}],
-    "nodd_listed_days_one_row_per_day": [{"dataset": "d"}],
     "nodd_listed_days_day_is_a_day": [{"day": "yesterday"}],
-    "nodd_gaps_one_row_per_hour": [{"product": "p"}],
-    "nodd_gaps_kind_is_known": [{"kind": "odd"}],
     "nodd_gaps_are_counted": [{"expected": 0, "closed_at": LATER}, {"seen": -1}],
     "nodd_gaps_open_lacks_something": [{"seen": 2}],
     "nodd_gaps_close_after_they_open": [{"first_seen": LATER, "closed_at": T}],
     "nodd_gaps_repaired_are_closed": [{"repaired_by": "r"}],
     "nodd_gaps_one_at_a_time": [{"product": "p", "kind": "silence", "hour": LATER}],
-    "nodd_arrivals_one_row_per_day": [{"product": "p"}],
     "nodd_arrivals_day_is_a_day": [{"day": "yesterday"}],
     "nodd_arrivals_are_counted": [{"objects": 0}],
     "nodd_arrivals_classes_is_object": [{"classes": "[]"}],
     "nodd_arrivals_leads_is_object": [{"leads": "[]"}],
-    "size_peers_one_row_per_product_and_month": [{"month": "2025-12"}],
     "size_peers_are_recent": [{"sizes": "{}"}, {"sizes": "[]"}, {"sizes": str([1] * 25)}],
     "nodd_wal_supersessions_one_successor": [{"older_wal_id": ONE, "newer_wal_id": TWO}],
     "nodd_wal_supersessions_older_is_known": [{"older_wal_id": THREE}],
@@ -543,24 +515,19 @@ CASES: dict[str, list[Row]] = {
         {"metric": ""}, {"metric": "x" * 61}, {"subject": "x" * 321}, {"label": "x" * 101},
     ],
     "metric_totals_one_row": [{"subject": "d"}],
-    "nodd_wal_outcomes_one_row_per_attempt": [{"attempt": 1}],
     "nodd_wal_outcomes_record_is_known": [{"wal_id": THREE}],
     "replay_mismatches_one_row_per_attempt": [{"attempt": 2, "earlier_attempt": 1}],
     "replay_mismatches_outcome_is_known": [{"attempt": 9}],
     "replay_mismatches_earlier_outcome_is_known": [{"earlier_attempt": 9}],
     "replay_mismatches_something_differs": [{"item_differs": False}],
-    "lineage_emissions_once_per_unit_path_and_revision": [{"revision": ""}],
     "lineage_emissions_id_names_one_unit": [{"lineage_id": "l1"}],
-    "lineage_emissions_path_is_known": [{"path": "odd"}],
     "lineage_emissions_revision_is_bounded": [{"revision": "x" * 201}],
     "lineage_emissions_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
     "lineage_emissions_have_a_batch": [{"batch_id": "b9"}],
-    "lineage_failures_one_row_per_move": [{"wal_id": ONE}],
     "lineage_failures_record_is_known": [{"wal_id": THREE}],
     "lineage_failures_are_published_in_a_batch": [{"batch_id": "b9"}],
     "lineage_outbox_one_row_per_destination": [{"destination": "files", "content": b"x", "content_bytes": 1}],
     "lineage_outbox_has_a_batch": [{"batch_id": "b9"}],
-    "lineage_outbox_destination_is_known": [{"destination": "odd"}],
     "lineage_outbox_content_is_for_files": [
         {"content": b"x", "content_bytes": 1}, {"content": b"x"}, {"content_bytes": 1},
         {"batch_id": "b9", "destination": "files"},
@@ -571,12 +538,8 @@ CASES: dict[str, list[Row]] = {
     ],
     "lineage_outbox_error_is_bounded": [{"last_error": "x" * 501}],
     "lineage_outbox_not_taken_is_a_list": [{"not_taken": "{}"}],
-    "replay_runs_one_row_per_replay": [{"replay_run_id": "p1"}],
     "replay_runs_id_is_short": [{"replay_run_id": ""}, {"replay_run_id": "x" * 61}],
     "replay_runs_name_is_short": [{"name": ""}, {"name": "x" * 101}],
-    "replay_runs_mode_is_known": [{"mode": "odd"}],
-    "replay_runs_env_is_known": [{"env": "odd"}],
-    "replay_runs_state_is_known": [{"state": "odd"}],
     "replay_runs_halt_has_reason": [
         {"state": "paused"}, {"state": "stopped"}, {"state_reason": "x"}, {"state": "paused", "state_reason": ""},
         {"state": "paused", "state_reason": "x" * 1001},
@@ -592,7 +555,6 @@ CASES: dict[str, list[Row]] = {
         {"created_at": "2025-12-03 12:00:00"}, {"updated_at": "2025-12-03 12:00:00"},
         {"state": "finished", "finished_at": "2025-12-03 12:00:00"},
     ],
-    "replay_units_one_row_per_position": [{"position": 1}],
     "replay_units_one_row_per_unit": [{"wal_id": ONE}],
     "replay_units_replay_is_known": [{"replay_run_id": "p9"}],
     "replay_units_record_is_known": [{"wal_id": THREE}],
@@ -606,7 +568,6 @@ CASES: dict[str, list[Row]] = {
     ],
     "replay_units_admission_has_version": [{"state": "admitted", "decided_at": T}, {"admitted_version": 1}],
     "replay_units_decision_is_stamped": [{"decided_at": T}, {"state": "skipped", "skip_reason": "x"}],
-    "quarantine_cases_one_row_per_quarantine": [{"wal_id": ONE}],
     "quarantine_cases_quarantine_happened": [{"quarantined_version": 9}],
     "quarantine_cases_closing_entry_is_known": [{"state": "discarded", "closed_at": T, "closing_entry": 999}],
     "quarantine_cases_state_is_known": [{"state": "odd", "closed_at": T, "closing_entry": 1}],
@@ -614,13 +575,11 @@ CASES: dict[str, list[Row]] = {
         *({**EVIDENCE, column: None} for column in EVIDENCE), {**EVIDENCE, "evidence_sha256": "b" * 64},
     ],
     "quarantine_cases_closing_is_whole": [{"state": "discarded"}, {"closed_at": T}, {"closing_entry": 1}],
-    "backfills_one_row_per_backfill": [{"backfill_id": "f1"}],
     "backfills_window_has_a_day": [{"last_day": "2025-12-02"}],
     "backfills_days_are_days": [{"first_day": "2025"}, {"last_day": "tomorrow"}],
     "backfills_state_is_known": [{"state": "odd", "ended_at": T}],
     "backfills_is_attributed": [{"actor": ""}, {"actor": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001}],
     "backfills_end_has_a_time": [{"state": "finished"}, {"ended_at": T}],
-    "backfill_days_one_row_per_day": [{"dataset": "d"}],
     "backfill_days_backfill_is_known": [{"backfill_id": "f9"}],
     "backfill_days_day_is_a_day": [{"day": "tomorrow"}],
     "backfill_days_state_is_known": [{"state": "odd", "requested_at": T, "requests": 1}],
@@ -637,12 +596,10 @@ CASES: dict[str, list[Row]] = {
     "etl_wal_payload_is_object": [{"payload": "[]"}],
     "etl_wal_applied_has_a_time": [{"applied_at": None}, {"status": "PENDING"}],
     "etl_wal_content_is_applied_once": [{"content_hash": HASH}],
-    "node_output_one_row_per_content": [{"content_hash": HASH}],
     "node_output_content_hash_is_sha256": [{"content_hash": "B" * 64}, {"content_hash": "b" * 63}],
     "node_output_record_is_json": [{"record": "no"}],
     "node_output_lineage_is_json": [{"lineage": "no"}],
     "node_output_window_is_one": [{"valid_from": LATER, "valid_to": T}],
-    "etl_steps_one_row_per_end": [{"status": "APPLIED"}],
     "etl_steps_have_an_intent": [{"wal_id": 9}],
     "etl_steps_have_ended": [{"status": "PENDING"}],
     "etl_steps_measures_are_not_negative": [
@@ -656,14 +613,12 @@ CASES: dict[str, list[Row]] = {
     "etl_steps_error_is_of_a_failure": [{"status": "SKIPPED", "error": "x"}],
     "etl_steps_error_is_bounded": [{"error": "x" * 201}],
     "etl_steps_are_published_in_a_batch": [{"batch_id": "b9"}],
-    "stage_audit_one_line_per_number": [{"seq": 1}],
     "stage_audit_kind_is_known": [{"kind": "rumour"}],
     "stage_audit_event_is_named": [{"event": ""}, {"event": "x" * 101}],
     "stage_audit_details_are_object": [{"details": "[]"}],
     "stage_audit_earlier_is_array": [{"earlier": "{}"}],
     "stage_audit_hash_is_sha256": [{"hash": "a" * 63}, {"hash": "A" * 64}],
     "stage_audit_does_not_fork": [{"previous_hash": "0" * 64}],
-    "stage_state_one_row_per_attempt": [{"attempt": 1}],
     "stage_state_is_known": [{"state": "paused", "error_class": None}],
     "stage_state_key_is_sha256": [{"idempotency_key": "a" * 63}, {"idempotency_key": "A" * 64}],
     "stage_state_inputs_are_array": [{"input_hashes": "{}"}],
@@ -693,8 +648,6 @@ CASES: dict[str, list[Row]] = {
     "alerts_rule_is_known": [{"rule": "mood"}],
     "alerts_subject_is_named": [{"subject": ""}, {"subject": "x" * 301}],
     "alerts_place_is_named": [{"place": ""}, {"place": "x" * 301}],
-    "alerts_state_is_known": [{"state": "odd"}],
-    "alerts_level_is_known": [{"level": "odd"}],
     "alerts_events_are_counted": [{"observed": 0}],
     "alerts_notifications_are_counted": [{"notifications": -1}, {"notifications": 0}, {"last_notified_at": None}],
     "alerts_acknowledgement_is_whole": [
@@ -702,14 +655,12 @@ CASES: dict[str, list[Row]] = {
     ],
     "alerts_resolution_has_a_time": [{"state": "resolved"}, {"resolved_at": T}],
     "alerts_one_open_per_key": [{"subject": "clock"}, {"subject": "clock", **ACKNOWLEDGED}],
-    "alert_notifications_once_per_endpoint": [{"number": 1}],
     "alert_notifications_alert_is_known": [{"alert_id": 9}],
     "alert_notifications_are_counted": [{"number": 0}, {"endpoint": 0}, {"attempts": -1}],
     "alert_notifications_channel_is_named": [{"channel": ""}, {"channel": "x" * 61}],
     "alert_notifications_reason_is_known": [{"reason": "fun"}],
     "alert_notifications_error_is_bounded": [{"last_error": "x" * 501}],
     "alert_notifications_taken_are_closed": [{"sent_at": T}, {"sent_at": T, "attempts": 1, "claimed_until": T}],
-    "etl_checkpoint_one_row_per_node": [{"node": "n1"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip
 """What makes the other row of a constraint's table wrong, once for each way."""
@@ -741,7 +692,7 @@ SAID_BY_ANOTHER = {"sqlite": {"nodd_wal_records_failed_item_is_no_success": "nod
 
 
 def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> None:
-    faults = []
+    faults, cases = [], {**CASES, **_primary_keys(database)}
     with database.engine.connect() as connection, connection.begin() as filled:
         _switch_triggers_off(connection)
         for table, rows in STANDING.items():
@@ -749,7 +700,7 @@ def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> No
                 insert(connection, table, row)
         for table in STANDING:
             assert _refusal(connection, table, {}) is None
-        for name, changes in CASES.items():
+        for name, changes in cases.items():
             if name in OF_SQLITE and database.dialect != "sqlite":
                 continue
             table = next(table for table in sorted(STANDING, key=len, reverse=True) if name.startswith(table))
@@ -764,8 +715,20 @@ def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> No
 
 def test_every_constraint_has_a_case(database: Database) -> None:
     names = _constraints(database)
-    assert names - NEVER_SAID - set(CASES) == set()
+    assert names - NEVER_SAID - set(CASES) - set(_primary_keys(database)) == set()
     assert set(CASES) - names == (set() if database.dialect == "sqlite" else OF_SQLITE)
+
+
+def _primary_keys(database: Database) -> dict[str, list[Row]]:
+    """A row of each table whose primary key is that of its first one; where the database makes the key, none."""
+    found = sa.inspect(database.engine)
+    keys = {table: found.get_pk_constraint(table) for table in STANDING}
+    return {
+        str(key["name"]): [{column: STANDING[table][0][column] for column in key["constrained_columns"]}]
+        for table, key in keys.items()
+        if key["name"] not in {None, *CASES, *NEVER_SAID}
+        and STANDING[table][0].keys() >= set(key["constrained_columns"])
+    }
 
 
 def _refusal(connection: Connection, table: str, change: Row) -> str | None:

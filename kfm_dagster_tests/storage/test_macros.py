@@ -13,25 +13,22 @@ from kfm_dagster.storage import macros
 from kfm_dagster.storage.statements import sql_root
 
 
-@pytest.mark.parametrize(
-    ("text", "sqlite", "postgresql"),
-    [
+def test_a_macro_stands_for_the_database_s_text() -> None:
+    for text, sqlite, postgresql in [
         ("at @time NOT NULL", "at text NOT NULL", "at timestamptz NOT NULL"),
         ("x = @json_type(@as_json(y))", "x = json_type(y)", "x = jsonb_typeof(CAST(y AS jsonb))"),
         ("@pairs(n, a, b)", "'a', n.a, 'b', n.b", "'a', n.a, 'b', n.b"),
         ("@changed(a)", "(NEW.a) IS DISTINCT FROM (OLD.a)", "(NEW.a) IS DISTINCT FROM (OLD.a)"),
         ("a @sqlite(b, (c, ')'))", "a b, (c, ')')", "a "),
         ("'@time' -- @time it's", "'@time' -- @time it's", "'@time' -- @time it's"),
-    ],
-)  # fmt: skip
-def test_a_macro_stands_for_the_database_s_text(text: str, sqlite: str, postgresql: str) -> None:
-    assert (macros.render(text, "sqlite"), macros.render(text, "postgresql")) == (sqlite, postgresql)
+    ]:
+        assert (macros.render(text, "sqlite"), macros.render(text, "postgresql")) == (sqlite, postgresql)
 
 
-@pytest.mark.parametrize(("text", "why"), [("x @tmie", "no such SQL macro"), ("@sha256(x", "is not closed")])
-def test_a_macro_that_is_wrong_is_refused(text: str, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        macros.render(text, "sqlite")
+def test_a_macro_that_is_wrong_is_refused() -> None:
+    for text, why in [("x @tmie", "no such SQL macro"), ("@sha256(x", "is not closed")]:
+        with pytest.raises(ConfigurationError, match=why):
+            macros.render(text, "sqlite")
 
 
 def test_a_statement_is_of_one_database_where_a_reason_says_so() -> None:

@@ -16,17 +16,8 @@ from kfm_dagster.storage import macros
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import Migration, migrations
 from kfm_dagster_tests import databases
+from kfm_dagster_tests.storage.test_constraints import OF_SQLITE
 
-OF_SQLITE = {
-    "etl_wal_run_id_is_uuid",
-    "metric_totals_one_row",
-    "nodd_wal_counts_one_row",
-    "nodd_wal_records_times_are_rfc3339",
-    "node_output_lineage_is_json",
-    "node_output_record_is_json",
-    "replay_runs_times_are_rfc3339",
-}
-"""Constraints that PostgreSQL's types make needless, and of counts of which it keeps several rows."""
 SECOND = """
 -- A second release.
 ALTER TABLE kill_switches ADD COLUMN asked_by @id;

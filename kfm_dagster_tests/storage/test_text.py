@@ -51,9 +51,9 @@ def test_json_is_read_as_python_reads_it(value: object) -> None:
     assert json_value(json.dumps(value)) == value
 
 
-@pytest.mark.parametrize(("length", "kept"), [(4, "abcd"), (3, "ab…")])
-def test_a_text_over_its_bound_is_cut_and_marked(length: int, kept: str) -> None:
-    assert storable("abcd", length) == kept
+def test_a_text_over_its_bound_is_cut_and_marked() -> None:
+    for length, kept in [(4, "abcd"), (3, "ab…")]:
+        assert storable("abcd", length) == kept
 
 
 @pytest.mark.clause("SEC-05")

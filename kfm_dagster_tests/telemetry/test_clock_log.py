@@ -47,30 +47,12 @@ def test_nobody_trusts_another_machines_readings(database: Database) -> None:
     assert ClockLog(database).recent(since=NOW) == ()
 
 
-INSERT = "INSERT INTO clock_readings (clock_id, at, source, state) VALUES ('c', '2025-12-03', 'kernel', 'unknown')"
-REFUSED = {
-    "sqlite": [
-        ("UPDATE clock_readings SET offset_seconds = 0", "clock_readings_are_append_only"),
-        ("INSERT OR REPLACE INTO clock_readings SELECT * FROM clock_readings", "clock_readings_are_append_only"),
-        ("DELETE FROM clock_readings", "clock_readings_are_kept_for_a_month"),
-    ],
-    "postgresql": [
-        ("UPDATE clock_readings SET offset_seconds = 0", "clock_readings_are_append_only"),
-        ("TRUNCATE clock_readings", "clock_readings_are_append_only"),
-        ("DELETE FROM clock_readings", "clock_readings_are_kept_for_a_month"),
-        (INSERT.replace("(clock_id", "(reading_id, clock_id").replace("('c'", "(1, 'c'"), "reading_id"),
-        (INSERT.replace("source, ", "source, offset_seconds, uncertainty_seconds, ").replace(
-            "'kernel', ", "'kernel', 'NaN', 0, "), "clock_readings_offset_is_finite"),
-    ],
-}  # fmt: skip
-
-
-def test_a_reading_is_never_changed_and_goes_only_after_a_month(database: Database) -> None:
+def test_a_reading_goes_only_after_a_month(database: Database) -> None:
     ClockLog(database).record([reading(-86400 * days) for days in (29, 31, 0)])
-    for statement, rule in REFUSED[database.dialect]:
-        with pytest.raises(DBAPIError, match=rule), database.transaction() as tx:
-            tx.connection.exec_driver_sql(statement)
+    delete = "DELETE FROM clock_readings"
+    with pytest.raises(DBAPIError, match="clock_readings_are_kept_for_a_month"), database.transaction() as tx:
+        tx.connection.exec_driver_sql(delete)
     with database.transaction() as tx:
-        tx.connection.exec_driver_sql("DELETE FROM clock_readings WHERE at < '2025-11-03T12:00:00'")
+        tx.connection.exec_driver_sql(f"{delete} WHERE at < '2025-11-03T12:00:00'")
     kept = ClockLog(database).recent(since=NOW - timedelta(days=90))
     assert [one.at for one in kept] == [NOW - timedelta(days=29), NOW]
