@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import Envelope, StacResult
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.ledger.bench import Clock
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Folder of the catalog."""
     return tmp_path / "catalog"
+
+
+def of_run(contracts: ContractRegistry, run_id: str, envelopes: Sequence[Envelope]) -> list[Candidate]:
+    """What a run's stac-register makes of the envelopes; the Items name the run."""
+    return [
+        stac_register(
+            envelope,
+            contract=contracts[envelope.dataset],
+            grammar=contracts.grammars[envelope.dataset],
+            run_state={"dataset_id": f"{envelope.dataset}.stac_register", "run_id": run_id},
+        )
+        for envelope in envelopes
+    ]
 
 
 @pytest.fixture
@@ -29,3 +48,30 @@ def open_catalog(database: Database, root: Path, contracts: ContractRegistry) ->
 def catalog(open_catalog: Callable[[], Catalog]) -> Catalog:
     """A catalog in a folder, once with SQLite and once with PostgreSQL."""
     return open_catalog()
+
+
+Write = Callable[..., list[StacResult]]
+
+
+@pytest.fixture
+def write(catalog: Catalog, contracts: ContractRegistry) -> Write:
+    """Register envelopes under a run, those of each dataset together."""
+
+    def write(run_id: str, *envelopes: Envelope) -> list[StacResult]:
+        results = []
+        for dataset in sorted({envelope.dataset for envelope in envelopes}):
+            own = [envelope for envelope in envelopes if envelope.dataset == dataset]
+            results += catalog.register(of_run(contracts, run_id, own), fence=open_fence)
+        return results
+
+    return write
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def following(database: Database, contracts: ContractRegistry, root: Path, clock: Clock) -> Following:
+    return Following(database, contracts, FolderPublisher(root), clock=clock)

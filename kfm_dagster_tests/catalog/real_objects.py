@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
 from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.operators.metadata_extract import metadata_extract
-from kfm_dagster.operators.stac_register import stac_register
+from kfm_dagster.operators.stac_register import may_register, stac_register
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
 
@@ -22,6 +24,20 @@ def item_of_file(contracts: ContractRegistry, root: Path, path: str) -> dict[str
     assert contract is not None
     envelope = extracted(contracts, contract.id, root / path, f"s3://{path}")
     return dict(stac_register(envelope, contract=contract, grammar=contracts.grammars[contract.id]).item)
+
+
+def items_of_real_objects(contracts: ContractRegistry, objects: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path below the buckets' folder and Item of every real object that a contract takes."""
+    for file in sorted(path for path in objects.rglob("*") if path.is_file()):
+        path = file.relative_to(objects).as_posix()
+        bucket, key = path.split("/", 1)
+        route = contracts.route(bucket=bucket, key=key)
+        if route.kind is not KeyKind.DATA or route.contract is None:
+            continue
+        envelope = extracted(contracts, route.contract.id, file, f"s3://{path}")
+        if may_register(envelope):
+            grammar = contracts.grammars[route.contract.id]
+            yield path, dict(stac_register(envelope, contract=route.contract, grammar=grammar).item)
 
 
 def extracted(contracts: ContractRegistry, dataset: str, path: Path, uri: str) -> Envelope:

@@ -1,83 +1,27 @@
-"""Crashes at every failpoint, rivals and readers at the same time: index and files end up the same as without them."""
+"""Crashes anywhere, rivals and readers at the same time: index and files end up the same as without them."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kfm_dagster.catalog.item import Candidate
-from kfm_dagster.catalog.publisher import STAGING, FolderPublisher, _StagedInFolder
+from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, StacStatus
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import candidates, goes, hrrr, nexrad
 from kfm_dagster_tests.databases import unguarded
-
-
-class Crash(BaseException):
-    """The process ends here; no handler of the package may catch it."""
-
-
-class Failpoints:
-    """Counts every step that touches the database or a file, and crashes before or after the chosen one."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.passed = 0
-        self.crash_at: int | None = None
-        for owner, name in (
-            (Transaction, "run"),
-            (Transaction, "run_many"),
-            (FolderPublisher, "_write"),
-            (_StagedInFolder, "settle"),
-        ):
-            patch.setattr(owner, name, self._wrap(getattr(owner, name)))
-        patch.setattr(_StagedInFolder, "promote", self._one_by_one(_StagedInFolder.promote))
-        transaction = Database.transaction
-
-        @contextmanager
-        def committing(database: Database) -> Iterator[Transaction]:
-            with transaction(database) as tx:
-                yield tx
-                self._pass()
-            self._pass()
-
-        patch.setattr(Database, "transaction", committing)
-
-    def _pass(self) -> None:
-        self.passed += 1
-        if self.passed == self.crash_at:
-            raise Crash
-
-    def _wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **more: Any) -> Any:
-            self._pass()
-            result = step(*arguments, **more)
-            self._pass()
-            return result
-
-        return wrapped
-
-    def _one_by_one(self, promote: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(staged: _StagedInFolder, paths: list[str]) -> Any:
-            failures: dict[str, Any] = {}
-            for path in paths:
-                failures |= promote(staged, [path])
-                self._pass()
-            return failures
-
-        return wrapped
+from kfm_dagster_tests.moments import dying, meanwhile
 
 
 def _first(contracts: ContractRegistry) -> list[Candidate]:
@@ -96,7 +40,7 @@ def _empty(database: Database) -> None:
 
 
 @pytest.mark.clause("WAL-08", "WAL-05")
-def test_a_crash_at_any_failpoint_converges_to_the_tree_of_a_clean_run(
+def test_a_crash_anywhere_converges_to_the_tree_of_a_clean_run(
     database: Database, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     def catalog_in(name: str) -> Catalog:
@@ -104,68 +48,25 @@ def test_a_crash_at_any_failpoint_converges_to_the_tree_of_a_clean_run(
         return Catalog(database, FolderPublisher(tmp_path / name), contracts, page_size=3)
 
     clean = catalog_in("clean")
-    clean.register(_first(contracts), fence=open_fence)
-    with pytest.MonkeyPatch.context() as patch:
-        failpoints = Failpoints(patch)
-        clean.register(_second(contracts), fence=open_fence)
+    for batch in (_first(contracts), _second(contracts)):
+        clean.register(batch, fence=open_fence)
     expected = trees.files(tmp_path / "clean")
-    assert failpoints.passed > 40
-
-    for failpoint in range(1, failpoints.passed + 1):
-        catalog, root = catalog_in(f"crash-{failpoint}"), tmp_path / f"crash-{failpoint}"
+    for at in count(1):
+        catalog, root = catalog_in(f"crash-{at}"), tmp_path / f"crash-{at}"
         catalog.register(_first(contracts), fence=open_fence)
-        with pytest.MonkeyPatch.context() as patch:
-            crashing = Failpoints(patch)
-            crashing.crash_at = failpoint
-            with pytest.raises(Crash):
-                catalog.register(_second(contracts), fence=open_fence)
+        with dying(database, at=at) as death:
+            catalog.register(_second(contracts), fence=open_fence)
         _assert_whole(root)
         results = catalog.register(_second(contracts), fence=open_fence)
         # Either the crashed attempt was committed, and nothing is left to do, or it had no effect on the index.
         rest = {result.write_status for result in results[2:]}
-        assert rest in ({StacStatus.CREATED}, {StacStatus.NO_OP}), failpoint
-        assert trees.files(root) == expected, f"failpoint {failpoint}"
+        assert rest in ({StacStatus.CREATED}, {StacStatus.NO_OP}), death
+        assert trees.files(root) == expected, death
         trees.assert_consistent(root)
         trees.assert_counted(database)
-
-
-_VICTIM = """
-    import os, sys
-    from pathlib import Path
-    from kfm_dagster.catalog import publisher
-    from kfm_dagster.catalog.store import Catalog
-    from kfm_dagster.contracts.loader import ContractRegistry
-    from kfm_dagster.storage.database import Database
-    from kfm_dagster.storage.fence import open_fence
-    from kfm_dagster_tests.catalog.envelopes import candidates, goes
-
-    url, root, failpoint = sys.argv[1:]
-    setattr(publisher._StagedInFolder, {"staged": "promote", "promoted": "settle"}[failpoint], lambda *_: os._exit(9))
-    contracts = ContractRegistry.load()
-    catalog = Catalog(Database.open(url), publisher.FolderPublisher(Path(root)), contracts, page_size=3)
-    catalog.register(candidates(contracts, [goes(0), goes(1)]), fence=open_fence)
-"""
-
-
-@pytest.mark.clause("WAL-08")
-@pytest.mark.parametrize("failpoint", ["staged", "promoted"])
-def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_clear(
-    database_url: str, contracts: ContractRegistry, tmp_path: Path, failpoint: str
-) -> None:
-    root = tmp_path / "catalog"
-    victim = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root), failpoint], check=False
-    )
-    assert victim.returncode == 9
-    assert list((root / STAGING).iterdir())
-    database = Database.open(database_url)
-    results = Catalog(database, FolderPublisher(root), contracts, page_size=3).register(
-        _first(contracts), fence=open_fence
-    )
-    database.dispose()
-    assert [result.write_status for result in results] == [StacStatus.CREATED] * 2
-    assert not list((root / STAGING).iterdir())
-    trees.assert_consistent(root)
+        if not death.died:
+            break
+    assert at > 40
 
 
 @pytest.mark.clause("OPR-08", "OPR-09")
@@ -227,23 +128,18 @@ def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
     contracts: ContractRegistry,
     database: Database,
     root: Path,
-    monkeypatch: pytest.MonkeyPatch,
     standing: Envelope,
     rival: Envelope,
 ) -> None:
     """One writer stops with its pages and its root composed but not written, and a rival comes."""
     open_catalog().register(candidates(contracts, [standing]), fence=open_fence)
     composed, finished = threading.Event(), threading.Event()
-    write = FolderPublisher._write
 
-    def stop_before_documents(publisher: FolderPublisher, staged: Any, files: Mapping[str, bytes]) -> None:
-        if "goes-abi/collection.json" in files and not composed.is_set():
-            composed.set()
-            # With the rival locked out this waits in vain; without a lock the rival is done long before.
-            finished.wait(timeout=1)
-        write(publisher, staged, files)
+    def stop() -> None:
+        composed.set()
+        # With the rival locked out this waits in vain; without a lock the rival is done long before.
+        finished.wait(timeout=1)
 
-    monkeypatch.setattr(FolderPublisher, "_write", stop_before_documents)
     results: list[StacStatus] = []
 
     def register(envelope: Envelope) -> None:
@@ -253,15 +149,17 @@ def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
         )
 
     first = threading.Thread(target=register, args=(goes(0),))
-    first.start()
-    assert composed.wait(timeout=30)
     second = threading.Thread(target=register, args=(rival,))
-    second.start()
-    second.join(timeout=0.9)
-    if not second.is_alive():
-        finished.set()
-    first.join()
-    second.join()
+    # The documents are staged after the Item.
+    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, stop, nth=2):
+        first.start()
+        assert composed.wait(timeout=30)
+        second.start()
+        second.join(timeout=0.9)
+        if not second.is_alive():
+            finished.set()
+        first.join()
+        second.join()
     assert results == [StacStatus.CREATED] * 2
     assert len(trees.item_ids(root)) == 3
     trees.assert_consistent(root)

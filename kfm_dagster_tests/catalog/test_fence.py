@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import Fence, open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes
+from kfm_dagster_tests.moments import meanwhile
 
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -107,22 +108,15 @@ def test_a_first_item_that_is_refused_leaves_no_catalog(
 
 @pytest.mark.clause("BEY-02")
 def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
-    catalog: Catalog, contracts: ContractRegistry, database: Database, root: Path, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, contracts: ContractRegistry, database: Database, root: Path
 ) -> None:
     """The real ledger, and the longest moment between what a worker last knew and what it writes."""
     ledger = Ledger(database, registry=contracts, worker_id="test", clock=lambda: NOW)
     ledger.ensure([goes(0), goes(1)])
     claimed = ledger.claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="slow", limit=10)
     mine = [goes(number).evolve(attempt=claimed[0].attempt) for number in range(2)]
-    write = FolderPublisher._write
-
-    def overtaken(publisher: FolderPublisher, *arguments: Any) -> None:
-        monkeypatch.setattr(FolderPublisher, "_write", write)
-        ledger.release_lost(run_ids=["slow"])
-        write(publisher, *arguments)
-
-    monkeypatch.setattr(FolderPublisher, "_write", overtaken)
-    results = catalog.register(candidates(contracts, mine), fence=ledger.fence("slow"))
+    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, lambda: ledger.release_lost(run_ids=["slow"])):
+        results = catalog.register(candidates(contracts, mine), fence=ledger.fence("slow"))
     assert codes(results) == [FenceIssue.CLAIM_LOST] * 2
     assert trees.files(root) == {}
     assert index_rows(database) == []
@@ -130,17 +124,14 @@ def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
 
 @pytest.mark.clause("BEY-02")
 def test_nobody_takes_a_claim_over_while_its_holder_writes(
-    catalog: Catalog, contracts: ContractRegistry, database: Database, database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    catalog: Catalog, contracts: ContractRegistry, database: Database, database_url: str
+) -> None:
     """Asking is not enough: what the fence let through stays true until the commit."""
     ledger = Ledger(database, registry=contracts, worker_id="test", clock=lambda: NOW)
     ledger.ensure([goes(0)])
     claimed = ledger.claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="run", limit=10)
-    publish = Catalog._publish_documents
-    refused: list[bool] = []
 
-    def while_writing(*arguments: Any, **named: Any) -> None:
+    def take_over() -> None:
         options = {"timeout": 0} if database.dialect == "sqlite" else {}
         rival = sa.create_engine(database_url, connect_args=options, isolation_level="AUTOCOMMIT")
         with rival.connect() as connection:
@@ -151,15 +142,13 @@ def test_nobody_takes_a_claim_over_while_its_holder_writes(
             )
             with pytest.raises(sa.exc.OperationalError):
                 connection.exec_driver_sql(take)
-            refused.append(True)
         rival.dispose()
-        publish(*arguments, **named)
 
-    monkeypatch.setattr(Catalog, "_publish_documents", while_writing)
     unit = goes(0).evolve(attempt=claimed[0].attempt)
-    [result] = catalog.register(candidates(contracts, [unit]), fence=ledger.fence("run"))
+    # The documents are staged after the Item, in the transaction of the fence.
+    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, take_over, nth=2):
+        [result] = catalog.register(candidates(contracts, [unit]), fence=ledger.fence("run"))
     assert result.write_status is CREATED
-    assert refused == [True]
 
 
 @pytest.mark.clause("BEY-02")

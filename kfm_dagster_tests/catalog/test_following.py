@@ -14,16 +14,12 @@ from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.catalog.following import FIRST_PAUSE, LONGEST_PAUSE, TURN, Following
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
-from kfm_dagster_tests.catalog.test_undo import of_run, unit
+from kfm_dagster_tests.catalog.test_undo import unit
 from kfm_dagster_tests.ledger.bench import Clock
 
 CREATED, UPDATED, WITHDRAWN = ChangeKind.CREATED, ChangeKind.UPDATED, ChangeKind.WITHDRAWN
@@ -63,24 +59,6 @@ class Mirror:
         self.items = {key: item for key, item in self.items.items() if key[0] != contract.stac.collection}
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def following(database: Database, contracts: ContractRegistry, root: Path, clock: Clock) -> Following:
-    return Following(database, contracts, FolderPublisher(root), clock=clock)
-
-
-@pytest.fixture
-def write(catalog: Catalog, contracts: ContractRegistry) -> Callable[..., None]:
-    def write(run_id: str, *envelopes: Envelope) -> None:
-        catalog.register(of_run(contracts, run_id, envelopes), fence=open_fence)
-
-    return write
-
-
 def standing(root: Path) -> dict[tuple[str, str], Any]:
     """The Items that a reader of the catalog finds."""
     found = (orjson.loads(content) for content in trees.files(root).values())
@@ -118,9 +96,7 @@ def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
     for operation, argument in operations:
         if operation == "write":
             runs.append(next(_names))
-            for dataset in ("goes-abi", "nexrad-l2"):
-                units = [unit(*one) for one in argument]
-                write(runs[-1], *(envelope for envelope in units if envelope.dataset == dataset))
+            write(runs[-1], *(unit(*one) for one in argument))
         elif operation == "undo" and argument < len(runs):
             for dataset in ("goes-abi", "nexrad-l2"):
                 catalog.undo(dataset, runs[argument])

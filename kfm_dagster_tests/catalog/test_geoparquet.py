@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from obstore.store import MemoryStore
 
-from kfm_dagster import failpoints
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.catalog.following import LONGEST_PAUSE, TURN, Following
 from kfm_dagster.catalog.geoparquet import days, parts
@@ -35,17 +34,15 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.conftest import of_run
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
-from kfm_dagster_tests.catalog.test_undo import NEXT_YEAR, of_run, unit
+from kfm_dagster_tests.catalog.test_undo import NEXT_YEAR, unit
 from kfm_dagster_tests.ledger.bench import Clock
+from kfm_dagster_tests.moments import dying, meanwhile
 
 CREATED, UPDATED, WITHDRAWN = ChangeKind.CREATED, ChangeKind.UPDATED, ChangeKind.WITHDRAWN
 ABI = "goes-abi"
 Items = dict[str, dict[str, Any]]
-
-
-class Crash(BaseException):
-    """The process ends here; no handler of the package may catch it."""
 
 
 @contextmanager
@@ -55,25 +52,6 @@ def small_parts() -> Iterator[None]:
         for name, value in (("GROUP_ROWS", 2), ("PART_ROWS", 6), ("WHOLE_ROWS", 2)):
             patch.setattr(parts, name, value)
         yield
-
-
-@contextmanager
-def crashing(at: int) -> Iterator[None]:
-    """End the process at the failpoint of that number."""
-    left = at
-
-    def reached(failpoint: Failpoint, labels: Any) -> None:
-        nonlocal left
-        if failpoint.startswith("catalog."):
-            left -= 1
-            if left < 0:
-                raise Crash
-
-    failpoints.install(reached)
-    try:
-        yield
-    finally:
-        failpoints.install(None)
 
 
 def published(publisher: Publisher, collection: str = ABI) -> dict[str, Items]:
@@ -143,12 +121,11 @@ class Deployment(RuleBasedStateMachine):
     def undo(self, data: st.DataObject) -> None:
         self.catalog.undo(ABI, f"run-{data.draw(st.integers(1, self.runs))}")
 
-    @rule(at=st.integers(0, 20))
+    @rule(at=st.integers(1, 21))
     def follow_and_die(self, at: int) -> None:
-        try:
-            with crashing(at):
-                self._follow()
-        except Crash:
+        with dying(at=at, only="catalog.") as death:
+            self._follow()
+        if death.died:
             self.expected.append(standing(self.root))
             self.clock.advance(TURN.total_seconds() + 1)
         else:
@@ -268,19 +245,12 @@ def test_a_writer_that_stalled_takes_nothing_back(
                 *changes(contracts, following + 4, range(2, 4), UPDATED, platform=f"late-{following}"),
             ]
 
-            others = [stalled, *([change] for change in later)]
+            def overtake(batches: Any = (stalled, *([change] for change in later))) -> None:
+                for batch in batches:
+                    GeoParquet(publisher).follow(contracts[ABI], batch)
 
-            def overtake(failpoint: Failpoint, labels: Any, moment: Failpoint = moment, others: Any = others) -> None:
-                if failpoint is moment:
-                    failpoints.install(None)
-                    for batch in others:
-                        GeoParquet(publisher).follow(contracts[ABI], batch)
-
-            failpoints.install(overtake)
-            try:
+            with meanwhile(moment, overtake):
                 GeoParquet(publisher).follow(contracts[ABI], stalled)
-            finally:
-                failpoints.install(None)
             found = published(publisher)["2025-12-03"]
             assert len(found) == 8
             assert [item["properties"]["platform"] for item in found.values()].count(f"late-{following}") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,13 +16,12 @@ from kfm_dagster_tests.catalog.envelopes import DAY
 from kfm_dagster_tests.catalog.test_geoparquet import (
     ABI,
     UPDATED,
-    Crash,
     changes,
-    crashing,
     every_file,
     published,
     small_parts,
 )
+from kfm_dagster_tests.moments import dying
 
 OVER, AFTER, LATER = (DAY + timedelta(days=number) for number in range(3))
 
@@ -74,15 +74,12 @@ def test_a_crash_while_a_day_becomes_one_file_loses_none_of_it(
 ) -> None:
     publisher = FolderPublisher(root)
     filled = published(publisher)[f"{OVER:%Y-%m-%d}"]
-    for at in range(60):
-        later = changes(contracts, 100 + at, [at], day=LATER)
-        try:
-            with small_parts(), crashing(at):
-                GeoParquet(publisher).follow(contracts[ABI], later)
-        except Crash:
-            assert published(publisher)[f"{OVER:%Y-%m-%d}"] == filled
-        else:
+    for at in count(1):
+        with small_parts(), dying(at=at, only="catalog.") as death:
+            GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 100 + at, [at], day=LATER))
+        assert published(publisher)[f"{OVER:%Y-%m-%d}"] == filled
+        if not death.died:
             break
-    assert 0 < at < 59
+    assert at > 1
     assert len(files(root)) == 1
     assert published(publisher)[f"{OVER:%Y-%m-%d}"] == filled

@@ -19,11 +19,9 @@ from kfm_dagster.catalog.geoparquet import order
 from kfm_dagster.catalog.geoparquet.order import boxes, hilbert, ordered, starts
 from kfm_dagster.catalog.geoparquet.parts import parquet
 from kfm_dagster.catalog.geoparquet.rows import OPEN, merged, to_items, to_table, without
-from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.operators.stac_register import may_register
 from kfm_dagster_tests.catalog.envelopes import box, candidates, goes, hrrr, nexrad, with_metadata
-from kfm_dagster_tests.catalog.real_objects import extracted, item_of_file
+from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
 
 LEAF = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.sampled_from(["a", "b", "kfm:item", "kfm:null", "created", "grib:layers", "id", "bbox", "ä b", "x.y"])
@@ -80,15 +78,8 @@ def test_real_items_come_back_equal_and_nearly_all_from_their_columns_alone(
     contracts: ContractRegistry, shared_data: Path
 ) -> None:
     by_collection: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(path for path in (shared_data / "objects").rglob("*") if path.is_file()):
-        name = path.relative_to(shared_data / "objects").as_posix()
-        bucket, key = name.split("/", 1)
-        route = contracts.route(bucket=bucket, key=key)
-        if route.kind is not KeyKind.DATA or route.contract is None:
-            continue
-        if may_register(extracted(contracts, route.contract.id, path, f"s3://{name}")):
-            item = item_of_file(contracts, shared_data / "objects", name)
-            by_collection.setdefault(item["collection"], []).append(item)
+    for _, item in items_of_real_objects(contracts, shared_data / "objects"):
+        by_collection.setdefault(item["collection"], []).append(item)
     assert len(by_collection) > 5
     whole = 0
     for found in by_collection.values():

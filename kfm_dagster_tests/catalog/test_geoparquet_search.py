@@ -137,26 +137,7 @@ def test_what_is_found_is_what_meets_box_and_time(
     assert found(publisher, bbox=asked, start=first, end=last) == sorted(expected)
 
 
-@pytest.mark.parametrize(
-    ("condition", "expected"),
-    [
-        (("platform", "=", "goes-19"), {0, 2}),
-        (("platform", "=", "goes"), set()),
-        (("number", ">", "1"), {2, 3}),
-        (("number", "<", "1.5"), set()),  # no whole number, as the property is
-        (("share", "<", "0.5"), {0, 1}),
-        (("share", "=", "1"), {2}),
-        (("instruments", "=", "glm"), {1, 3}),
-        (("flag", "=", "true"), {1}),
-        (("datetime", ">", "2025-12-03T01:30:00Z"), {2, 3}),
-        (("id", "=", "item-00003"), {3}),
-        (("nothing", "=", "1"), set()),
-        (("odd", "=", "1"), set()),
-    ],
-)
-def test_conditions_take_values_for_what_the_property_is(
-    contracts: ContractRegistry, root: Path, condition: tuple[str, str, str], expected: set[int]
-) -> None:
+def test_conditions_take_values_for_what_the_property_is(contracts: ContractRegistry, root: Path) -> None:
     publisher = FolderPublisher(root)
     rows = [
         {"platform": "goes-19", "share": 0.25, "instruments": ["abi"], "odd": {"a": 1}},
@@ -169,8 +150,22 @@ def test_conditions_take_values_for_what_the_property_is(
         contracts,
         [item(number, None, start=DAY + timedelta(hours=number), **row) for number, row in enumerate(rows)],
     )
-    conditions = (PropertyCondition(name=condition[0], operator=condition[1], value=condition[2]),)
-    assert found(publisher, conditions=conditions) == [f"item-{number:05}" for number in sorted(expected)]
+    for (name, operator, value), expected in [
+        (("platform", "=", "goes-19"), {0, 2}),
+        (("platform", "=", "goes"), set()),
+        (("number", ">", "1"), {2, 3}),
+        (("number", "<", "1.5"), set()),  # no whole number, as the property is
+        (("share", "<", "0.5"), {0, 1}),
+        (("share", "=", "1"), {2}),
+        (("instruments", "=", "glm"), {1, 3}),
+        (("flag", "=", "true"), {1}),
+        (("datetime", ">", "2025-12-03T01:30:00Z"), {2, 3}),
+        (("id", "=", "item-00003"), {3}),
+        (("nothing", "=", "1"), set()),
+        (("odd", "=", "1"), set()),
+    ]:
+        conditions = (PropertyCondition(name=name, operator=operator, value=value),)
+        assert found(publisher, conditions=conditions) == [f"item-{number:05}" for number in sorted(expected)]
 
 
 class Counting(FolderPublisher):
@@ -270,9 +265,8 @@ def published(home: Path, contracts: ContractRegistry) -> Path:
 
 
 @pytest.mark.clause("OPR-10")
-@pytest.mark.parametrize(
-    ("arguments", "scans"),
-    [
+def test_the_command_finds_items_by_time_box_and_property(published: Path, call: Call) -> None:
+    for arguments, scans in [
         ((), ["s20253370000000", "s20253370000050", "s20253370000100", "s20253390000000"]),
         (("--time", "2025-12-03"), ["s20253370000000", "s20253370000050", "s20253370000100"]),
         (("--time", "2025-12-03T00:00:04Z/.."), ["s20253370000050", "s20253370000100", "s20253390000000"]),
@@ -285,21 +279,13 @@ def published(home: Path, contracts: ContractRegistry) -> Path:
         (("--where", "platform=goes-19", "--where", "datetime>2025-12-04T00:00:00Z"), ["s20253390000000"]),
         (("--collection", "hrrr"), []),
         (("--collection", "goes-abi", "--limit", "2"), ["s20253370000000", "s20253370000100"]),
-    ],
-    ids=str,
-)
-def test_the_command_finds_items_by_time_box_and_property(
-    published: Path,
-    call: Call,
-    arguments: tuple[str, ...],
-    scans: list[str],
-) -> None:
-    answer = call("items", "search", *arguments, "--json")
-    assert answer.code == 0
-    assert sorted(str(row["id"]).split("_")[3] for row in answer.rows) == scans
-    assert all(row["type"] == "Feature" and row["stac_version"] == "1.1.0" for row in answer.rows)
-    shown = call("items", "search", *arguments)
-    assert shown.out.count("OR_ABI") == len(scans)
+    ]:
+        answer = call("items", "search", *arguments, "--json")
+        assert answer.code == 0
+        assert sorted(str(row["id"]).split("_")[3] for row in answer.rows) == scans
+        assert all(row["type"] == "Feature" and row["stac_version"] == "1.1.0" for row in answer.rows)
+        shown = call("items", "search", *arguments)
+        assert shown.out.count("OR_ABI") == len(scans)
 
 
 def test_a_property_that_nothing_has_is_named_with_what_comes_nearest(published: Path, call: Call) -> None:
@@ -322,9 +308,8 @@ def test_the_command_writes_what_it_finds_as_one_file(published: Path, call: Cal
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_bad_input_is_one_line(home: Path, call: Call) -> None:
+    for arguments, said in [
         (("--time", "soon"), "'soon' is no day"),
         (("--time", "2025-12-03/2025-12-01"), "ends before it begins"),
         (("--bbox", "1,2,3"), "not four numbers"),
@@ -333,15 +318,12 @@ def test_the_command_writes_what_it_finds_as_one_file(published: Path, call: Cal
         (("--where", "platform"), "PROPERTY=VALUE"),
         (("--collection", "goes-xyz"), "goes-abi"),
         (("--limit", "0"), "--limit"),
-    ],
-    ids=str,
-)
-def test_bad_input_is_one_line(home: Path, call: Call, arguments: tuple[str, ...], said: str) -> None:
-    answer = call("items", "search", *arguments)
-    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
-    assert said in answer.err
-    assert len(answer.err.splitlines()) == 1
-    assert not home.exists()
+    ]:
+        answer = call("items", "search", *arguments)
+        assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+        assert said in answer.err
+        assert len(answer.err.splitlines()) == 1
+        assert not home.exists()
 
 
 def test_nothing_is_made_by_looking_where_nothing_is(home: Path, call: Call) -> None:

@@ -11,9 +11,8 @@ import pyproj
 import pytest
 import rasterio
 
-from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster_tests.catalog.real_objects import item_of_file
+from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
 
 GRIDDED = {"goes-abi", "gfs", "hrrr", "mrms", "ocean"}
 """Datasets that have grids, and real objects."""
@@ -23,13 +22,8 @@ CONTRACTS = ContractRegistry.load()
 @cache
 def items(folder: Path) -> dict[str, dict[str, Any]]:
     """The Item of every real object that has a grid, by its path below the folder of buckets."""
-    found = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        path = file.relative_to(folder).as_posix()
-        bucket, key = path.split("/", 1)
-        route = CONTRACTS.route(bucket=bucket, key=key)
-        if route.kind is KeyKind.DATA and route.contract is not None and route.contract.id in GRIDDED:
-            found[path] = item_of_file(CONTRACTS, folder, path)
+    every = items_of_real_objects(CONTRACTS, folder)
+    found = {path: item for path, item in every if item["properties"]["kfm:dataset"] in GRIDDED}
     assert {item["collection"] for item in found.values()} == GRIDDED
     return found
 

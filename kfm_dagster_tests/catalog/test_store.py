@@ -10,20 +10,20 @@ from typing import Any
 
 import pystac
 import pytest
-import sqlalchemy as sa
 
 from kfm_dagster.catalog.item import canonical, content_sha256
-from kfm_dagster.catalog.publisher import FolderPublisher, PublishError
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.official import OfficialSchemas
+from kfm_dagster_tests.moments import full, meanwhile
 
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
 
@@ -123,10 +123,10 @@ def test_of_one_item_twice_in_a_batch_the_newest_stands(register: Register, root
 
 
 def test_a_twin_shares_the_failure_of_the_one_that_was_to_stand(
-    register: Register, monkeypatch: pytest.MonkeyPatch
+    register: Register,
 ) -> None:
-    monkeypatch.setattr(FolderPublisher, "_write", _raise(OSError(28, "No space left on device")))
-    results = register(goes(0, created=1), goes(0, created=9))
+    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full):
+        results = register(goes(0, created=1), goes(0, created=9))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
 
 
@@ -162,23 +162,16 @@ def test_a_removed_catalog_comes_back(register: Register, root: Path) -> None:
 
 @pytest.mark.clause("OPR-09")
 def test_the_second_of_two_interleaved_writers_gets_a_conflict(
-    open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, monkeypatch: pytest.MonkeyPatch
+    open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path
 ) -> None:
     slow, fast = open_catalog(), open_catalog()
     slow.register(candidates(contracts, [goes(0)]), fence=open_fence)
     mine = candidates(contracts, [goes(0, platform="slow"), goes(1, platform="both"), goes(2, platform="slow")])
     theirs = candidates(contracts, [goes(0, platform="fast"), goes(1, platform="both"), goes(2, platform="fast")])
     overtaken: list[StacResult] = []
-    write = FolderPublisher._write
-
-    def overtake(publisher: FolderPublisher, *arguments: Any) -> None:
-        # The slow writer has read the index and decided; now the fast one comes and goes.
-        monkeypatch.setattr(FolderPublisher, "_write", write)
-        overtaken.extend(fast.register(theirs, fence=open_fence))
-        write(publisher, *arguments)
-
-    monkeypatch.setattr(FolderPublisher, "_write", overtake)
-    results = slow.register(mine, fence=open_fence)
+    # The slow writer has read the index and decided; now the fast one comes and goes.
+    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, lambda: overtaken.extend(fast.register(theirs, fence=open_fence))):
+        results = slow.register(mine, fence=open_fence)
     assert statuses(overtaken) == [UPDATED, CREATED, CREATED]
     assert statuses(results) == [FAILED, NO_OP, FAILED]
     assert codes(results) == [StacIssue.CATALOG_CONFLICT, None, StacIssue.CATALOG_CONFLICT]
@@ -208,13 +201,10 @@ def test_a_batch_of_which_nothing_could_be_promoted_leaves_nothing_to_repair(reg
     trees.assert_consistent(root)
 
 
-def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(
-    register: Register, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(register: Register, root: Path) -> None:
     register(goes(0))
-    failure = PublishError(StacIssue.IO_ERROR, "No space left on device")
-    with monkeypatch.context() as patch:
-        patch.setattr(Catalog, "_publish_documents", _raise(failure))
+    # The documents are staged after the Items.
+    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full, nth=2):
         results = register(goes(0, platform="goes-18"), goes(1))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
     # The file of the first already holds the new content; the index, which decides, does not.
@@ -321,25 +311,6 @@ def test_an_item_without_geometry_is_listed_and_widens_nothing(register: Registe
     trees.assert_consistent(root)
 
 
-@pytest.mark.parametrize(
-    ("change", "refusal"),
-    [
-        ("UPDATE catalog_items SET updated_at = updated_at", "catalog_items_revision_grows_by_one"),
-        ("UPDATE catalog_items SET revision = revision + 2", "catalog_items_revision_grows_by_one"),
-        ("UPDATE catalog_items SET revision = revision + 1, page = 2", "catalog_items_keep_their_home"),
-        ("UPDATE catalog_items SET revision = revision + 1, end_at = '1990-01-01T00:00:00Z'", "time_range_is_ordered"),
-        ("UPDATE catalog_items SET revision = revision + 1, west = NULL", "catalog_items_bbox_is_whole"),
-        ("UPDATE catalog_summaries SET items = -1", "catalog_summaries_items_are_not_negative"),
-    ],
-)
-def test_the_database_refuses_what_would_lose_an_update(
-    register: Register, database: Database, change: str, refusal: str
-) -> None:
-    register(goes(0))
-    with pytest.raises(sa.exc.DBAPIError, match=refusal), database.transaction() as tx:
-        tx.connection.exec_driver_sql(change)
-
-
 def test_a_batch_of_two_datasets_is_refused(register: Register) -> None:
     with pytest.raises(ValueError, match="one dataset"):
         register(goes(0), hrrr())
@@ -361,10 +332,3 @@ def _items(root: Path) -> list[dict[str, Any]]:
 
 def _collection(root: Path) -> Mapping[str, Any]:
     return trees.walk(root)["goes-abi/collection.json"]
-
-
-def _raise(error: Exception) -> Callable[..., Any]:
-    def raising(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return raising

@@ -2,59 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from kfm_dagster import failpoints
-from kfm_dagster.catalog.item import Candidate
-from kfm_dagster.catalog.publisher import STAGING, FolderPublisher, ObjectStorePublisher
+from kfm_dagster.catalog.publisher import STAGING, ObjectStorePublisher
 from kfm_dagster.catalog.store import Catalog, CatalogUndoError
 from kfm_dagster.catalog.undo import UndoReport
-from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus
+from kfm_dagster.contracts.envelope import Envelope, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.operators.stac_register import stac_register
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.conftest import Write, of_run
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad, with_metadata
 from kfm_dagster_tests.databases import unguarded
+from kfm_dagster_tests.moments import dying, full, meanwhile
 
 NEXT_YEAR = DAY + timedelta(days=40)
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
 NOTHING = UndoReport()
-
-Write = Callable[..., list[StacResult]]
-
-
-def of_run(contracts: ContractRegistry, run_id: str, envelopes: Sequence[Envelope]) -> list[Candidate]:
-    """What a run's stac-register makes of the envelopes; the Items name the run."""
-    return [
-        stac_register(
-            envelope,
-            contract=contracts[envelope.dataset],
-            grammar=contracts.grammars[envelope.dataset],
-            run_state={"dataset_id": f"{envelope.dataset}.stac_register", "run_id": run_id},
-        )
-        for envelope in envelopes
-    ]
+AFTER_ITS_LOG = Failpoint.CATALOG_STAGE_BEFORE
+"""Where a registration has written down what it replaces, and nothing else."""
 
 
 def everything(root: Path, database: Database) -> dict[str, Any]:
@@ -71,11 +51,6 @@ def everything(root: Path, database: Database) -> dict[str, Any]:
     with database.snapshot() as tx:
         rows = {name: tx.connection.exec_driver_sql(query).all() for name, query in queries.items()}
     return {"files": trees.files(root), "folders": folders, **rows}
-
-
-@pytest.fixture
-def write(catalog: Catalog, contracts: ContractRegistry) -> Write:
-    return lambda run_id, *envelopes: catalog.register(of_run(contracts, run_id, envelopes), fence=open_fence)
 
 
 def unit(number: int, variant: int) -> Envelope:
@@ -125,9 +100,7 @@ def test_undoing_a_run_leaves_what_stood_before_it_and_undoing_all_in_any_order_
     def run(work: list[list[tuple[int, int]]]) -> str:
         run_id = f"run-{next(_names)}"
         for batch in work:
-            for dataset in ("goes-abi", "nexrad-l2"):
-                units = [unit(*one) for one in batch]
-                write(run_id, *(envelope for envelope in units if envelope.dataset == dataset))
+            write(run_id, *(unit(*one) for one in batch))
         return run_id
 
     def undo(run_id: str) -> list[UndoReport]:
@@ -220,18 +193,10 @@ def test_a_run_that_wrote_before_and_after_another_gives_the_others_item_back(
 
 @pytest.mark.clause("PCS-03", "OPR-09")
 def test_a_write_whose_collection_was_undone_meanwhile_leaves_the_root_to_the_next_one(
-    catalog: Catalog, root: Path, database: Database, write: Write, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     write("base", goes(0))
-    log = Catalog._log
-
-    def undone_meanwhile(self: Catalog, *logged: Any) -> Any:
-        found = log(self, *logged)
-        catalog.undo("goes-abi", "base")
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Catalog, "_log", undone_meanwhile)
+    with meanwhile(AFTER_ITS_LOG, lambda: catalog.undo("goes-abi", "base")):
         [lost] = write("run", goes(0, platform="goes-18"))
     assert [issue.code for issue in lost.issues] == [StacIssue.CATALOG_CONFLICT]
     assert not any(everything(root, database).values())
@@ -265,27 +230,25 @@ def test_bringing_a_lost_file_back_is_nothing_to_undo(catalog: Catalog, root: Pa
     assert catalog.undo("goes-abi", "run") == UndoReport(removed=(str(item.item_id),))
 
 
-@pytest.mark.parametrize("moment", ["_log", "_commit"], ids=["before its log", "after its log"])
+@pytest.mark.parametrize(
+    ("moment", "nth"), [(Failpoint.DATABASE_BEGIN, 2), (AFTER_ITS_LOG, 1)], ids=["before its log", "after its log"]
+)
 @pytest.mark.parametrize("rewritten", [False, True], ids=["gone", "another's"])
 @pytest.mark.clause("PCS-03", "OPR-09")
 def test_a_writer_that_saw_an_item_which_was_undone_meanwhile_is_refused(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, write: Write,
-    monkeypatch: pytest.MonkeyPatch, moment: str, rewritten: bool,
+    moment: Failpoint, nth: int, rewritten: bool,
 ) -> None:  # fmt: skip
     """The Item's row is as old as the one that the writer saw, and may be at the same revision, yet it is another."""
     write("undone", goes(0))
-    step = Catalog._log
 
-    def overtaken(self: Catalog, *arguments: Any) -> Any:
-        monkeypatch.setattr(Catalog, "_log", step)
-        done = step(self, *arguments) if moment == "_commit" else None
+    def overtake() -> None:
         open_catalog().undo("goes-abi", "undone")
         if rewritten:
             write("rival", goes(0, platform="goes-17"))
-        return done or step(self, *arguments)
 
-    monkeypatch.setattr(Catalog, "_log", overtaken)
-    [refused] = catalog.register(of_run(contracts, "late", [goes(0, platform="goes-18")]), fence=open_fence)
+    with meanwhile(moment, overtake, nth=nth):
+        [refused] = catalog.register(of_run(contracts, "late", [goes(0, platform="goes-18")]), fence=open_fence)
     assert (refused.write_status, refused.issues[0].code) == (FAILED, StacIssue.CATALOG_CONFLICT)
     assert len(trees.files(root)) == (0 if not rewritten else 6)
     assert catalog.undo("goes-abi", "late") == NOTHING
@@ -320,32 +283,6 @@ def test_a_run_is_undone_while_others_write(
     trees.assert_counted(database)
 
 
-class CrashError(BaseException):
-    """The process ends here; no handler of the package may catch it."""
-
-
-@contextmanager
-def dying(database: Database, *, at: int) -> Iterator[list[str]]:
-    """Die at the n-th statement or failpoint; yields what was reached."""
-    reached: list[str] = []
-
-    def reach(what: str) -> None:
-        reached.append(what)
-        if len(reached) == at:
-            raise CrashError(what)
-
-    def executed(_connection: Any, statement: Any, *_: Any) -> None:
-        reach(str(statement))
-
-    sa.event.listen(database.engine, "after_execute", executed)
-    failpoints.install(lambda failpoint, _: reach(failpoint.value))
-    try:
-        yield reached
-    finally:
-        failpoints.install(None)
-        sa.event.remove(database.engine, "after_execute", executed)
-
-
 def base(write: Write) -> None:
     write("base", goes(0), goes(1), goes(2), goes(3))
 
@@ -366,25 +303,18 @@ def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
         base(write)
     root.mkdir(exist_ok=True)
     before = everything(root, database)
-    deaths = 0
     for at in count(1):
-        with dying(database, at=at) as reached:
-            try:
-                write("run", *changes())
-            except CrashError:
-                deaths += 1
+        with dying(database, at=at) as death:
+            write("run", *changes())
         # The next try finds the file of the one that died, which is not what stood before; it comes through, or dies.
         if at % 3:
             with dying(database, at=at - 1 if at % 3 == 1 else 0):
-                try:
-                    write("run", *changes())
-                except CrashError:
-                    deaths += 1
+                write("run", *changes())
         catalog.undo("goes-abi", "run")
-        assert everything(root, database) == before, f"died at {at}: {reached[-1]}"
-        if len(reached) < at:
+        assert everything(root, database) == before, death
+        if not death.died:
             break
-    assert deaths > 40
+    assert at > 30
 
 
 @pytest.mark.clause("PCS-03")
@@ -395,93 +325,28 @@ def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
     before = everything(root, database)
     for at in count(1):
         write("run", *changes())
-        with dying(database, at=at) as reached:
-            try:
-                catalog.undo("goes-abi", "run")
-                died = False
-            except CrashError:
-                died = True
+        with dying(database, at=at) as death:
+            catalog.undo("goes-abi", "run")
         catalog.undo("goes-abi", "run")
-        assert everything(root, database) == before, f"died at {at}: {reached[-1]}"
-        if not died:
+        assert everything(root, database) == before, death
+        if not death.died:
             break
     assert at > 40
 
 
-_VICTIM = """
-    import os, signal, sys
-    from pathlib import Path
-    from kfm_dagster import failpoints
-    from kfm_dagster.catalog.publisher import FolderPublisher
-    from kfm_dagster.catalog.store import Catalog
-    from kfm_dagster.contracts.loader import ContractRegistry
-    from kfm_dagster.storage.database import Database
-    from kfm_dagster.storage.fence import open_fence
-    from kfm_dagster_tests.catalog.test_undo import changes, of_run
-
-    url, root, work, failpoint, times = sys.argv[1:]
-    contracts = ContractRegistry.load()
-    catalog = Catalog(Database.open(url), FolderPublisher(Path(root)), contracts, page_size=3)
-    passed = []
-
-    def die(reached, _labels):
-        if reached == failpoint:
-            passed.append(reached)
-            if len(passed) == int(times):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    failpoints.install(die)
-    if work == "register":
-        catalog.register(of_run(contracts, "run", changes()), fence=open_fence)
-    else:
-        catalog.undo("goes-abi", "run")
-"""
-
-
-@pytest.mark.clause("PCS-03")
-@pytest.mark.parametrize(
-    ("work", "failpoint", "times"),
-    [
-        pytest.param("register", "catalog.settle.after", 2, id="all in sight, no row committed"),
-        pytest.param("undo", "catalog.remove.after", 3, id="some files gone"),
-        pytest.param("undo", "database.commit.before", 1, id="all done, nothing committed"),
-    ],
-)
-def test_a_process_killed_on_the_way_leaves_what_another_one_undoes(
-    open_catalog: Callable[[], Catalog], root: Path, database: Database, database_url: str, write: Write, work: str,
-    failpoint: str, times: int,
-) -> None:  # fmt: skip
-    base(write)
-    before = everything(root, database)
-    if work == "undo":
-        write("run", *changes())
-    victim = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root), work, failpoint, str(times)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
-    assert victim.returncode == -signal.SIGKILL
-    open_catalog().undo("goes-abi", "run")
-    assert everything(root, database) == before
-    trees.assert_consistent(root)
-
-
 @pytest.mark.clause("PCS-03")
 def test_an_undo_whose_place_fails_changes_no_row_and_is_done_again(
-    catalog: Catalog, root: Path, database: Database, write: Write, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     base(write)
     before = everything(root, database)
     write("run", *changes())
     rows = everything(root, database)["items"]
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FolderPublisher, "_write", full)
-        with pytest.raises(CatalogUndoError, match="No space left on device"):
-            catalog.undo("goes-abi", "run")
+    with (
+        meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full),
+        pytest.raises(CatalogUndoError, match="No space left on device"),
+    ):
+        catalog.undo("goes-abi", "run")
     assert everything(root, database)["items"] == rows
     catalog.undo("goes-abi", "run")
     assert everything(root, database) == before
@@ -503,34 +368,6 @@ def test_a_catalog_in_a_bucket_goes_back_too(database: Database, contracts: Cont
     assert objects() == before
     catalog.undo("goes-abi", "base")
     assert objects() == {}
-
-
-@pytest.mark.clause("PCS-03")
-@pytest.mark.parametrize(
-    "typed",
-    [
-        *(f"DELETE FROM {table}" for table in ("catalog_promotions", "catalog_replaced_items", "catalog_kept_files")),
-        "DELETE FROM catalog_withdrawals",
-        "UPDATE catalog_promotions SET run_id = 'another'",
-        "UPDATE catalog_replaced_items SET revision = 9",
-        "UPDATE catalog_kept_files SET content_bytes = 9",
-        "UPDATE catalog_withdrawals SET withdrawn_at = '2025-01-01T00:00:00Z'",
-        "TRUNCATE catalog_promotions CASCADE",
-        "TRUNCATE catalog_kept_files CASCADE",
-        "INSERT OR REPLACE INTO catalog_promotions SELECT * FROM catalog_promotions",
-        "INSERT OR REPLACE INTO catalog_replaced_items SELECT * FROM catalog_replaced_items",
-    ],
-)
-def test_nobody_changes_the_undo_log(catalog: Catalog, database: Database, write: Write, typed: str) -> None:
-    if ("TRUNCATE" in typed) is (database.dialect == "sqlite") and "TRUNCATE" in typed:
-        pytest.skip("SQLite has no TRUNCATE")
-    if "OR REPLACE" in typed and database.dialect != "sqlite":
-        pytest.skip("SQLite alone has INSERT OR REPLACE")
-    write("base", goes(0))
-    write("run", goes(0, platform="goes-18"))
-    catalog.undo("goes-abi", "run")
-    with pytest.raises(sa.exc.DBAPIError, match="undo_log_is_append_only"), database.transaction() as tx:
-        tx.connection.exec_driver_sql(typed)
 
 
 def test_kept_bytes_are_not_replaced(database: Database, write: Write) -> None:

@@ -21,8 +21,8 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster.virtual.follower import VirtualZarr
+from kfm_dagster_tests.catalog.conftest import of_run
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad
-from kfm_dagster_tests.catalog.test_undo import of_run
 from kfm_dagster_tests.cli.test_cli import DOWN, SECRET, Call, call, home  # noqa: F401, fixtures
 
 TODAY = f"{DAY:%Y-%m-%d}"

@@ -27,9 +27,8 @@ def sha256(text: str) -> str:
 
 
 @pytest.mark.clause("IEN-01")
-@pytest.mark.parametrize(
-    ("inputs", "params", "image", "text"),
-    [
+def test_the_hash_is_the_sha256_of_the_published_text() -> None:
+    for inputs, params, image, text in [
         ([], {}, None, '{"code": {"lockfile": "L", "sha": "S"}, "inputs": [], "params": {}}'),
         (
             INPUTS,
@@ -46,11 +45,8 @@ def sha256(text: str) -> str:
             '{"code": {"image": "sha256:1", "lockfile": "L", "sha": "S"}, "inputs": '  # noqa: ISC004, one text
             '[{"size": 0, "uri": "s3://b/\\u00e9"}], "params": {"f": 0.5}}',
         ),
-    ],
-    ids=["nothing", "inputs and parameters", "an image, and text beyond ASCII"],
-)
-def test_the_hash_is_the_sha256_of_the_published_text(inputs: Any, params: Any, image: str | None, text: str) -> None:
-    assert compute_content_hash(inputs, params, "S", "L", image_digest=image) == sha256(text)
+    ]:
+        assert compute_content_hash(inputs, params, "S", "L", image_digest=image) == sha256(text)
 
 
 @pytest.mark.clause("IEN-01")
@@ -148,11 +144,14 @@ def test_a_clean_checkout_is_its_commit_and_a_changed_one_its_files(checkout: Pa
     "change",
     [
         lambda package: (package / "node.py").write_text("X = 2\n"),
-        lambda package: (package / "query.sql").write_text("SELECT 1\n"),
+        *(
+            lambda package, name=name: (package / name).write_text("1\n")
+            for name in ("query.sql", "card.yaml", "schema.json")
+        ),
         lambda package: (package / "node.py").rename(package / "other.py"),
         lambda package: (package.parent / "lock").write_text("a==2\n"),
     ],
-    ids=["changed", "added", "renamed", "locked otherwise"],
+    ids=["changed", "SQL added", "YAML added", "JSON added", "renamed", "locked otherwise"],
 )
 def test_code_installed_without_git_is_its_files_and_its_lockfile(
     checkout: Path, tmp_path: Path, change: Callable[[Path], object]

@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
-from kfm_dagster import failpoints
 from kfm_dagster.idempotent_node.node import content_of, run_node
 from kfm_dagster.idempotent_node.replay import replay_intents
 from kfm_dagster.idempotent_node.transaction import Effect
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, nodes, rebuilt
+from kfm_dagster_tests.moments import dying
 
 OTHER_RUN = "1" + RUN[1:]
-
-
-class Died(BaseException):
-    """The process ends here: no handler of the code under test runs, the database rolls back what was not committed."""
-
-
-@contextmanager
-def dying(database: Database, node: CountLines, *, at: int) -> Iterator[list[str]]:
-    """Die at the n-th statement, transaction or file operation; yields what was reached."""
-    reached: list[str] = []
-
-    def reach(what: str) -> None:
-        reached.append(what)
-        if len(reached) == at:
-            raise Died(what)
-
-    def executed(_connection: Any, statement: Any, *_: Any) -> None:
-        reach(str(statement))
-
-    sa.event.listen(database.engine, "after_execute", executed)
-    # Before and after each transaction, too.
-    failpoints.install(lambda failpoint, _: reach(failpoint.value))
-    node.reached = lambda: reach("a file operation")
-    try:
-        yield reached
-    finally:
-        sa.event.remove(database.engine, "after_execute", executed)
-        failpoints.install(None)
-        node.reached = lambda: None
 
 
 def story(database: Database, node: CountLines) -> Any:
@@ -86,22 +54,20 @@ def test_a_crash_anywhere_and_a_replay_end_as_a_clean_run(node: CountLines, data
     run_node(made, clean, run_id=RUN, code=CODE)
     expected = story(database, clean)
     for at in count(1):
-        crashed, died = named(f"crashed-{at}"), False
-        with dying(database, crashed, at=at) as reached:
-            try:
-                run_node(made, crashed, run_id=RUN, code=CODE)
-            except Died:
-                died = True
+        crashed = named(f"crashed-{at}")
+        with dying(database, at=at) as death:
+            crashed.reached = lambda death=death: death.reach("a file operation")  # type: ignore[misc]
+            run_node(made, crashed, run_id=RUN, code=CODE)
         begun = any(intent.node == crashed.name for intent in made.intents.of_run(RUN))
         report = replay_intents(made, rebuilt, node=crashed.name)
         assert not report.failed
         if not begun:
             # It died before its intent was durable: nothing has happened, and the caller asks for the run again.
             run_node(made, crashed, run_id=RUN, code=CODE)
-        assert story(database, crashed) == expected, f"died at {reached[-1]}"
-        if not died:
+        assert story(database, crashed) == expected, death
+        if not death.died:
             break
-    assert len(reached) > 15, "a run has more moments than that"
+    assert at > 15, "a run has more moments than that"
 
 
 @pytest.mark.clause("IEN-09")

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+
 SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec"
 
 
@@ -24,3 +27,13 @@ def official(shared_data: Path, schemas: dict[str, Any]) -> dict[str, Any]:
     files = (shared_data / "schemas" / "openlineage").rglob("*.json")
     loaded = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     return {schema["$id"]: schema for schema in loaded} | schemas
+
+
+@pytest.fixture(scope="module")
+def contract(contracts: ContractRegistry) -> DatasetContract:
+    return contracts["goes-abi"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "lineage"

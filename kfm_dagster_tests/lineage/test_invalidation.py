@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
-from kfm_dagster import failpoints
 from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -23,6 +21,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.units import registered, superseded, units
+from kfm_dagster_tests.moments import dying
 
 AT = datetime(2025, 12, 3, 0, 30, tzinfo=UTC)
 pytestmark = [
@@ -30,16 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def contract(contracts: ContractRegistry) -> DatasetContract:
-    return contracts["goes-abi"]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "lineage"
 
 
 @pytest.fixture
@@ -167,68 +156,24 @@ def test_prov_says_by_what_and_when_each_generated_entity_was_invalidated(
     assert {time.toPython() for time in graph.objects(predicate=PROV.invalidatedAtTime)} == {AT}
 
 
-class CrashError(BaseException):
-    """The process dies here."""
-
-
 @pytest.mark.clause("PCS-03")
 def test_a_withdrawal_that_dies_anywhere_is_told_once(
     database: Database, lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     for at in count(1):
-        name = f"run-{at}"
-        batch = units(2 * at, 2 * at + 2)
+        name, batch = f"run-{at}", units(2 * at, 2 * at + 2)
         lineage.emit(batch, run=run(name), contract=contract, fence=open_fence)
-        reached: list[str] = []
-
-        def reach(what: str, at: int = at, reached: list[str] = reached) -> None:
-            reached.append(what)
-            if len(reached) == at:
-                raise CrashError(what)
-
-        def executed(_connection: Any, statement: Any, *_: Any, reach: Any = reach) -> None:
-            reach(str(statement))
-
-        sa.event.listen(database.engine, "after_execute", executed)
-        failpoints.install(lambda failpoint, _, reach=reach: reach(failpoint.value))
-        try:
+        with dying(database, at=at) as death:
             lineage.invalidate(run_id=name, contract=contract, reason="S1")
-            died = False
-        except CrashError:
-            died = True
-        finally:
-            failpoints.install(None)
-            sa.event.remove(database.engine, "after_execute", executed)
         lineage.invalidate(run_id=name, contract=contract, reason="S1")
         lineage.publish_staged()
         assert view(lineage, batch) == []
-        told = [
-            event for event in events(root) if event["run"]["facets"].get("kfmInvalidation", {}).get("run_id") == name
-        ]
-        assert len(told) == 2, f"died at {at}: {reached[-1]}"
-        if not died:
+        facets = (event["run"]["facets"] for event in events(root))
+        told = [one for one in facets if one.get("kfmInvalidation", {}).get("run_id") == name]
+        assert len(told) == 2, death
+        if not death.died:
             break
     assert at > 15
-
-
-@pytest.mark.clause("PCS-03")
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "DELETE FROM lineage_invalidations",
-        "UPDATE lineage_invalidations SET reason = 'x'",
-        "TRUNCATE lineage_invalidations",
-    ],
-)
-def test_nobody_takes_a_withdrawal_back(
-    database: Database, lineage: Lineage, contract: DatasetContract, typed: str
-) -> None:
-    if typed.startswith("TRUNCATE") and database.dialect == "sqlite":
-        pytest.skip("SQLite has no TRUNCATE")
-    lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
-    lineage.invalidate(run_id="run", contract=contract, reason="S1")
-    with pytest.raises(sa.exc.DBAPIError, match="lineage_is_append_only"), database.transaction() as tx:
-        tx.connection.exec_driver_sql(typed)
 
 
 def test_a_replay_names_the_edition_that_follows_a_withdrawal(lineage: Lineage, contract: DatasetContract) -> None:

@@ -11,13 +11,12 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from kfm_dagster.contracts.envelope import ProvenanceStatus
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.delivery import LEASE, MAX_REFUSALS
@@ -26,33 +25,9 @@ from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineageUnit
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_at, receiving, transport
 from kfm_dagster_tests.lineage.units import ingest_run, units
-
-
-class Clock:
-    """A clock that goes on by a step with every look at it."""
-
-    def __init__(self, *, step: float = 0.0) -> None:
-        self.now = datetime(2025, 12, 3, 1, tzinfo=UTC)
-        self.step = step
-
-    def __call__(self) -> datetime:
-        self.now += timedelta(seconds=self.step)
-        return self.now
-
-    def forward(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-
-
-@pytest.fixture(scope="module")
-def contract(contracts: ContractRegistry) -> DatasetContract:
-    return contracts["goes-abi"]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "lineage"
 
 
 @pytest.fixture
@@ -106,7 +81,7 @@ def test_a_dead_backend_costs_no_unit_and_gets_each_event_once_when_it_is_back(
         emit(lineage, contract, 2 * number, 2 * number + 2)
         with pytest.raises(BackendUnavailableError):
             lineage.deliver()
-        clock.forward(1)
+        clock.advance(1)
     waiting = lineage.undelivered()
     assert (waiting.backend.batches, waiting.backend.units) == (3, 6)
     assert waiting.backend.oldest == Clock().now
@@ -114,7 +89,7 @@ def test_a_dead_backend_costs_no_unit_and_gets_each_event_once_when_it_is_back(
     # One request a tick, not one for every event that waits.
     assert len(receiver.asked) == (0 if how == "refused connection" else 3)
     receiver.answer = lambda _event: TAKEN
-    clock.forward(600)
+    clock.advance(600)
     back = open_lineage(backend_at(receiver.url, monkeypatch))
     assert back.deliver() == 12
     assert receiver.counts() == both(0, 6)
@@ -132,7 +107,7 @@ _VICTIM = """
     from kfm_dagster.storage.database import Database
 
     url, root = sys.argv[1:]
-    clock = lambda: datetime(2025, 12, 3, 1, tzinfo=UTC)
+    clock = lambda: datetime(2025, 12, 3, 12, tzinfo=UTC)
     backend = ClientBackend.from_environment()
     Lineage(Database.open(url), FolderFiles(Path(root)), backend=backend, clock=clock).deliver()
 """
@@ -171,7 +146,7 @@ def test_a_deliverer_killed_between_sending_and_marking_loses_nothing(
     assert before.total() == killed_at
     # The dead one's batch is its own until its lease is over; nobody has to be told that it died.
     lineage.deliver()
-    clock.forward(LEASE.total_seconds())
+    clock.advance(LEASE.total_seconds())
     lineage.deliver()
     assert receiver.counts().keys() == both(0, 4).keys()
     assert max(receiver.counts().values()) <= 2
@@ -197,7 +172,7 @@ def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
             lineage.deliver()
         except BackendUnavailableError:
             assert status == 500
-        clock.forward(120)
+        clock.advance(120)
     assert receiver.counts() == both(0, 1) + both(2, 6)
     [failing] = lineage.undelivered().failing
     assert (failing.destination, failing.not_taken) == ("backend", 2)
@@ -210,7 +185,7 @@ def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
     assert lineage.deliver() == 0
     assert len(receiver.asked) == asked
     receiver.answer = lambda _event: TAKEN
-    clock.forward(1)
+    clock.advance(1)
     assert lineage.deliver() == 2
     assert receiver.counts() == both(0, 6)
     assert nothing_waits(lineage)
@@ -241,7 +216,7 @@ def test_a_backend_that_refuses_everything_is_asked_a_bounded_number_of_times(
     assert lineage.deliver() == 0
     assert len(receiver.asked) == MAX_REFUSALS
     receiver.answer = lambda _event: TAKEN
-    clock.forward(600)
+    clock.advance(600)
     assert lineage.deliver() == 80
     assert receiver.counts() == both(0, 40)
 
@@ -250,8 +225,13 @@ def test_a_backend_that_refuses_everything_is_asked_a_bounded_number_of_times(
 def test_a_tick_ends_in_its_time_and_the_next_one_goes_on_where_it_ended(
     database: Database, receiver: Receiver, contract: DatasetContract, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Clock(step=0.4)
-    lineage = Lineage(database, FolderFiles(root), backend=backend_at(receiver.url, monkeypatch), clock=slow)
+    slow = Clock()
+
+    def look() -> datetime:
+        slow.advance(0.4)
+        return slow()
+
+    lineage = Lineage(database, FolderFiles(root), backend=backend_at(receiver.url, monkeypatch), clock=look)
     emit(lineage, contract, 0, 20)
     sent = []
     while taken := lineage.deliver(within=timedelta(seconds=4)):
@@ -322,7 +302,7 @@ def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
 
         def send(self, event: Event) -> str | None:
             if not overtaken:
-                clock.forward(LEASE.total_seconds() + 1)
+                clock.advance(LEASE.total_seconds() + 1)
                 overtaken.append(quick.deliver())
             return self.inner.send(event)
 
@@ -350,7 +330,7 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent
     # The backend has missed nothing: its turn has not come.
     assert {failing.destination for failing in lineage.undelivered().failing} == {"files"}
     root.unlink()
-    clock.forward(600)
+    clock.advance(600)
     assert lineage.publish_staged() == 2
     [file] = root.glob("openlineage/**/*.ndjson")
     content = file.read_bytes()
@@ -361,7 +341,7 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent
     [failing] = lineage.undelivered().failing
     assert "does not hold what was recorded" in failing.last_error
     file.write_bytes(content)
-    clock.forward(600)
+    clock.advance(600)
     assert lineage.deliver() == 2
     assert receiver.counts() == both(0, 2)
 
@@ -392,7 +372,7 @@ def test_a_transport_that_loses_what_it_was_given_is_given_it_again(
     with pytest.raises(BackendUnavailableError):
         lineage.deliver()
     lossy[0] = False
-    clock.forward(600)
+    clock.advance(600)
     lineage.deliver()
     assert {json.dumps(event) for event in arrived} == {
         line for unit in units(0, 3) for line in map(json.dumps, _events(unit))

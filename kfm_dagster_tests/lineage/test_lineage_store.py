@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,13 +20,14 @@ from kfm_dagster.contracts.envelope import ProvenanceStatus, StacStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.lineage import store
 from kfm_dagster.lineage.files import FolderFiles
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineagePath, LineageUnit
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.lineage.units import (
     ingest_run,
     once_each,
@@ -38,16 +38,7 @@ from kfm_dagster_tests.lineage.units import (
     units,
     with_stac,
 )
-
-
-@pytest.fixture(scope="module")
-def contract(contracts: ContractRegistry) -> DatasetContract:
-    return contracts["goes-abi"]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "lineage"
+from kfm_dagster_tests.moments import DeathError, dying, meanwhile
 
 
 @pytest.fixture
@@ -55,88 +46,35 @@ def lineage(database: Database, root: Path) -> Lineage:
     return Lineage.open(database, url=str(root))
 
 
-class Crash(BaseException):
-    """The process dies here: nothing may catch it."""
-
-
-def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Die before or after the step-th thing that leaves a trace; returns a counter of such moments."""
-    passed = 0
-
-    def moment() -> None:
-        nonlocal passed
-        passed += 1
-        if passed == step:
-            raise Crash
-
-    def around(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        def call(*args: Any, **named: Any) -> Any:
-            moment()
-            result = original(*args, **named)
-            moment()
-            return result
-
-        patch.setattr(owner, name, call)
-
-    around(os, "fsync")
-    around(Path, "replace")
-    around(Transaction, "run")
-    transaction = Database.transaction
-
-    @contextmanager
-    def committed(self: Database) -> Iterator[Transaction]:
-        with transaction(self) as tx:
-            yield tx
-        moment()
-
-    patch.setattr(Database, "transaction", committed)
-    return lambda: passed
-
-
 @pytest.mark.clause("OPR-11", "WAL-05")
 def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
     database: Database, root: Path, contract: DatasetContract
 ) -> None:
     expected: list[LineageUnit] = []
-    crashes = 0
-    for step in range(1, 200):
-        batch = units(3 * step, 3 * step + 3)
+    for at in count(1):
+        batch = units(3 * at, 3 * at + 3)
         expected += batch
-        with pytest.MonkeyPatch.context() as patch:
-            passed = crash_at(step, patch)
-            try:
-                Lineage.open(database, url=str(root)).emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
-            except Crash:
-                crashes += 1
+        with dying(database, at=at) as death:
+            Lineage.open(database, url=str(root)).emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
         # What a reader finds between crash and retry is never double and never half a batch.
         assert set(readable(root).values()) <= {1}
         retried = Lineage.open(database, url=str(root)).emit(
             batch, run=ingest_run(minute=9), contract=contract, fence=open_fence
         )
         assert {result.status for result in retried.values()} == {ProvenanceStatus.OK}
-        assert readable(root) == once_each(expected)
-        if passed() < step:
+        assert readable(root) == once_each(expected), death
+        if not death.died:
             break
-    assert crashes == step - 1 > 30
+    assert at > 30
 
 
 @pytest.mark.clause("OPR-11", "WAL-05")
-def test_emitting_again_writes_nothing(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    first = lineage.emit(units(0, 5), run=ingest_run(), contract=contract, fence=open_fence)
-    before = files(root)
-    again = lineage.emit(units(0, 5), run=ingest_run(minute=30), contract=contract, fence=open_fence)
-    assert files(root) == before
-    assert again == first
-
-
-@pytest.mark.clause("OPR-11")
 def test_a_later_emit_adds_only_what_is_missing(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    lineage.emit(units(0, 3), run=ingest_run(), contract=contract, fence=open_fence)
+    first = lineage.emit(units(0, 3), run=ingest_run(), contract=contract, fence=open_fence)
     before = files(root)
-    lineage.emit(units(0, 5), run=ingest_run(minute=30), contract=contract, fence=open_fence)
-    assert before.items() <= files(root).items()
+    later = lineage.emit(units(0, 5), run=ingest_run(minute=30), contract=contract, fence=open_fence)
+    assert before.items() < files(root).items()
+    assert first.items() < later.items()
     assert readable(root) == once_each(units(0, 5))
 
 
@@ -212,13 +150,13 @@ def test_a_dead_root_costs_no_unit_and_gets_every_file_when_it_is_back(
     for number in range(3):
         results = lineage.emit(units(number, number + 1), run=ingest_run(), contract=contract, fence=open_fence)
         assert {result.status for result in results.values()} == {ProvenanceStatus.OK}
-        clock.forward(1)
+        clock.advance(1)
     waiting = lineage.undelivered()
     assert waiting.files.batches >= 3
     assert waiting.files.oldest == Clock().now
     assert "Error" in waiting.failing[0].last_error
     blocked.unlink()
-    clock.forward(3600)
+    clock.advance(3600)
     lineage.publish_staged()
     assert lineage.undelivered().files.batches == 0
     assert readable(root) == once_each(units(0, 3))
@@ -233,13 +171,13 @@ def test_runs_pay_for_a_dead_root_once_and_no_file_waits_behind_another(
     with mock.patch.object(FolderFiles, "publish", side_effect=OSError(28, "No space left on device")) as publish:
         for number in range(5):
             lineage.emit(units(number, number + 1), run=ingest_run(), contract=contract, fence=open_fence)
-            clock.forward(1)
+            clock.advance(1)
         assert publish.call_count == 1
         assert lineage.publish_staged() == 0
         assert publish.call_count == 2
     # The two that failed wait for their time; the others do not wait for them.
     assert lineage.publish_staged() == 8
-    clock.forward(60)
+    clock.advance(60)
     assert lineage.publish_staged() == 2
     assert readable(root) == once_each(units(0, 5))
 
@@ -273,21 +211,16 @@ def test_a_refused_unit_is_not_told_and_its_neighbours_are(
 
 @pytest.mark.clause("BEY-02")
 def test_a_claim_lost_while_documents_are_built_publishes_nothing(
-    lineage: Lineage, database: Database, root: Path, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch
+    lineage: Lineage, database: Database, root: Path, contract: DatasetContract
 ) -> None:
     """The moment between what a run last knew of its claim and what it writes."""
     ledger = Ledger(database, registry=ContractRegistry.of([contract]), worker_id="test", clock=Clock())
     ledger.ensure([registered(number) for number in range(2)])
     claimed = ledger.claim(dataset="goes-abi", partition="2025-12-03", run_id="slow", limit=10)
     batch = [LineageUnit.of(registered(number, attempt=claimed[0].attempt)) for number in range(2)]
-    build = store._build
-
-    def overtaken(*arguments: Any) -> Any:
-        ledger.release_lost(run_ids=["slow"])
-        return build(*arguments)
-
-    monkeypatch.setattr(store, "_build", overtaken)
-    results = lineage.emit(batch, run=ingest_run(), contract=contract, fence=ledger.fence("slow"))
+    # The first looks what is told already; the second records, with the claims locked.
+    with meanwhile(Failpoint.DATABASE_BEGIN, lambda: ledger.release_lost(run_ids=["slow"]), nth=2):
+        results = lineage.emit(batch, run=ingest_run(), contract=contract, fence=ledger.fence("slow"))
     assert {issue.code for result in results.values() for issue in result.issues} == {FenceIssue.CLAIM_LOST}
     assert not root.exists()
     with database.snapshot() as tx:
@@ -366,7 +299,7 @@ def test_record_run_and_activity_lead_to_each_other(
 
 
 def test_recovery_publishes_what_another_dataset_left(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    with mock.patch.object(FolderFiles, "publish", side_effect=Crash), pytest.raises(Crash):
+    with mock.patch.object(FolderFiles, "publish", side_effect=DeathError), pytest.raises(DeathError):
         lineage.emit(units(0, 2), run=ingest_run(), contract=contract, fence=open_fence)
     assert not readable(root)
     lineage.publish_staged()
@@ -446,46 +379,6 @@ def test_prov_does_not_say_that_a_late_unit_made_the_item_that_stands(
     assert events[1]["run"]["facets"]["kfmWal"]["superseded"] is True
 
 
-@pytest.mark.parametrize(
-    ("change", "refusal"),
-    [
-        ("UPDATE lineage_emissions SET lineage_id = 'x'", "lineage_is_append_only"),
-        ("DELETE FROM lineage_emissions", "lineage_is_append_only"),
-        ("DELETE FROM lineage_batches", "lineage_is_append_only"),
-        ("UPDATE lineage_batches SET unit_count = 7", "lineage_batches_only_go_on"),
-        ("UPDATE lineage_batches SET state = 'staged', published_at = NULL", "lineage_batches_only_go_on"),
-        ("UPDATE lineage_batches SET delivery = 'none' WHERE path = 'openlineage'", "lineage_batches_only_go_on"),
-        ("DELETE FROM lineage_outbox", "lineage_outbox_leaves_when_done"),
-        ("UPDATE lineage_outbox SET batch_id = 'x'", "lineage_outbox_keeps_its_content"),
-        ("UPDATE lineage_outbox SET attempts = -1", "lineage_outbox_counts_are_not_negative"),
-        ("UPDATE lineage_outbox SET not_taken = '{}'", "lineage_outbox_not_taken_is_a_list"),
-        ("INSERT INTO lineage_emissions SELECT wal_id, path, 'x', lineage_id, batch_id, NULL FROM lineage_emissions",
-         "lineage_emissions_id_names_one_unit"),
-        ("INSERT OR REPLACE INTO lineage_outbox SELECT * FROM lineage_outbox", "lineage_outbox_leaves_when_done"),
-        ("INSERT OR REPLACE INTO lineage_batches SELECT * FROM lineage_batches", "lineage_is_append_only"),
-        ("TRUNCATE lineage_emissions", "lineage_is_append_only"),
-        ("TRUNCATE lineage_batches CASCADE", "lineage_is_append_only"),
-        ("TRUNCATE lineage_outbox", "lineage_outbox_leaves_when_done"),
-    ],
-)  # fmt: skip
-def test_the_database_refuses_what_would_erase_lineage(
-    database: Database, root: Path, contract: DatasetContract, change: str, refusal: str
-) -> None:
-    if ("OR REPLACE" in change and database.dialect != "sqlite") or (
-        "TRUNCATE" in change and database.dialect == "sqlite"
-    ):
-        pytest.skip("another dialect's statement")
-    if database.dialect == "postgresql":
-        change = change.replace(
-            "INSERT INTO lineage_emissions SELECT",
-            "INSERT INTO lineage_emissions (wal_id, path, revision, lineage_id, batch_id, content_sha256) SELECT",
-        )
-    lineage = Lineage(database, FolderFiles(root), backend=mock.Mock())
-    lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
-    with pytest.raises(sa.exc.DBAPIError, match=refusal), database.transaction() as tx:
-        tx.connection.exec_driver_sql(change)
-
-
 def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: DatasetContract, tmp_path: Path) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     lineage = Lineage(database, FolderFiles(root))
@@ -503,19 +396,6 @@ def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: D
             tx.connection.exec_driver_sql(f"INSERT OR REPLACE INTO lineage_emissions {stolen}")
         assert tx.connection.exec_driver_sql(rows).all() == before
     database.dispose()
-
-
-class Clock:
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2025, 12, 3, 1, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def forward(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Rollbacks and crashes: after one, what has to run again runs, and nothing else does.
 
-A lakeFS branch is played over an S3 server, whose objects a commit keeps and a revert restores; Delta Lake's RESTORE is
-the real one.
+A lakeFS branch is played by a folder, which a commit keeps and a revert restores; Delta Lake's RESTORE is the real one.
 """
 
 from __future__ import annotations
@@ -10,24 +9,18 @@ import shutil
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.run_state.record import Outcome, RunState
-from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster_tests.run_state.conftest import STORES, Place
+from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.run_state.conftest import Place
 from kfm_dagster_tests.run_state.tables import Platform, Shout, Tables
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
 
 ALL = ["gusts", "alarms", "moisture"]
 INPUTS = {"wind": "calm", "soil": "dry"}
 BRANCH = "main"
-OUTSIDE = [name for name in STORES if name not in {"sqlite", "postgresql"}]
 
 
 class DeltaTables(MutableMapping[str, str]):
@@ -61,47 +54,40 @@ class DeltaTables(MutableMapping[str, str]):
 
 @dataclass
 class Branch(MutableMapping[str, str]):
-    """A branch of a lakeFS repository as its S3 gateway shows it; its commits are kept here."""
+    """A branch of a lakeFS repository, as its gateway shows it: data and run-state below one prefix."""
 
-    s3: S3Client
-    repository: str
-    name: str
-    data: str = "tables"
-    commits: list[dict[str, bytes]] = field(default_factory=list)
+    repository: Path
+    commits: list[Path] = field(default_factory=list)
+
+    @property
+    def tables(self) -> Path:
+        return self.repository / BRANCH / "tables"
 
     def commit(self) -> int:
-        self.commits.append({key: self._get(key) for key in self._keys("")})
+        self.commits.append(self.repository.with_name(f"commit-{len(self.commits)}"))
+        shutil.copytree(self.repository, self.commits[-1])
         return len(self.commits) - 1
 
     def revert(self, commit: int) -> None:
-        """Bring every object of the branch back to what it was in the commit; what came later is gone."""
-        kept = self.commits[commit]
-        for key in set(self._keys("")) - set(kept):
-            self.s3.delete_object(Bucket=self.repository, Key=key)
-        for key, content in kept.items():
-            self.s3.put_object(Bucket=self.repository, Key=key, Body=content)
+        """Bring the branch back to what it was in the commit; what came later is gone."""
+        shutil.rmtree(self.repository)
+        shutil.copytree(self.commits[commit], self.repository)
 
     def __getitem__(self, name: str) -> str:
-        return self._get(f"{self.name}/{self.data}/{name}").decode()
+        return (self.tables / name).read_text()
 
     def __setitem__(self, name: str, text: str) -> None:
-        self.s3.put_object(Bucket=self.repository, Key=f"{self.name}/{self.data}/{name}", Body=text.encode())
+        self.tables.mkdir(parents=True, exist_ok=True)
+        (self.tables / name).write_text(text)
 
     def __delitem__(self, name: str) -> None:
-        self.s3.delete_object(Bucket=self.repository, Key=f"{self.name}/{self.data}/{name}")
+        (self.tables / name).unlink()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(key.rpartition("/")[2] for key in self._keys(f"{self.data}/"))
+        return (path.name for path in self.tables.iterdir())
 
     def __len__(self) -> int:
-        return len(self._keys(f"{self.data}/"))
-
-    def _get(self, key: str) -> bytes:
-        return self.s3.get_object(Bucket=self.repository, Key=key)["Body"].read()
-
-    def _keys(self, below: str) -> list[str]:
-        listed = self.s3.list_objects_v2(Bucket=self.repository, Prefix=f"{self.name}/{below}")
-        return [entry["Key"] for entry in listed.get("Contents", [])]
+        return len(list(iter(self)))
 
 
 @pytest.fixture
@@ -141,10 +127,10 @@ def test_after_a_delta_restore_only_nodes_whose_inputs_changed_run_again(
 
 
 def test_after_a_lakefs_revert_only_nodes_whose_inputs_changed_run_again(
-    platform: Callable[[str, Tables], Platform], bucket: str, cloud: EmbeddedCloud
+    platform: Callable[[str, Tables], Platform], tmp_path: Path
 ) -> None:
-    branch = Branch(cloud.client("s3"), bucket, BRANCH)
-    found = platform(f"s3://{bucket}", branch)
+    branch = Branch(tmp_path / "lakefs")
+    found = platform(f"{tmp_path}/lakefs", branch)
     assert found.run("monday") == ALL
     good = branch.commit()
     branch["wind"] = "a wrong load"
@@ -165,10 +151,10 @@ def test_after_a_lakefs_revert_only_nodes_whose_inputs_changed_run_again(
 
 
 def test_nodes_that_first_ran_after_the_commit_run_again_when_it_is_restored(
-    platform: Callable[[str, Tables], Platform], bucket: str, cloud: EmbeddedCloud
+    platform: Callable[[str, Tables], Platform], tmp_path: Path
 ) -> None:
-    branch = Branch(cloud.client("s3"), bucket, BRANCH)
-    found = platform(f"s3://{bucket}", branch)
+    branch = Branch(tmp_path / "lakefs")
+    found = platform(f"{tmp_path}/lakefs", branch)
     found.commit(Shout(branch, "wind", "gusts"), "run")
     early = branch.commit()
     assert found.run("run") == ["alarms", "moisture"]
@@ -190,27 +176,3 @@ def test_the_run_contract_holds_over_every_store(place: Place, tmp_path: Path) -
     found.tables["soil"] = "wet"
     assert found.run("other") == ["moisture"]
     assert found.agree()
-
-
-@pytest.mark.clause("RSP-07", "RSP-10")
-@pytest.mark.parametrize("place", OUTSIDE, indirect=True)
-def test_a_crash_between_commit_and_record_leaves_a_node_to_run_again(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.branch = BRANCH
-    found = Platform(place.database, place.open(), dict(INPUTS), tmp_path, BRANCH)
-    put = type(found.run_states).put
-
-    def dies(store: object, record: RunState, tx: Transaction) -> None:
-        tx.after_commit(lambda: (_ for _ in ()).throw(ConnectionAbortedError()))
-        put(found.run_states, record, tx)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(found.run_states), "put", dies)
-        with pytest.raises(ConnectionAbortedError):
-            found.commit(Shout(found.tables, "wind", "gusts"), "run")
-    assert found.run_states.of_run("run") == []
-    assert found.run("run") == ALL
-    assert {state.outcome for state in found.run_states.of_run("run")} == {Outcome.SUCCESS}
-    assert found.run("run") == []
-    assert found.run("other") == []

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from kfm_dagster import failpoints
 from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.catalog.following import LONGEST_PAUSE, Following
 from kfm_dagster.catalog.publisher import FolderPublisher
@@ -21,11 +20,11 @@ from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.failpoints import Failpoint
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.stac_api.api import Api
 from kfm_dagster_tests.catalog.test_undo import unit
 from kfm_dagster_tests.ledger.bench import Clock
+from kfm_dagster_tests.moments import dying
 
 pytestmark = [pytest.mark.one_database, pytest.mark.clause("OPR-23")]
 
@@ -72,6 +71,14 @@ class Recording:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(operations=OPERATIONS)
+# What came and went before the API had any of the collection.
+@example([("write", [(0, 0)]), ("undo", 0), ("follow", "well"), ("write", [(0, 0)])])
+# A crash between the API and our own cursor, and a caller that stalled.
+@example([("write", [(0, 0), (1, 0)]), ("follow", "taken, then failed")])
+@example([
+    ("write", [(0, 0), (1, 0), (2, 0)]), ("follow", "well"), ("write", [(0, 1)]), ("follow", "well"),
+    ("write", [(3, 0)]), ("undo", 0), ("follow", "well"), ("come late", 0), ("come late", 1),
+])  # fmt: skip
 def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
     catalog: Catalog,
     following: Following,
@@ -99,10 +106,12 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
     following.catch_up([recording], within=60)
     assert api.item_ids() == api.catalog_ids()
     assert all(one.equal for one in api.compared()), api.compared()
-    before = api.rows()
+    assert {(place.behind, place.last_error) for place in following.places()} <= {(0, None)}
+    cursors = "SELECT collection_id, change_id, changed_at FROM kfm.stac_collections"
+    before = api.rows(), api.ask(cursors)
     for late in recording.given:
         follower.follow(*late)
-        assert api.rows() == before
+        assert (api.rows(), api.ask(cursors)) == before
 
 
 def test_items_that_are_taken_back_leave_the_api_and_the_last_takes_the_collection_along(
@@ -126,35 +135,6 @@ def test_items_that_are_taken_back_leave_the_api_and_the_last_takes_the_collecti
     assert api.item_ids() == api.catalog_ids()
 
 
-def test_what_came_and_went_before_the_api_had_any_of_the_collection_holds_nothing_up(
-    catalog: Catalog, following: Following, follower: PgstacFollower, api: Api, write: Write
-) -> None:
-    write("run", goes(0))
-    catalog.undo("goes-abi", "run")
-    following.catch_up([follower])
-    assert {(place.behind, place.last_error) for place in following.places()} == {(0, None)}
-    assert api.item_ids() == []
-    write("again", goes(0))
-    following.catch_up([follower])
-    assert api.item_ids() == api.catalog_ids() != []
-
-
-def test_a_crash_between_the_api_and_our_own_cursor_applies_each_change_once(
-    following: Following, follower: PgstacFollower, api: Api, write: Write, clock: Clock
-) -> None:
-    recording = Recording(follower)
-    recording.how = "taken, then failed"
-    write("run", goes(0), goes(1))
-    following.catch_up([recording])
-    taken = api.rows()
-    assert len(taken) == 2
-    recording.how = "well"
-    clock.advance(LONGEST_PAUSE.total_seconds())
-    assert following.catch_up([recording]) == 2
-    assert len(recording.given) == 2
-    assert api.rows() == taken
-
-
 def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_after(
     following: Following, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
@@ -171,49 +151,14 @@ def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_
         return sorted(item["properties"]["platform"] for item in api.searched()), row.change_id == last
 
     seen = [state()]
-    for point in count():
-        if not _dies_at(point, lambda: follower.follow(*recording.given[-1])):
+    for at in count(1):
+        with dying(at=at) as death:
+            follower.follow(*recording.given[-1])
+        if not death.died:
             break
         seen.append(state())
     assert set(map(str, seen)) == {str((["goes-19"], False)), str((["goes-1", "goes-19"], True))}
     assert all(one.equal for one in api.compared())
-
-
-def _dies_at(point: int, work: Callable[[], None]) -> bool:
-    """Do it, dying at the n-th failpoint; return whether there is one."""
-    passed = count()
-
-    def die(failpoint: Failpoint, _: object) -> None:
-        if next(passed) == point:
-            raise KeyboardInterrupt
-
-    failpoints.install(die)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        failpoints.install(None)
-    return False
-
-
-def test_a_caller_that_stalled_changes_nothing(
-    catalog: Catalog, following: Following, follower: PgstacFollower, api: Api, write: Write
-) -> None:
-    recording = Recording(follower)
-    write("first", goes(0), goes(1), goes(2))
-    following.catch_up([recording])
-    write("second", goes(0, created=1, platform="goes-1"))
-    following.catch_up([recording])
-    write("third", goes(3))
-    catalog.undo("goes-abi", "first")
-    following.catch_up([recording])
-    before = api.rows(), api.ask("SELECT change_id, changed_at FROM kfm.stac_collections")
-    assert [item_id for item_id, _ in before[0]] != []
-    for late in recording.given:
-        follower.follow(*late)
-        assert (api.rows(), api.ask("SELECT change_id, changed_at FROM kfm.stac_collections")) == before
-    assert api.item_ids() == api.catalog_ids()
 
 
 def test_one_at_a_time_writes_a_collection(

@@ -1,0 +1,91 @@
+"""Moments of a process: dying at the n-th statement or failpoint, and what another process does meanwhile.
+
+Belongs here: acting at a failpoint. Does not belong here: deaths of real processes (`integration/test_kill.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from kfm_dagster import failpoints
+from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.storage.database import Database
+
+
+class DeathError(BaseException):
+    """The process ends here: no handler of the package may catch it."""
+
+
+@dataclass
+class Death:
+    """A death at the `at`-th moment; `reached` are the moments until then, all of them where it was survived."""
+
+    at: int
+    reached: list[str] = field(default_factory=list)
+
+    def reach(self, moment: str) -> None:
+        """Die here if it is time. Raises DeathError."""
+        self.reached.append(moment)
+        if len(self.reached) == self.at:
+            raise DeathError(moment)
+
+    @property
+    def died(self) -> bool:
+        """Whether there were that many moments."""
+        return len(self.reached) >= self.at
+
+    def __str__(self) -> str:
+        return f"died at {self.at}: {self.reached[-1:]}"
+
+
+@contextmanager
+def dying(database: Database | None = None, *, at: int, only: str = "") -> Iterator[Death]:
+    """End the block at its `at`-th statement or failpoint; `only` those failpoints whose names begin so."""
+    death = Death(at)
+
+    def executed(_connection: Any, statement: Any, *_: Any) -> None:
+        death.reach(str(statement))
+
+    if database is not None:
+        sa.event.listen(database.engine, "after_execute", executed)
+    failpoints.install(lambda failpoint, _: death.reach(failpoint.value) if failpoint.startswith(only) else None)
+    try:
+        yield death
+    except DeathError:
+        assert death.died
+    finally:
+        failpoints.install(None)
+        if database is not None:
+            sa.event.remove(database.engine, "after_execute", executed)
+
+
+@contextmanager
+def meanwhile(failpoint: Failpoint, act: Callable[[], object], *, nth: int = 1) -> Iterator[None]:
+    """Act once, where a failpoint is reached for the n-th time; an error of `act` is one of the call there."""
+    left = nth
+
+    def reached(one: Failpoint, _: object) -> None:
+        nonlocal left
+        left -= one is failpoint
+        if left == 0 and one is failpoint:
+            failpoints.install(None)
+            act()
+
+    failpoints.install(reached)
+    try:
+        yield
+        assert left <= 0, f"{failpoint} was not reached"
+    finally:
+        failpoints.install(None)
+
+
+def full() -> None:
+    """Raise what a full disk does."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
