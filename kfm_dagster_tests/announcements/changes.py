@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kfm_dagster.announcements.announcer import Announcer, announcer
-from kfm_dagster.announcements.event import OutgoingEvent
+from kfm_dagster.announcements.announcer import Announcer
+from kfm_dagster.announcements.event import EventWriter, OutgoingEvent
 from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
+from kfm_dagster.announcements.sending import BUDGET_SECONDS, EventSender
+from kfm_dagster.announcements.store import AnnouncementStore
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.item import content_sha256
 from kfm_dagster.catalog.layout import item_path
@@ -103,19 +105,20 @@ class Subscribed:
 
 
 def subscribe(
-    database: Database, contracts: ContractRegistry, text: str = TEXT, *, inbox: Inbox | None = None, **more: Any
+    database: Database,
+    contracts: ContractRegistry,
+    text: str = TEXT,
+    *,
+    inbox: Inbox | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+    **more: Any,
 ) -> Subscribed:
     """An announcer of the first subscription of a plan, with a receiver in memory; `more` is of the subscription."""
     plan = AnnouncementPlan.parse(text)
     subscription = plan.subscriptions[0].model_copy(update=more)
     box, clock = inbox or Inbox(), Clock()
-    found = announcer(
-        plan,
-        subscription,
-        receiver=box,
-        database=database,
-        registry=contracts,
-        catalog_url="catalog",
-        clock=clock,
-    )
+    store = AnnouncementStore(database, subscription.name, clock=clock)
+    sender = EventSender(box, store, room=subscription.max_bytes, clock=clock, budget_seconds=budget_seconds)
+    writer = EventWriter.of(plan, subscription, catalog_url="catalog")
+    found = Announcer(subscription, sender=sender, writer=writer, store=store, registry=contracts)
     return Subscribed(announcer=found, inbox=box, clock=clock, contracts=contracts)

@@ -227,6 +227,19 @@ def test_a_receiver_that_refuses_everything_loses_nothing(
 
 
 @pytest.mark.clause("OPR-22")
+def test_a_receiver_that_took_one_is_asked_for_all_others_however_many_it_refuses(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    wanted = items[0]["id"]
+    subscribed = subscribe(
+        database, contracts, inbox=Inbox(most=1, answers=lambda one: TAKEN if one.item_id == wanted else REFUSED)
+    )
+    subscribed.follow(*(change(number, item) for number, item in enumerate(items[: MAX_REFUSALS + THREADS], 1)))
+    assert subscribed.inbox.news() == [(wanted, "created")]
+    assert status(database, subscribed).refused == MAX_REFUSALS + THREADS - 1
+
+
+@pytest.mark.clause("OPR-22")
 def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_after_so_many_times(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
@@ -240,6 +253,8 @@ def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_
             subscribed.follow(*changes)
         subscribed.clock.advance(600)
     assert status(database, subscribed).failing == 1
+    [trouble] = AnnouncementStore(database, "one", clock=subscribed.clock).in_trouble()
+    assert (trouble["item_id"], trouble["state"], trouble["last_error"]) == (wrong, "open", "HTTP 500")
     subscribed.follow(*changes)
     assert (status(database, subscribed).failing, status(database, subscribed).refused) == (0, 1)
     subscribed.inbox.answers = lambda _: TAKEN
@@ -252,14 +267,11 @@ def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_
 def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
-    subscribed = subscribe(database, contracts, inbox=Inbox(most=1))
-    subscribed.announcer._sender._budget = 0
-    changes = [change(number, item) for number, item in enumerate(items[:30], 1)]
+    inbox, changes = Inbox(most=1), [change(number, item) for number, item in enumerate(items[:30], 1)]
     with pytest.raises(FollowError, match="29 of 30 events were not taken: it is slow"):
-        subscribed.follow(*changes)
-    subscribed.announcer._sender._budget = 3600
-    subscribed.follow(*changes)
-    assert sorted(item for [item] in subscribed.inbox.requests) == ids(*items[:30])
+        subscribe(database, contracts, inbox=inbox, budget_seconds=0).follow(*changes)
+    subscribe(database, contracts, inbox=inbox).follow(*changes)
+    assert sorted(item for [item] in inbox.requests) == ids(*items[:30])
 
 
 @pytest.mark.clause("OPR-22")
@@ -270,10 +282,15 @@ def test_all_that_stands_can_be_told_again_under_the_same_ids(
     subscribed.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
     subscribed.follow(change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
     last = {event["subject"]: event for event in subscribed.inbox.taken}
-    subscribed.inbox.news()
+    subscribed.inbox.answers = lambda one: REFUSED if one.item_id == items[3]["id"] else TAKEN
+    subscribed.follow(change(6, items[3]), change(7, items[4]))
+    assert subscribed.inbox.news()[-1:] == [(items[4]["id"], "created")]
+    subscribed.inbox.answers = lambda _: TAKEN
     subscribed.announcer.forget(contracts["goes-abi"])
     subscribed.follow(change(1, items[0]), change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
     assert subscribed.inbox.taken == [event for event in last.values() if not event["type"].endswith("withdrawn")]
+    subscribed.follow(change(6, items[3]))
+    assert (items[3]["id"], "created") in subscribed.inbox.news(), "what was given up is told again, too"
 
 
 @pytest.mark.clause("OPR-22")
@@ -289,6 +306,7 @@ def test_what_a_process_sent_that_died_before_it_wrote_that_down_is_withdrawn_al
     subscribed.inbox.answers = die
     with pytest.raises(DeadError):
         subscribed.follow(change(1, items[0]))
+    assert status(database, subscribed).failing == 0, "nothing is known against it"
     subscribed.inbox.answers = lambda _: TAKEN
     subscribed.follow(change(2, items[0], kind=WITHDRAWN))
     assert subscribed.inbox.news() == [(items[0]["id"], "withdrawn")]

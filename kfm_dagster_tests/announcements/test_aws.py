@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -27,20 +28,6 @@ from kfm_dagster_tests.ledger.bench import Clock
 
 ITEMS = 23
 """More than two requests hold."""
-
-
-@pytest.fixture(scope="module")
-def moto_endpoint(cloud: EmbeddedCloud) -> str:
-    return cloud.endpoint_url
-
-
-@pytest.fixture
-def aws(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    return boto3.client
 
 
 class Mailbox:
@@ -80,9 +67,9 @@ def announce(target: str, database: Database, contracts: ContractRegistry, *, ti
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_queue_gets_each_event_with_attributes_to_filter_by(
-    aws: Callable[[str], Any], database: Database, contracts: ContractRegistry
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
 ) -> None:
-    box = Mailbox(aws("sqs"))
+    box = Mailbox(boto3.client("sqs"))
     announced = announce(f"sqs: '{box.url}'", database, contracts, times=2)
     messages = box.receive()
     assert len(messages) == ITEMS
@@ -101,9 +88,9 @@ def test_a_queue_gets_each_event_with_attributes_to_filter_by(
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_fifo_queue_takes_an_event_once_however_often_it_is_sent(
-    aws: Callable[[str], Any], contracts: ContractRegistry
+    aws: EmbeddedCloud, contracts: ContractRegistry
 ) -> None:
-    box = Mailbox(aws("sqs"), fifo=True)
+    box = Mailbox(boto3.client("sqs"), fifo=True)
     event = writer().write("c", change(1, item_of(contracts)), ChangeKind.CREATED)
     receiver = SqsQueue(box.url)
     for _ in range(3):
@@ -114,11 +101,11 @@ def test_a_fifo_queue_takes_an_event_once_however_often_it_is_sent(
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_topic_gives_the_events_to_queues_by_their_filter_policies(
-    aws: Callable[[str], Any], database: Database, contracts: ContractRegistry
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
 ) -> None:
-    sns = aws("sns")
+    sns = boto3.client("sns")
     topic = sns.create_topic(Name=f"t-{uuid.uuid4()}")["TopicArn"]
-    wanting, other = Mailbox(aws("sqs")), Mailbox(aws("sqs"))
+    wanting, other = Mailbox(boto3.client("sqs")), Mailbox(boto3.client("sqs"))
     for box, kind in ((wanting, "created"), (other, "withdrawn")):
         sns.subscribe(
             TopicArn=topic,
@@ -139,9 +126,9 @@ def test_a_topic_gives_the_events_to_queues_by_their_filter_policies(
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_bus_has_rules_over_source_and_type(
-    aws: Callable[[str], Any], database: Database, contracts: ContractRegistry
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
 ) -> None:
-    events, bus, box = aws("events"), f"b-{uuid.uuid4()}", Mailbox(aws("sqs"))
+    events, bus, box = boto3.client("events"), f"b-{uuid.uuid4()}", Mailbox(boto3.client("sqs"))
     events.create_event_bus(Name=bus)
     pattern = {"source": ["kfm.nodd"], "detail-type": ["kfm.nodd.item.created"]}
     events.put_rule(Name="items", EventBusName=bus, EventPattern=json.dumps(pattern))
@@ -164,7 +151,7 @@ def test_a_bus_has_rules_over_source_and_type(
     ],
 )
 def test_a_place_that_is_not_there_loses_nothing(
-    aws: Callable[[str], Any], database: Database, contracts: ContractRegistry, target: str
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry, target: str
 ) -> None:
     with pytest.raises(FollowError, match=f"{ITEMS} of {ITEMS} events were not taken"):
         announce(target, database, contracts)
@@ -214,6 +201,27 @@ def test_each_entry_of_a_request_has_its_own_answer(
 
 
 @pytest.mark.clause("OPR-22")
+def test_a_code_of_the_sender_or_the_moment_is_no_refusal_whatever_fault_it_is(contracts: ContractRegistry) -> None:
+    codes = (
+        "Throttling", "AuthorizationError", "AccessDenied", "KmsDisabled", "InternalFailure", "ServiceUnavailable",
+        "RequestTimeout", "RequestLimitExceeded", "InvalidParameterValue",
+    )  # fmt: skip
+    receiver = SqsQueue("u", connect=lambda *_: Answering(failing(*((code, True) for code in codes))))
+    said = receiver.send(outgoing(contracts, len(codes) + 1))
+    assert [answer.reception for answer in said] == [T, *[F] * (len(codes) - 1), R]
+
+
+def test_a_target_that_may_not_be_looked_at_is_told_from_one_that_is_not_there() -> None:
+    def refusing(code: str) -> SqsQueue:
+        client = SimpleNamespace(get_queue_attributes=Answering(client_error(code)).publish_batch)
+        return SqsQueue("u", connect=lambda *_: client)
+
+    assert [refusing(code).ask() for code in ("AccessDenied", "AuthorizationError", "Forbidden")] == [False] * 3
+    with pytest.raises(ReceiverUnavailableError, match="sqs: NotFound"):
+        refusing("NotFound").ask()
+
+
+@pytest.mark.clause("OPR-22")
 def test_each_entry_of_a_bus_has_its_own_answer(contracts: ContractRegistry) -> None:
     answers = [{"EventId": "1"}, {"ErrorCode": "ThrottlingException"}, {"ErrorCode": "MalformedDetail"}]
     receiver = EventBus("b", connect=lambda *_: Answering({"FailedEntryCount": 2, "Entries": answers}))
@@ -226,8 +234,10 @@ def client_error(code: str) -> ClientError:
 
 @pytest.mark.clause("OPR-22")
 def test_a_request_is_refused_for_its_size_or_not_taken_at_all(contracts: ContractRegistry) -> None:
-    too_long = SqsQueue("u", connect=lambda *_: Answering(client_error("AWS.SimpleQueueService.BatchRequestTooLong")))
-    assert [answer.reception for answer in too_long.send(outgoing(contracts, 2))] == [R, R]
+    of_the_request = ("AWS.SimpleQueueService.BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
+    for code in of_the_request:
+        refusing = SqsQueue("u", connect=lambda *_, code=code: Answering(client_error(code)))
+        assert [answer.reception for answer in refusing.send(outgoing(contracts, 2))] == [R, R], code
     for error in (client_error("AccessDenied"), client_error("NotFound"), EndpointConnectionError(endpoint_url="u")):
         receiver = SnsTopic("a", connect=lambda *_, error=error: Answering(error))
         with pytest.raises(ReceiverUnavailableError, match=r"sns: (AccessDenied|NotFound|EndpointConnectionError)"):
@@ -243,9 +253,9 @@ REGIONS: Sequence[tuple[str, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("service", "address", "region"), REGIONS)
-def test_a_target_is_asked_in_its_own_region(service: str, address: str, region: str | None) -> None:
-    assert aws_receiver(service, address)._region == region
+def test_a_target_is_asked_in_its_own_region() -> None:
+    for service, address, region in REGIONS:
+        assert aws_receiver(service, address)._region == region
 
 
 @pytest.mark.clause("OPR-22")

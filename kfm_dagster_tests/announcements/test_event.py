@@ -163,13 +163,20 @@ def test_a_wis2_message_is_one_by_its_schema(
 def test_a_wis2_message_has_no_place_for_a_long_outline_and_no_link_that_few_may_follow(
     contracts: ContractRegistry,
 ) -> None:
-    ring = [[-100 + n / 1000, 30.123456] for n in range(400)]
+    ring = [[-100 + n / 1000, 30.123456] for n in range(200)]
     long = {"type": "Polygon", "coordinates": [[*ring, [-100, 40], ring[0]]]}
     item = item_of(contracts, with_metadata(goes(0), geometry=long))
     found = writer(WIS2).write("c", change(1, item), ChangeKind.CREATED).body
     NOTIFICATION.validate(json.loads(found))
     assert len(found) <= LARGEST_BYTES
     assert json.loads(found)["geometry"] is None
+    room = len(found) + len(json.dumps(long, separators=(",", ":"))) - len("null") - LARGEST_BYTES
+    assert room > 0
+    point = {"type": "Point", "coordinates": [1.5, 2.5]}
+    properties = {name: value for name, value in item["properties"].items() if name != "end_datetime"}
+    placed = written(writer(WIS2), change(1, {**item, "geometry": point, "properties": properties}))
+    assert placed["geometry"] == point
+    assert {"datetime", "start_datetime"} & placed["properties"].keys() == {"datetime"}
     closed = {**item, "geometry": box(0, 0, 1, 1), "assets": {"data": {"href": "s3://closed/key"}}}
     message = written(writer(WIS2), change(1, closed))
     assert [link["rel"] for link in message["links"]] == ["canonical"]

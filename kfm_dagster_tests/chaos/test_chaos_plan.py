@@ -47,6 +47,7 @@ REFUSED_BY_SCHEMA: dict[str, dict[str, Any]] = {
     "an unknown label": changed(0, where={"colour": "blue"}),
     "a delay beyond its bound": changed(2, milliseconds=60_001),
     "a skew of a year": changed(3, seconds=31_536_000),
+    "a skew of a year back": changed(3, seconds=-31_536_000),
     "a failpoint for a skew": changed(3, failpoint="*"),
     "no rule": {**SOUND, "rules": []},
     "another version": {**SOUND, "apiVersion": "kfm.nodd.chaos/v2"},
@@ -56,6 +57,7 @@ REFUSED_BY_LOADER: dict[str, dict[str, Any]] = {
     "an error where nothing can fail": changed(1, failpoint="stage.*"),
     "a kill without end": changed(0, nth=None),
     "two ways to count": changed(0, nth=1, at_most=1),
+    "a chance of one occasion": changed(0, nth=1, probability=0.5),
     "a name twice": {**SOUND, "rules": [SOUND["rules"][0]] * 2},  # type: ignore[index]
     "no mapping": [],  # type: ignore[dict-item]
 }
@@ -77,26 +79,26 @@ def test_a_sound_plan_is_taken_by_schema_and_loader(dump: Any, tmp_path: Path) -
     assert kill.failpoints() == [failpoints.Failpoint.STAGE_COMPUTED, failpoints.Failpoint.STAGE_COMMITTED]
 
 
-@pytest.mark.parametrize("case", [*REFUSED_BY_SCHEMA, *REFUSED_BY_LOADER])
-def test_a_wrong_plan_is_refused_in_one_line(case: str) -> None:
-    document = (REFUSED_BY_SCHEMA | REFUSED_BY_LOADER)[case]
-    assert jsonschema_rs.Draft202012Validator(json_schema()).is_valid(document) is (
-        case in REFUSED_BY_LOADER and case != "no mapping"
-    )
-    with pytest.raises(ConfigurationError) as refusal:
-        parse_plan(yaml.safe_dump(document), source="plan.yaml")
-    line = str(refusal.value)
-    assert line.startswith("plan.yaml line ")
-    assert "\n" not in line
-    assert "observed" in line
-    assert "expected" in line
-    assert refusal.value.exit_code is ExitCode.USAGE
+def test_a_wrong_plan_is_refused_in_one_line() -> None:
+    for case in [*REFUSED_BY_SCHEMA, *REFUSED_BY_LOADER]:
+        document = (REFUSED_BY_SCHEMA | REFUSED_BY_LOADER)[case]
+        assert jsonschema_rs.Draft202012Validator(json_schema()).is_valid(document) is (
+            case in REFUSED_BY_LOADER and case != "no mapping"
+        )
+        with pytest.raises(ConfigurationError) as refusal:
+            parse_plan(yaml.safe_dump(document), source="plan.yaml")
+        line = str(refusal.value)
+        assert line.startswith("plan.yaml line ")
+        assert "\n" not in line
+        assert "observed" in line
+        assert "expected" in line
+        assert refusal.value.exit_code is ExitCode.USAGE
 
 
-@pytest.mark.parametrize("text", ["a: [", "\x00"])
-def test_a_file_that_is_no_yaml_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"^plan\.yaml is no YAML; observed [^\n]+$"):
-        parse_plan(text, source="plan.yaml")
+def test_a_file_that_is_no_yaml_is_refused_in_one_line() -> None:
+    for text in ["a: [", "\x00"]:
+        with pytest.raises(ConfigurationError, match=r"^plan\.yaml is no YAML; observed [^\n]+$"):
+            parse_plan(text, source="plan.yaml")
 
 
 @pytest.mark.clause("BEY-09")
@@ -121,6 +123,6 @@ def test_no_plan_is_in_force_after_a_refusal(env: Environment, plan: Any, why: s
     assert not (tmp_path / "home").exists()
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "docs" / "chaos").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_plan_that_ships_is_sound(example: Path) -> None:
-    load_plan(example)
+def test_every_plan_that_ships_is_sound() -> None:
+    for example in sorted((ROOT / "docs" / "chaos").glob("*.yaml")):
+        load_plan(example)

@@ -48,23 +48,20 @@ def test_a_timely_event_is_displaced_by_no_more_than_it_may(count: int, disorder
         assert all(event <= later + disorder.displaced for later in timely[place:])
 
 
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [
+def test_each_share_does_what_it_says() -> None:
+    for shares, expected in [
         ({"duplicate": 0, "late": 0, "displaced": 0}, ([0, 1, 2, 3], [])),
         ({"duplicate": 1, "late": 0, "displaced": 0}, ([0, 0, 1, 1, 2, 2, 3, 3], [])),
         ({"duplicate": 0, "late": 1, "displaced": 0}, ([], [0, 1, 2, 3])),
-    ],
-)
-def test_each_share_does_what_it_says(shares: dict[str, Any], expected: tuple[list[int], list[int]]) -> None:
-    timely, late = disordered(range(4), Disorder(**shares))
-    assert (timely, sorted(late)) == expected
+    ]:
+        timely, late = disordered(range(4), Disorder(**shares))
+        assert (timely, sorted(late)) == expected
 
 
-@pytest.mark.parametrize("wrong", [{"duplicate": -0.1}, {"late": 1.1}, {"displaced": -1}])
-def test_a_wrong_disorder_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="a disorder is wrong"):
-        Disorder(**wrong)
+def test_a_wrong_disorder_is_refused() -> None:
+    for wrong in [{"duplicate": -0.1}, {"duplicate": 1.1}, {"late": -0.1}, {"late": 1.1}, {"displaced": -1}]:
+        with pytest.raises(ConfigurationError, match="a disorder is wrong"):
+            Disorder(**wrong)
 
 
 @dataclass

@@ -208,7 +208,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
     report = feed.from_folder(tmp_path)
 
     assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 1, "surface-obs": 1}
-    assert report.sidecars == 1
+    assert (report.sidecars, report.first_day) == (1, date(2019, 8, 6))
     assert report.unannounced == {("surface-obs", date(2020, 1, 1))}
     assert cloud.client("s3").head_object(Bucket="noaa-isd-pds", Key=ISD_KEY)["ContentLength"] == 21
     assert report.skipped == {

@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,17 +35,21 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.deployment.doctor import celery_broker
 from kfm_dagster.deployment.doctor.finding import Health, examine, ok
+from kfm_dagster.deployment.doctor.senders import check_senders
 from kfm_dagster.deployment.doctor.times import check_clock
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_retention_role
 from kfm_dagster.telemetry.clock import kernel
 from kfm_dagster.telemetry.clock.decision import ClockRules
 from kfm_dagster.telemetry.clock.kernel import NtpState
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
+from kfm_dagster_tests.announcements.web_server import WebAnswer, open_web_server
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role, migrated_sqlite
+from kfm_dagster_tests.notifications.signing import AT, issue
 
 Planted = Callable[["Deployed"], object]
 GONE = "http://127.0.0.1:1"
@@ -103,8 +107,8 @@ class Deployed:
         self.set(KFM_CONFIGS_DIR=str(folder))
 
     def backup(self, *, ago: timedelta) -> None:
-        """A folder with a backup of then."""
-        file = self.home.parent / "backups" / "monday" / "kfm.dump"
+        """A folder with a backup of then, beside others."""
+        file = self.home.parent / "backups" / f"{ago.total_seconds():.0f}" / "kfm.dump"
         file.parent.mkdir(parents=True)
         file.touch()
         at = (datetime.now(UTC) - ago).timestamp()
@@ -162,28 +166,11 @@ def deployed(
 def refusing() -> Iterator[str]:
     """URL of a server that refuses every request for want of a permission, as SQS and S3 do."""
 
-    class Refusal(BaseHTTPRequestHandler):
-        def _refuse(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            said = json.dumps({"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"}).encode()
-            self.send_response(403)
-            self.send_header("Content-Type", "application/x-amz-json-1.0")
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-
-        do_POST = do_PUT = do_GET = do_HEAD = _refuse  # noqa: N815 - names that the server looks for
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    refusal = {"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"}
+    headers = {"Content-Type": "application/x-amz-json-1.0"}
+    with open_web_server() as server:
+        server.answers = lambda _: WebAnswer(status=403, headers=headers, body=json.dumps(refusal).encode())
+        yield server.url("")
 
 
 def findings(call: Call) -> tuple[int, list[dict[str, Any]]]:
@@ -217,8 +204,12 @@ def test_a_sound_deployment_has_no_finding_and_stays_as_it_was(deployed: Deploye
         assert f"ok      {check} " in shown, check
 
 
-def _topics(deployed: Deployed, *arns: str) -> str:
-    return json.dumps({"Statement": [POLICY | {"Condition": {"ArnEquals": {"aws:SourceArn": list(arns)}}}]})
+def _policy(*statements: dict[str, Any]) -> str:
+    return json.dumps({"Statement": statements})
+
+
+def _topics(deployed: Deployed, *arns: str, **more: str) -> dict[str, Any]:
+    return {**POLICY, "Condition": {"ArnEquals": {"aws:SourceArn": list(arns)}}, **more}
 
 
 def _two_processes(deployed: Deployed) -> None:
@@ -274,9 +265,27 @@ def _late(deployed: Deployed) -> None:
     deployed.patch.setattr("kfm_dagster.cli.doctor.utc_now", lambda: datetime.now(UTC) - timedelta(hours=1))
 
 
-def _short_letters(deployed: Deployed) -> None:
-    deployed.queue("short", primary=False, MessageRetentionPeriod="86400")
-    deployed.queue("before-short", RedrivePolicy=_redrive(deployed, dlq="short"))
+def _letters(deployed: Deployed, *, letters: int, messages: int, **more: str) -> None:
+    """Queues whose messages and letters stay for so many seconds."""
+    name = f"{letters}-{messages}"
+    deployed.queue(f"letters-{name}", primary=False, MessageRetentionPeriod=str(letters))
+    more = {"MessageRetentionPeriod": str(messages), "RedrivePolicy": _redrive(deployed, dlq=f"letters-{name}"), **more}
+    deployed.queue(f"before-{name}", **more)
+
+
+def _patient(deployed: Deployed) -> None:
+    """A dataset whose messages may be received six times."""
+    text = (resources.files("kfm_dagster.contracts") / "datasets" / "nexrad-l2.yaml").read_text(encoding="utf-8")
+    document = yaml.safe_load(text)
+    document["metadata"]["id"] = document["stac"]["collection"] = "radar"
+    document["notifications"] = {"priority": "normal"}
+    document["storage"] |= {"buckets": ["radar"], "scheduled_listing": {"every_seconds": 86_400}}
+    document["queue"] = {"visibility_timeout": 900, "max_receive_count": 6}
+    folder = deployed.home.parent / "contracts"
+    folder.mkdir()
+    (folder / "radar.yaml").write_text(yaml.safe_dump(document))
+    (deployed.objects() / "radar").mkdir()
+    deployed.set(KFM_CONTRACTS_DIR=str(folder))
 
 
 def _lost_letters(deployed: Deployed) -> None:
@@ -298,6 +307,7 @@ def _forgetting(deployed: Deployed) -> None:
 
 MEMORY = {"maxmemory": 0, "maxmemory_policy": "noeviction"}
 AS_MEANT = {"task_acks_late": True, "task_reject_on_worker_lost": True}
+LIVE = {"key": "kfm/lane", "value": "live", "limit": 1}
 FAULT, WARNING = Health.FAULT, Health.WARNING
 ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     # what is planted: how, check, verdict, what is observed, what to do
@@ -320,13 +330,21 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     "short retention": (
         lambda d: d.queue("brief", MessageRetentionPeriod="345599"), "queue", WARNING, "3 days, 23:59:59", "raise"
     ),
+    "letters that go with the queue's": (
+        lambda d: _letters(d, letters=604_800, messages=604_800), "dead letters", WARNING, "7 days", "raise"
+    ),
+    "a contract that lets more receives": (_patient, "queue", WARNING, "maxReceiveCount 5", "queue.max_receive_count"),
     "no policy": (lambda d: d.queue("deaf", Policy=""), "queue", FAULT, "no Policy", "kfm queue create"),
     "a policy without a topic": (
-        lambda d: d.queue("choosy", Policy=_topics(d, *list(d.registry.topics)[1:])), "queue", WARNING,
+        lambda d: d.queue("choosy", Policy=_policy(_topics(d, *list(d.registry.topics)[1:]))), "queue", WARNING,
         "1 of ", "kfm queue create",
     ),
     "a policy for anybody": (
-        lambda d: d.queue("open", Policy=json.dumps({"Statement": [{**POLICY, "Principal": "*"}]})), "queue", FAULT,
+        lambda d: d.queue("open", Policy=_policy({**POLICY, "Principal": "*"})), "queue", FAULT,
+        "without a condition", "kfm queue create",
+    ),
+    "a policy for anybody of AWS": (
+        lambda d: d.queue("wide", Policy=_policy({**POLICY, "Principal": {"AWS": "*"}, "Action": "*"})), "queue", FAULT,
         "without a condition", "kfm queue create",
     ),
     "its own dead-letter queue": (
@@ -334,7 +352,9 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         "dead letters", FAULT, "ring", "correct KFM_SQS_DLQ_QUEUE",
     ),
     "dead letters": (_letter, "dead letters", WARNING, "1 messages on letters", "kfm dlq"),
-    "dead letters that do not stay": (_short_letters, "dead letters", WARNING, "1 day", "raise"),
+    "dead letters that do not stay": (
+        lambda d: _letters(d, letters=86_400, messages=604_800), "dead letters", WARNING, "1 day", "raise",
+    ),
     "a wrong clock": (_late, "clock", FAULT, "tells an offset of 3", "kfm clock --ask"),
     "no ledger": (lambda d: (d.home / "kfm.db").unlink(), "database", FAULT, "kfm.db", "kfm init"),
     "a newer schema": (_newer_schema, "database", FAULT, "schema 999", "at least as new"),
@@ -379,6 +399,13 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         lambda d: d.dagster(run_coordinator=None, concurrency=None), "instance", FAULT, "no run_coordinator",
         "dagster.yaml",
     ),
+    "runs without a number": (
+        lambda d: d.dagster(concurrency=None), "instance", WARNING, "no max_concurrent_runs", "dagster.yaml"
+    ),
+    "a limit of the other lane": (
+        lambda d: d.dagster(concurrency={"runs": {"max_concurrent_runs": 3, "tag_concurrency_limits": [LIVE]}}),
+        "instance", WARNING, "all of 3 runs", "limit",
+    ),
     "a live share that the limits do not keep": (
         lambda d: d.set(KFM_LIVE_SHARE="1"), "instance", WARNING, "1 of 3 runs", "limit"
     ),
@@ -408,6 +435,10 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     "a worker that acknowledges early": (
         lambda d: d.celery(task_acks_late=True), "Celery", FAULT, "celery@one without", "kfm_dagster.defs.celery_worker"
     ),
+    "a worker that gives nothing back": (
+        lambda d: d.celery(task_reject_on_worker_lost=True), "Celery", FAULT, "celery@one without",
+        "kfm_dagster.defs.celery_worker",
+    ),
     "no worker": (lambda d: d.celery(), "Celery", WARNING, "no answer within", "kfm_dagster.defs.celery_worker"),
     "a queue of events that is not there": (
         lambda d: _told(d, f"sqs: {d.cloud.endpoint_url}/123456789012/gone"), "announcements", FAULT,
@@ -422,6 +453,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         "announcements.yaml",
     ),
     "a full disk": (lambda d: _full(d, (1 << 30) - 1), "room", FAULT, "1.0 GiB free", "free some"),
+    "the least room": (lambda d: _full(d, 1 << 30), "room", WARNING, "1.0 GiB free", "free some"),
     "little room": (lambda d: _full(d, (5 << 30) - 1), "room", WARNING, "5.0 GiB free", "free some"),
 }  # fmt: skip
 
@@ -439,6 +471,47 @@ def test_a_planted_fault_is_found_alone_and_has_a_next_step(planted: str, deploy
     assert next_step in one["next_step"]
     assert one["expected"]
     assert state_of(deployed.home) == before
+
+
+@pytest.mark.clause("BEY-11")
+def test_what_is_just_enough_has_no_finding(deployed: Deployed, call: Call) -> None:
+    """Each bound of a check kept exactly, and a step on its right side where nothing lies on it."""
+    topics, day = list(deployed.registry.topics), 86_400
+    denied = {**POLICY, "Effect": "Deny", "Principal": "*"}
+    spelt = _policy(denied, _topics(deployed, *topics, Action="SQS:SendMessage"))
+    _letters(deployed, letters=4 * day + 1, messages=4 * day, Policy=spelt)
+    deployed.dagster(run_retries={"enabled": True, "max_retries": 3, "retry_on_asset_or_op_failure": False})
+    deployed.beat("earlier", "SCHEDULER", ago=timedelta(seconds=90))
+    for hours in (40, 35):
+        deployed.backup(ago=timedelta(hours=hours))
+    deployed.celery(**AS_MEANT)
+    deployed.patch.setattr(redis.Redis, "info", lambda *_: {"maxmemory": 0, "maxmemory_policy": "allkeys-lru"})
+    _full(deployed, 5 << 30)
+    assert findings(call) == (ExitCode.DONE, [])
+    # SQS keeps nothing for longer than 14 days.
+    every = json.dumps({"Statement": _topics(deployed, *topics, Action="sqs:*")})
+    _letters(deployed, letters=14 * day, messages=14 * day, Policy=every)
+    deployed.dagster(run_retries={"enabled": True, "max_retries": 0})
+    for kind in ("SENSOR", "SCHEDULER"):
+        deployed.beat("one", kind, ago=timedelta(minutes=4))
+    assert findings(call) == (ExitCode.DONE, [])
+
+
+@pytest.mark.clause("BEY-11")
+def test_a_kept_certificate_counts_from_its_first_second_to_its_last(
+    home: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_SNS_VERIFY", "require")
+    start, end, second = AT, AT + timedelta(days=1), timedelta(seconds=1)
+    (home / "certificates").mkdir(parents=True)
+    (home / "certificates" / "sns.pem").write_bytes(issue("sns", start=start, end=end).pem)
+
+    def verdict(now: datetime) -> Health:
+        [found] = check_senders(Settings.load(), contracts, answers=lambda _: False, now=now)
+        return found.verdict
+
+    moments = (start - second, start, end, end + second)
+    assert [verdict(now) for now in moments] == [FAULT, Health.OK, Health.OK, FAULT]
 
 
 @pytest.mark.clause("BEY-11")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment import drain as draining
 from kfm_dagster.deployment.drain import DrainError, drain, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
@@ -17,7 +19,8 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.recovery.backfill.days import DayListing, advance_backfills, cancel_backfill, start_backfill
-from kfm_dagster.recovery.backfill.progress import Backfill, BackfillState, find_backfill
+from kfm_dagster.recovery.backfill.progress import Backfill, BackfillState, find_backfill, listed_backfills
+from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
@@ -26,14 +29,18 @@ NOTHING = Progress(queued=0, units=60, terminal=60, in_flight=0, waiting=0)
 
 
 class Hands:
-    """A deployment that lists a day of the backfills at each look after it, and ends them."""
+    """A deployment that lists a day of the backfills at each look after it, and ends them after a rest."""
 
     home = Path("home")
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        self._rest = 5
 
     def tend(self) -> None:
+        if listed_backfills(self._pipeline.database) and self._rest:
+            self._rest -= 1
+            return
         for request in advance_backfills(self._pipeline, listing=(), limit=1).requests:
             for dataset in request.datasets:
                 day = DayListing(
@@ -84,6 +91,19 @@ def test_a_drain_lasts_until_every_day_of_a_backfill_is_listed_and_the_backfill_
 
 
 @pytest.mark.clause("DAG-05")
+def test_a_drain_ends_after_three_looks_in_a_row_that_find_nothing(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = iter([0, 0, 1, 0, 0])
+    replaying = iter([False, False, False, False, False, True])
+    looks: list[Progress] = []
+    monkeypatch.setattr(draining, "progress", lambda _: replace(NOTHING, queued=next(queued, 0)))
+    monkeypatch.setattr(ReplayEngine, "at_work", lambda _: next(replaying, False))
+    drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=looks.append)
+    assert len(looks) == 9
+
+
+@pytest.mark.clause("DAG-05")
 def test_a_drain_whose_time_is_over_names_the_days_that_are_left(pipeline: Pipeline) -> None:
     started = month(pipeline)
     with pytest.raises(DrainError, match=f"0 messages, 0 units, 60 days of backfill {started.backfill_id} left after"):
@@ -102,6 +122,11 @@ def _one_off(pipeline: Pipeline, _: Backfill) -> None:
     pipeline.ledger.switches.engage("hrrr", decision=ADA)
 
 
+def _without_contract(pipeline: Pipeline, _: Backfill) -> None:
+    known = pipeline.registry.contracts
+    pipeline.registry = ContractRegistry.of([one for name, one in known.items() if name != "hrrr"])
+
+
 @pytest.mark.clause("DAG-05", "WAL-10")
 @pytest.mark.parametrize(
     ("change", "listed", "said"),
@@ -109,6 +134,7 @@ def _one_off(pipeline: Pipeline, _: Backfill) -> None:
         (_cancelled, 0, ""),
         (_all_off, 0, "60 days of backfill {} not listed: every dataset is switched off"),
         (_one_off, 30, "30 days of backfill {} not listed: hrrr is switched off"),
+        (_without_contract, 30, "30 days of backfill {} not listed: no contract names hrrr"),
     ],
 )
 def test_a_drain_ends_without_the_days_that_nobody_lists_and_says_why(

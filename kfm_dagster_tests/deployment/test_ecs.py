@@ -34,24 +34,23 @@ def test_the_task_is_one_as_the_api_of_ecs_describes_it() -> None:
 
 
 @pytest.mark.clause("DAG-09")
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_every_command_is_one_and_every_variable_a_setting(name: str) -> None:
-    container = CONTAINERS[name]
-    variables = {one["name"]: one["value"] for one in container["environment"]}
-    secrets = {one["name"] for one in container["secrets"]}
-    settings = loaded({**variables, **{one: SECRETS[one] for one in secrets}})
-    assert settings.env == "prod"
-    assert all(place.startswith("s3://") for place in (settings.catalog, settings.storage, settings.lineage))
-    assert settings.dagster_dsn
-    called = parsed(container["command"])
-    served = parsed(CONTAINERS["code"]["command"])
-    if "grpc_port" in called:
-        assert (called["grpc_host"], called["grpc_port"]) == (served["host"], served["port"])
-    if "healthCheck" in container:
-        assert parsed(container["healthCheck"]["command"][1:])["port"] == served["port"]
-    # Runs have what the daemon's container has, and the image that the code location names.
-    assert container["environment"] == CONTAINERS["daemon"]["environment"]
-    assert container["image"] == variables["DAGSTER_CURRENT_IMAGE"]
+def test_every_command_is_one_and_every_variable_a_setting() -> None:
+    for container in CONTAINERS.values():
+        variables = {one["name"]: one["value"] for one in container["environment"]}
+        secrets = {one["name"] for one in container["secrets"]}
+        settings = loaded({**variables, **{one: SECRETS[one] for one in secrets}})
+        assert settings.env == "prod"
+        assert all(place.startswith("s3://") for place in (settings.catalog, settings.storage, settings.lineage))
+        assert settings.dagster_dsn
+        called = parsed(container["command"])
+        served = parsed(CONTAINERS["code"]["command"])
+        if "grpc_port" in called:
+            assert (called["grpc_host"], called["grpc_port"]) == (served["host"], served["port"])
+        if "healthCheck" in container:
+            assert parsed(container["healthCheck"]["command"][1:])["port"] == served["port"]
+        # Runs have what the daemon's container has, and the image that the code location names.
+        assert container["environment"] == CONTAINERS["daemon"]["environment"]
+        assert container["image"] == variables["DAGSTER_CURRENT_IMAGE"]
 
 
 @pytest.mark.clause("DAG-09", "DAG-15")

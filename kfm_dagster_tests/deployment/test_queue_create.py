@@ -14,13 +14,19 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.deployment.provisioning.plan import DLQ_RETENTION, QUEUE_RETENTION, QueuePlan
+from kfm_dagster.deployment.provisioning.plan import (
+    DLQ_RETENTION,
+    MAX_PREFIXES,
+    QUEUE_RETENTION,
+    QueuePlan,
+    filter_policy,
+)
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
 
 MODULE = Path(__file__).parents[2] / "deploy" / "terraform" / "queue" / "main.tf"
-OBJECT = "2025/04/02/KTLX/KTLX20250402_000000_V06"
+QUEUES = "GetQueueUrl GetQueueAttributes ReceiveMessage DeleteMessage ChangeMessageVisibility SendMessage"
 
 
 @pytest.fixture
@@ -90,7 +96,7 @@ def test_a_queue_is_made_once_and_a_dry_run_makes_nothing(
 
 
 @pytest.mark.clause("BEY-12")
-@pytest.mark.parametrize("part", ["attribute", "policy", "filter"])
+@pytest.mark.parametrize("part", ["attribute", "policy", "filter", "raw"])
 def test_what_differs_is_said_and_mended_only_when_asked(part: str, cloud: EmbeddedCloud, call: Call) -> None:
     changes(call)
     sound = standing(cloud)
@@ -106,9 +112,9 @@ def test_what_differs_is_said_and_mended_only_when_asked(part: str, cloud: Embed
         sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
     else:
         [arn, *_] = [one["SubscriptionArn"] for one in sns.list_subscriptions()["Subscriptions"]]
-        sns.set_subscription_attributes(
-            SubscriptionArn=arn, AttributeName="FilterPolicy", AttributeValue='{"Records": {"x": ["y"]}}'
-        )
+        filtered = ("FilterPolicy", '{"Records": {"x": ["y"]}}')
+        name, value = filtered if part == "filter" else ("RawMessageDelivery", "true")
+        sns.set_subscription_attributes(SubscriptionArn=arn, AttributeName=name, AttributeValue=value)
     spoilt = standing(cloud)
     assert [change for _, change in changes(call)].count("drift") == 1
     assert [change for _, change in changes(call, "--update", "--dry-run")].count("updated") == 1
@@ -193,10 +199,44 @@ def test_the_printed_policy_allows_what_the_deployment_does_and_no_more(
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     policy = json.loads(call("queue", "create", "--dataset", "gfs", "--print", "iam").out)
     allowed = {(action, arn) for one in policy["Statement"] for action in one["Action"] for arn in one["Resource"]}
-    assert ("sqs:ReceiveMessage", "arn:aws:sqs:us-east-1:*:kfm-nodd-primary") in allowed
-    assert ("s3:PutObject", "arn:aws:s3:::ours/catalog/*") in allowed
-    assert {arn for action, arn in allowed if action == "s3:PutObject"} == {"arn:aws:s3:::ours/catalog/*"}
-    assert not any("*" in action or arn == "*" for action, arn in allowed)
+    resources = {
+        **{f"arn:aws:sqs:us-east-1:*:kfm-nodd-{name}": f"sqs:{QUEUES}" for name in ("primary", "dlq")},
+        "arn:aws:s3:::noaa-gfs-bdp-pds": "s3:ListBucket",
+        "arn:aws:s3:::noaa-gfs-bdp-pds/*": "s3:GetObject GetObjectVersion",
+        "arn:aws:s3:::ours": "s3:ListBucket",
+        "arn:aws:s3:::ours/catalog/*": "s3:GetObject PutObject DeleteObject",
+    }
+    assert allowed == {
+        (f"{service}:{action}", arn)
+        for arn, actions in resources.items()
+        for service, _, named in [actions.partition(":")]
+        for action in named.split()
+    }
+
+
+@pytest.mark.parametrize(
+    ("visibility", "lease", "timeout"), [(900, 960, 900), (1200, 960, 1200), (900, 1261, 1201), (1201, 1260, 1201)]
+)
+def test_messages_stay_hidden_for_as_long_as_the_contract_and_the_lease_ask(
+    visibility: int, lease: int, timeout: int, contracts: ContractRegistry
+) -> None:
+    contract = contracts["gfs"]
+    queue = contract.queue.model_copy(update={"visibility_timeout": visibility})
+    planned = QueuePlan.of(contract.model_copy(update={"queue": queue}), contracts, Settings.load(lease_seconds=lease))
+    assert planned.visibility_timeout == timeout
+
+
+def test_a_filter_has_as_many_prefixes_as_sns_takes_and_none_for_another_shape(contracts: ContractRegistry) -> None:
+    def filtered(count: int) -> bool:
+        prefixes = [f"gfs.{number}" for number in range(count)]
+        storage = contracts["gfs"].storage.model_copy(update={"prefixes": prefixes})
+        registry = ContractRegistry.of([contracts["gfs"].model_copy(update={"storage": storage})])
+        [arn] = registry.topics
+        return filter_policy(registry, arn) is not None
+
+    assert [filtered(count) for count in (MAX_PREFIXES, MAX_PREFIXES + 1)] == [True, False]
+    [chunks] = contracts["nexrad-l2-chunks"].notifications.topics
+    assert filter_policy(contracts, chunks.arn) is None
 
 
 def test_a_dataset_without_topics_needs_no_queue(call: Call) -> None:

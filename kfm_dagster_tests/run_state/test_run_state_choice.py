@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.run_state.delta_store import DeltaRunState
 from kfm_dagster.run_state.object_store import ObjectRunState
 from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.moments import meanwhile
 from kfm_dagster_tests.run_state.conftest import Place
 from kfm_dagster_tests.run_state.test_run_state_stores import record
 
@@ -37,14 +40,12 @@ def test_a_pipeline_has_the_store_that_its_settings_choose(
 
 
 @pytest.mark.clause("RSP-07")
-@pytest.mark.parametrize(
-    "value", ["s3://a/b,delta+s3://c/d", "/a;/b", "delta+delta+/a", "s3://a s3://b", "delta+/a delta+/b"]
-)
-def test_two_stores_in_the_variable_are_refused_with_both_names(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFM_RUN_STATE", value)
-    with pytest.raises(ConfigurationError, match=r"KFM_RUN_STATE is wrong; .*one store per environment") as refusal:
-        Settings.load()
-    assert value in str(refusal.value)
+def test_two_stores_in_the_variable_are_refused_with_both_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ["s3://a/b,delta+s3://c/d", "/a;/b", "delta+delta+/a", "s3://a s3://b", "delta+/a delta+/b"]:
+        monkeypatch.setenv("KFM_RUN_STATE", value)
+        with pytest.raises(ConfigurationError, match=r"KFM_RUN_STATE is wrong; .*one store per environment") as refusal:
+            Settings.load()
+        assert value in str(refusal.value)
 
 
 @pytest.mark.clause("RSP-07")
@@ -85,7 +86,28 @@ def test_a_lakefs_branch_is_where_its_s3_gateway_has_it(database: Database, buck
     mine = replace(record(), lakefs_branch="main")
     Place(database, f"lakefs://{bucket}/main", branch="main").put(mine)
     # One store under two names: the second one is no other.
-    assert Place(database, f"s3://{bucket}", branch="main").open().get(mine.dataset_id, mine.run_id) == mine
+    for other in (f"s3://{bucket}", f"s3://{bucket}/"):
+        assert Place(database, other, branch="main").open().get(mine.dataset_id, mine.run_id) == mine
+
+
+@pytest.mark.clause("RSP-07")
+@pytest.mark.one_database
+def test_of_two_stores_that_are_chosen_at_the_same_moment_one_is_refused(database: Database, tmp_path: Path) -> None:
+    first, second = (Place(database, f"{tmp_path}/{name}") for name in ("first", "second"))
+    # What this environment has is looked up twice; then the choice is written down.
+    with (
+        meanwhile(Failpoint.DATABASE_BEGIN, first.open, nth=3),
+        pytest.raises(ConfigurationError, match="two run-state stores"),
+    ):
+        second.open()
+    first.put(record())
+
+
+@pytest.mark.one_database
+def test_who_only_looks_settles_no_store(database: Database, tmp_path: Path) -> None:
+    looked_up_states(database, Settings.load(home=tmp_path, run_state=f"{tmp_path}/runs"))
+    assert not (tmp_path / "runs").exists()
+    Place(database, f"{tmp_path}/others").put(record())
 
 
 @pytest.mark.clause("RSP-07")

@@ -20,8 +20,6 @@ import netCDF4
 import numpy as np
 
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
-from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.storage.objects import ObjectStores
 
 DAY = datetime(2025, 6, 1, tzinfo=UTC)
 NAME = "G19_ABI-L1b-RadM1_C13"
@@ -39,6 +37,7 @@ class Granule:
     revision: int = 0
     zlib: bool = True
     shuffle: bool = True
+    fletcher32: bool = False
     band: int = 13
     blank: bool = False
     """No pixel was ever written."""
@@ -90,7 +89,7 @@ def _write(file: netCDF4.Dataset, granule: Granule) -> None:
         axis.set_auto_maskandscale(False)
         axis[:] = np.arange(length)
     values = np.random.default_rng([granule.minute, granule.revision])
-    how = {"zlib": granule.zlib, "shuffle": granule.shuffle, "chunksizes": (12, 20)}
+    how = {"zlib": granule.zlib, "shuffle": granule.shuffle, "fletcher32": granule.fletcher32, "chunksizes": (12, 20)}
     for name, kind, fill in (("Rad", "i2", 1023), ("DQF", "i1", -1)):
         image = file.createVariable(name, kind, ("y", "x"), fill_value=fill, **how)
         image.setncatts(
@@ -161,14 +160,6 @@ def change(item: Mapping[str, Any], *, day: datetime, kind: ChangeKind = ChangeK
         content_sha256=None if gone else hashlib.sha256(repr(item).encode()).hexdigest(),
         changed_at=day,
     )
-
-
-def folder_of(root: Path) -> ObjectStores:
-    return ObjectStores(object_root=root)
-
-
-def contract_of(contracts: ContractRegistry) -> Any:
-    return contracts["goes-abi"]
 
 
 def stored_values(content: bytes) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,9 @@ import pytest
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.virtual import VirtualZarr
 from kfm_dagster_tests.catalog.real_objects import item_of_file
-from kfm_dagster_tests.integration.chain import good, open_pipeline, run_chain
-from kfm_dagster_tests.integration.chain import put as announce
 from kfm_dagster_tests.virtual.buckets import Opened, put
 from kfm_dagster_tests.virtual.forecasts import RUN, corners, decoded, forecast, messages_of, write
 from kfm_dagster_tests.virtual.granules import change
@@ -98,58 +94,3 @@ def test_a_store_is_a_function_of_the_forecasts_that_stand(contracts: ContractRe
     listed = [(place / "hrrr/2025/2025-12-03/stores.json").read_bytes() for place in (drier, alone)]
     assert listed[0] == listed[1]
     assert HUMIDITY.encode() not in listed[0]
-
-
-def test_a_run_of_the_chain_is_in_a_store_and_leaves_it_with_an_undo(tmp_path: Path) -> None:
-    objects, place = tmp_path / "objects", tmp_path / "virtual"
-    pipeline = open_pipeline(tmp_path, objects, virtual_url=str(place))
-    listed = place / "hrrr/2025/2025-12-03/stores.json"
-    try:
-        key, content, index = forecast(2)
-        write(objects, (key, content, index))
-        announce(objects, [good("noaa-hrrr-bdp-pds", key, content)])
-        run_chain(pipeline, "hrrr", "2025-12-03", "first")
-        assert pipeline.ledger.counts()["hrrr"][Status.SUCCEEDED] == 1
-        assert NAME.encode() in listed.read_bytes()
-        pipeline.catalog.undo("hrrr", "first")
-        pipeline.following.catch_up(pipeline.followers)
-        assert NAME.encode() not in listed.read_bytes()
-    finally:
-        pipeline.close()
-
-
-REAL = {
-    "hrrr.20201214/conus/hrrr.t00z.wrfsfcf12.grib2": (
-        "APCP:surface:0-12 hour acc fcst",
-        "APCP:surface:11-12 hour acc fcst",
-    ),
-    "hrrr.20230722/conus/hrrr.t06z.wrfsfcf01.grib2": ("TMP:surface:1 hour fcst",),
-}
-
-
-@pytest.mark.parametrize("key", REAL)
-def test_a_real_object_has_its_values_in_its_store(
-    key: str,
-    server: str,
-    shared_data: Path,
-    bucket_follower: VirtualZarr,
-    contracts: ContractRegistry,
-    opened: Opened,
-    tmp_path: Path,
-) -> None:
-    content = (shared_data / "objects" / "noaa-hrrr-bdp-pds" / key).read_bytes()
-    # These are parts of the objects, without their index.
-    messages, lines = messages_of(content), []
-    for number, (message, name) in enumerate(zip(messages, REAL[key], strict=True), start=1):
-        lines.append(f"{number}:{content.index(message)}:d={key[5:13]}{key.split('.t')[1][:2]}:{name}:\n")
-    path = write(tmp_path, (key, content, "".join(lines)))
-    put(server, "noaa-hrrr-bdp-pds", key, content)
-    item = item_of_file(contracts, tmp_path, path)
-    day = datetime.strptime(key[5:13], "%Y%m%d").replace(tzinfo=UTC)
-    bucket_follower.follow(contracts["hrrr"], [change(item, day=day)])
-    assert (bucket_follower.report.added, bucket_follower.report.refused) == (1, 0)
-    run = opened(f"conus_sfc_{key.split('.')[2][:4]}", day, "hrrr")
-    images = sorted(name for name in run.data_vars if name != "spatial_ref")
-    for name, message in zip(images, messages, strict=True):
-        np.testing.assert_allclose(run[name].values[0], decoded(message), rtol=1e-14)
-    points_are_where_eccodes_has_them(run, messages[0])

@@ -224,7 +224,7 @@ def test_an_object_that_does_not_answer_is_read_again_and_the_others_are_publish
     assert objects_of(shown(place)) == {good.uri, away.uri}
 
 
-@pytest.mark.parametrize("what", ["gone", "cut", "another format"])
+@pytest.mark.parametrize("what", ["gone", "cut", "another format", "another size", "elsewhere"])
 def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else(
     contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr, what: str
 ) -> None:
@@ -238,7 +238,16 @@ def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else
             path.write_bytes(bad.content[:-1])
         case "another format":
             path.write_bytes(b"CDF\1" + bytes(len(bad.content) - 4))
-    follower.follow(contract, [change_of(good), change_of(bad)])
+        case "another size":
+            path.write_bytes(bad.content + b"more")
+        case "elsewhere":
+            path.rename(objects.parent / "outside.nc")
+            path.symlink_to(objects.parent / "outside.nc")
+    changed = change_of(bad)
+    if what == "another size" and changed.item is not None:
+        # Of an upload in parts, whose ETag is no checksum, nothing but its size tells the version.
+        del changed.item["assets"]["data"]["file:checksum"]
+    follower.follow(contract, [change_of(good), changed])
     assert (follower.report.added, follower.report.left_out) == (1, 1)
     assert objects_of(shown(place)) == {good.uri}
 
@@ -267,8 +276,10 @@ def test_what_does_not_fit_has_a_store_of_its_own_under_the_same_name(
 def test_forgetting_leaves_nothing(
     contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr
 ) -> None:
-    put(objects, [Granule()])
-    follower.follow(contract, [change_of(Granule())])
+    of_two_days = [Granule(), Granule(minute=24 * 60)]
+    put(objects, of_two_days)
+    for granule in of_two_days:
+        follower.follow(contract, [change_of(granule)])
     follower.forget(contract)
     assert [path for path in place.rglob("*") if path.is_file()] == []
     follower.forget(contract)
