@@ -26,9 +26,8 @@ def product(**declared: Any) -> ExpectedProduct:
     return ExpectedProduct(**{"name": "p", "per_hour": 6, **declared})
 
 
-@pytest.mark.parametrize(
-    ("declared", "cadence"),
-    [
+def test_the_cadence_is_declared_or_follows_from_hours_and_rate() -> None:
+    for declared, cadence in [
         ({}, timedelta(minutes=10)),
         ({"per_hour": 96, "every_seconds": 600}, timedelta(minutes=10)),
         ({"hours": [0, 6, 12, 18]}, timedelta(hours=6)),
@@ -36,28 +35,21 @@ def product(**declared: Any) -> ExpectedProduct:
         # The longest pause of a day counts: between 05 and 07.
         ({"hours": [hour for hour in range(24) if hour % 6]}, timedelta(hours=2)),
         ({"hours": [0, 6, 12, 18], "every_seconds": 3600}, HOUR),
-    ],
-)
-def test_the_cadence_is_declared_or_follows_from_hours_and_rate(declared: dict[str, Any], cadence: timedelta) -> None:
-    assert product(**declared).cadence == cadence
+    ]:
+        assert product(**declared).cadence == cadence
 
 
-@pytest.mark.parametrize(
-    ("declared", "silent_after", "over", "expected"),
-    [
+def test_a_product_is_silent_after_two_cadences_and_its_rate_is_taken_over_four() -> None:
+    for declared, silent_after, over, expected in [
         ({}, timedelta(minutes=20), timedelta(minutes=40), 4),
         ({"per_hour": 96, "every_seconds": 600}, timedelta(minutes=20), timedelta(minutes=40), 64),
         # Messages come in batches: a file every 20 s is looked for by the minute.
         ({"per_hour": 180}, timedelta(minutes=2), timedelta(minutes=4), 12),
         ({"per_hour": 49, "hours": [0, 6, 12, 18]}, timedelta(hours=12), timedelta(days=1), 4 * 49),
         ({"per_hour": 1, "hours": [0]}, timedelta(days=2), timedelta(days=4), 4),
-    ],
-)
-def test_a_product_is_silent_after_two_cadences_and_its_rate_is_taken_over_four(
-    declared: dict[str, Any], silent_after: timedelta, over: timedelta, expected: int
-) -> None:
-    pace = pace_of(product(**declared))
-    assert (pace.silent_after, pace.over, pace.expected, pace.least) == (silent_after, over, expected, expected / 2)
+    ]:
+        pace = pace_of(product(**declared))
+        assert (pace.silent_after, pace.over, pace.expected, pace.least) == (silent_after, over, expected, expected / 2)
 
 
 def test_every_contract_states_cadences_that_its_rates_agree_with(contracts: ContractRegistry) -> None:
@@ -81,11 +73,11 @@ def test_every_contract_states_cadences_that_its_rates_agree_with(contracts: Con
     assert found["gfs", "atmosphere at 1 degree"].cadence == timedelta(hours=6)
 
 
-@pytest.mark.parametrize(("late", "due"), [(timedelta(0), 4), (timedelta(microseconds=1), 3)])
-def test_an_hour_is_due_once_it_has_settled_and_not_a_moment_before(late: timedelta, due: int) -> None:
-    coverage = Coverage(settles_after_seconds=900, products=[product()])
-    at = MIDNIGHT + 4 * HOUR + timedelta(minutes=15) - late
-    assert len(product_hours(coverage, DAY, [], at=at)) == due
+def test_an_hour_is_due_once_it_has_settled_and_not_a_moment_before() -> None:
+    for late, due in [(timedelta(0), 4), (timedelta(microseconds=1), 3)]:
+        coverage = Coverage(settles_after_seconds=900, products=[product()])
+        at = MIDNIGHT + 4 * HOUR + timedelta(minutes=15) - late
+        assert len(product_hours(coverage, DAY, [], at=at)) == due
 
 
 @pytest.mark.parametrize(("first", "hours"), [(0, [3, 4]), (3599, [3, 4]), (3600, [4])])

@@ -57,19 +57,18 @@ def test_published_schema_is_the_models() -> None:
 
 
 @pytest.mark.clause("OPR-13")
-@pytest.mark.parametrize("name", sorted(BUILTIN))
-def test_builtin_contract_is_valid_under_the_published_schema(name: str) -> None:
-    validator = jsonschema_rs.Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
-    document = yaml.safe_load(BUILTIN[name])
-    assert [error.message for error in validator.iter_errors(document)] == []
-    document["surprise"] = 1
-    assert not validator.is_valid(document)
+def test_builtin_contract_is_valid_under_the_published_schema() -> None:
+    for name in sorted(BUILTIN):
+        validator = jsonschema_rs.Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+        document = yaml.safe_load(BUILTIN[name])
+        assert [error.message for error in validator.iter_errors(document)] == []
+        document["surprise"] = 1
+        assert not validator.is_valid(document)
 
 
 @pytest.mark.clause("OPR-13")
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_schema_and_loader_refuse_the_same() -> None:
+    for changes in [
         {"surprise": 1},
         {"integrity.surprise": 1},
         {"storage.key_grammar.surprise": 1},
@@ -105,13 +104,11 @@ def test_builtin_contract_is_valid_under_the_published_schema(name: str) -> None
         {"storage.listing": ["hrrr.%Y%m%d/{Region}/"], "storage.listing_sets": {"Region": ["conus"]}},
         {"storage.listing": ["hrrr.%Y%m%d/{region}/"], "storage.listing_sets": {"region": []}},
         {"storage.listing": ["hrrr.%Y%m%d/{region}/"], "storage.listing_sets": {"region": ["%Y"]}},
-    ],
-)
-def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
-    text = changed(HRRR, changes)
-    assert not jsonschema_rs.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
-    with pytest.raises(ContractError, match=r"mine\.yaml"):
-        parse_contract(text, source="mine.yaml")
+    ]:
+        text = changed(HRRR, changes)
+        assert not jsonschema_rs.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
+        with pytest.raises(ContractError, match=r"mine\.yaml"):
+            parse_contract(text, source="mine.yaml")
 
 
 @pytest.mark.clause("PCS-23")
@@ -124,9 +121,8 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
 
 
 @pytest.mark.clause("OPR-13")
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_contradictions_inside_a_contract_are_refused() -> None:
+    for changes, says in [
         ({"storage.key_grammar.pattern": "("}, "no regular expression"),
         ({"storage.key_grammar.start": {"value": "{nope}", "format": "%Y"}}, "nope"),
         ({"storage.key_grammar.start": {"value": "{date}", "format": "%Y%m%m"}}, "twice"),
@@ -157,11 +153,9 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
         ({"ledger.extension_fields": ["region"]}, "coverage tells products by"),
         ({"metadata_extract.units": [{"fields": ["gsd"], "unit": "m", "minimum": 2, "maximum": 1}]}, "maximum"),
         ({"coverage.products": [{"name": "a", "per_hour": 1}] * 2}, "twice"),
-    ],
-)
-def test_contradictions_inside_a_contract_are_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ContractError, match=says):
-        parse_contract(changed(HRRR, changes), source="mine.yaml")
+    ]:
+        with pytest.raises(ContractError, match=says):
+            parse_contract(changed(HRRR, changes), source="mine.yaml")
 
 
 @pytest.mark.clause("OPR-13")
@@ -175,33 +169,30 @@ def test_a_dataset_that_no_topic_announces_says_how_it_is_listed() -> None:
     assert registry.announced == {(None, "noaa-hrrr-bdp-pds"): frozenset({"hrrr"})}
 
 
-@pytest.mark.parametrize(
-    ("form", "day"), [("%Y%m%d", "2025-06-10"), ("%Y%j", "2025-06-10"), ("%Y%m", "2025-06-01"), ("%Y", "2025-01-01")]
-)
-def test_objects_are_of_the_first_day_of_what_their_keys_name(form: str, day: str) -> None:
-    text = hrrr(storage__key_grammar__start={"value": "{date}", "format": form})
-    grammar = KeyGrammarReader(parse_contract(text, source="mine.yaml"))
-    assert grammar.day_holding(date(2025, 6, 10)).isoformat() == day
+def test_objects_are_of_the_first_day_of_what_their_keys_name() -> None:
+    for form, day in [("%Y%m%d", "2025-06-10"), ("%Y%j", "2025-06-10"), ("%Y%m", "2025-06-01"), ("%Y", "2025-01-01")]:
+        text = hrrr(storage__key_grammar__start={"value": "{date}", "format": form})
+        grammar = KeyGrammarReader(parse_contract(text, source="mine.yaml"))
+        assert grammar.day_holding(date(2025, 6, 10)).isoformat() == day
 
 
 @pytest.mark.clause("WAL-16")
-@pytest.mark.parametrize("name", CANONICAL_FIELDS)
-def test_extension_fields_cannot_shadow_the_ledger(name: str) -> None:
-    pattern = rf"hrrr\.(?P<date>\d{{8}})/(?P<cycle>\d\d)(?P<lead>\d\d)(?P<{name}>x)"
-    text = hrrr(
-        storage__key_grammar__pattern=pattern,
-        stac__item_id="{date}",
-        ledger__extension_fields=[name],
-        integrity__peers=None,
-    )
-    with pytest.raises(ContractError, match="shadow"):
-        parse_contract(text, source="mine.yaml")
+def test_extension_fields_cannot_shadow_the_ledger() -> None:
+    for name in CANONICAL_FIELDS:
+        pattern = rf"hrrr\.(?P<date>\d{{8}})/(?P<cycle>\d\d)(?P<lead>\d\d)(?P<{name}>x)"
+        text = hrrr(
+            storage__key_grammar__pattern=pattern,
+            stac__item_id="{date}",
+            ledger__extension_fields=[name],
+            integrity__peers=None,
+        )
+        with pytest.raises(ContractError, match="shadow"):
+            parse_contract(text, source="mine.yaml")
 
 
 @pytest.mark.clause("OPR-13")
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_clashing_contracts_are_refused() -> None:
+    for changes, says in [
         ({}, "one dataset id"),
         ({"metadata.id": "hrrr-two"}, "one STAC collection"),
         ({"metadata.id": "hrrr-two", "stac.collection": "hrrr-two"}, "same keys"),
@@ -209,12 +200,10 @@ def test_extension_fields_cannot_shadow_the_ledger(name: str) -> None:
             {"metadata.id": "two", "stac.collection": "two", "storage.buckets": ["other"], "queue": {"name": "other"}},
             "different queues",
         ),
-    ],
-)
-def test_clashing_contracts_are_refused(changes: dict[str, Any], says: str) -> None:
-    one, two = parse_contract(HRRR, source="one"), parse_contract(changed(HRRR, changes), source="two")
-    with pytest.raises(ContractError, match=says):
-        ContractRegistry.of([one, two])
+    ]:
+        one, two = parse_contract(HRRR, source="one"), parse_contract(changed(HRRR, changes), source="two")
+        with pytest.raises(ContractError, match=says):
+            ContractRegistry.of([one, two])
 
 
 CHUNKS = BUILTIN["nexrad-l2-chunks.yaml"]
@@ -222,9 +211,8 @@ ARCHIVE = BUILTIN["nexrad-l2.yaml"]
 
 
 @pytest.mark.clause("OPR-13")
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_who_adds_to_another_s_collection_names_its_owner_and_is_governed_as_it_is() -> None:
+    for changes, says in [
         ({"stac.collection_of": None}, "two contracts write one STAC collection"),
         ({"stac.collection_of": "hrrr"}, "not of the dataset that it names"),
         ({"stac.collection_of": "nexrad-l2-chunks"}, "not of the dataset that it names"),
@@ -245,20 +233,16 @@ ARCHIVE = BUILTIN["nexrad-l2.yaml"]
             },
             "different shapes of message",
         ),
-    ],
-)
-def test_who_adds_to_another_s_collection_names_its_owner_and_is_governed_as_it_is(
-    changes: dict[str, Any], says: str | None
-) -> None:
-    archive, hrrr_contract = parse_contract(ARCHIVE, source="archive"), parse_contract(HRRR, source="hrrr")
-    chunks = parse_contract(changed(CHUNKS, changes), source="chunks")
-    if says is None:
-        registry = ContractRegistry.of([archive, chunks, hrrr_contract])
-        assert registry.owner(chunks) is registry.owner(archive) is archive
-        assert registry.owner(hrrr_contract) is hrrr_contract
-    else:
-        with pytest.raises(ContractError, match=says):
-            ContractRegistry.of([archive, chunks, hrrr_contract])
+    ]:
+        archive, hrrr_contract = parse_contract(ARCHIVE, source="archive"), parse_contract(HRRR, source="hrrr")
+        chunks = parse_contract(changed(CHUNKS, changes), source="chunks")
+        if says is None:
+            registry = ContractRegistry.of([archive, chunks, hrrr_contract])
+            assert registry.owner(chunks) is registry.owner(archive) is archive
+            assert registry.owner(hrrr_contract) is hrrr_contract
+        else:
+            with pytest.raises(ContractError, match=says):
+                ContractRegistry.of([archive, chunks, hrrr_contract])
 
 
 def test_a_chunk_and_the_archive_s_object_have_one_item_that_the_archive_s_takes_over(
@@ -274,11 +258,11 @@ def test_a_chunk_and_the_archive_s_object_have_one_item_that_the_archive_s_takes
 
 
 @pytest.mark.clause("OPR-13")
-@pytest.mark.parametrize("field", ["site", "chunk", "kind"])
-def test_a_chunk_feed_tells_the_ledger_of_which_volume_its_chunks_are(field: str) -> None:
-    fields = [name for name in ("site", "volume", "chunk", "kind") if name != field]
-    with pytest.raises(ContractError, match=rf"a chunk feed lack \['{field}'\]"):
-        parse_contract(changed(CHUNKS, {"ledger.extension_fields": fields}), source="mine.yaml")
+def test_a_chunk_feed_tells_the_ledger_of_which_volume_its_chunks_are() -> None:
+    for field in ["site", "chunk", "kind"]:
+        fields = [name for name in ("site", "volume", "chunk", "kind") if name != field]
+        with pytest.raises(ContractError, match=rf"a chunk feed lack \['{field}'\]"):
+            parse_contract(changed(CHUNKS, {"ledger.extension_fields": fields}), source="mine.yaml")
 
 
 @pytest.mark.clause("OPR-13")
@@ -338,36 +322,33 @@ def test_the_sets_of_a_listing_are_multiplied() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
+def test_a_wrong_key_is_named_with_its_line() -> None:
+    for old, new, says in [
         ("max_receive_count:", "max_recieve_count:", "unknown key 'max_recieve_count'; expected max_receive_count;"),
         ("visibility_timeout: 900", 'visibility_timeout: "900"', "queue.visibility_timeout is wrong; observed '900'"),
         ("visibility_timeout: 900", "visibility_timeout: true", "queue.visibility_timeout is wrong; observed True"),
-    ],
-)
-def test_a_wrong_key_is_named_with_its_line(old: str, new: str, says: str) -> None:
-    queue = "queue: {visibility_timeout: 900, max_receive_count: 5}\n"
-    with pytest.raises(ContractError) as caught:
-        parse_contract(HRRR + queue.replace(old, new), source="mine.yaml")
-    assert str(caught.value).startswith(f"mine.yaml line {len(HRRR.splitlines()) + 1}: ")
-    assert says in str(caught.value)
+    ]:
+        queue = "queue: {visibility_timeout: 900, max_receive_count: 5}\n"
+        with pytest.raises(ContractError) as caught:
+            parse_contract(HRRR + queue.replace(old, new), source="mine.yaml")
+        assert str(caught.value).startswith(f"mine.yaml line {len(HRRR.splitlines()) + 1}: ")
+        assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "a: [", "- 1", "null"])
-def test_text_that_is_no_contract_is_one_line(text: str) -> None:
-    with pytest.raises(ContractError) as caught:
-        parse_contract(text, source="mine.yaml")
-    assert "\n" not in str(caught.value)
-    assert "mine.yaml" in str(caught.value)
+def test_text_that_is_no_contract_is_one_line() -> None:
+    for text in ["", "[]", "a: [", "- 1", "null"]:
+        with pytest.raises(ContractError) as caught:
+            parse_contract(text, source="mine.yaml")
+        assert "\n" not in str(caught.value)
+        assert "mine.yaml" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(READERS))
-def test_every_reader_can_be_imported(name: str) -> None:
-    found = READERS[name]
-    assert isinstance(found, LazyReader)
-    reader: Reader = found.load()
-    assert callable(reader)
+def test_every_reader_can_be_imported() -> None:
+    for name in sorted(READERS):
+        found = READERS[name]
+        assert isinstance(found, LazyReader)
+        reader: Reader = found.load()
+        assert callable(reader)
 
 
 def test_every_builtin_contract_has_a_reader(contracts: ContractRegistry) -> None:
@@ -391,9 +372,8 @@ def test_real_keys_are_understood_by_the_builtin_grammars(contracts: ContractReg
     assert understood >= 25
 
 
-@pytest.mark.parametrize(
-    ("stamp", "expected"),
-    [
+def test_stamps_are_read_strictly(contracts: ContractRegistry) -> None:
+    for stamp, expected in [
         ("20240600000000", datetime(2024, 2, 29, tzinfo=UTC)),
         ("20243662359599", datetime(2024, 12, 31, 23, 59, 59, 900000, tzinfo=UTC)),
         ("20233660000000", None),
@@ -402,32 +382,28 @@ def test_real_keys_are_understood_by_the_builtin_grammars(contracts: ContractReg
         ("20240602400000", None),
         ("20240600000600", None),  # a leap second of which datetime knows none
         ("00000010000000", None),
-    ],
-)
-def test_stamps_are_read_strictly(contracts: ContractRegistry, stamp: str, expected: datetime | None) -> None:
-    key = f"ABI-L1b-RadC/2024/060/00/OR_ABI-L1b-RadC-M6C13_G19_s{stamp}_e25003652359599_c20243662359599.nc"
-    if expected is None:
-        with pytest.raises(InvalidKeyTimeError):
-            contracts.grammars["goes-abi"].match(key)
-    else:
-        match = contracts.grammars["goes-abi"].match(key)
-        assert match is not None
-        assert match.start == expected
+    ]:
+        key = f"ABI-L1b-RadC/2024/060/00/OR_ABI-L1b-RadC-M6C13_G19_s{stamp}_e25003652359599_c20243662359599.nc"
+        if expected is None:
+            with pytest.raises(InvalidKeyTimeError):
+                contracts.grammars["goes-abi"].match(key)
+        else:
+            match = contracts.grammars["goes-abi"].match(key)
+            assert match is not None
+            assert match.start == expected
 
 
 @pytest.mark.clause("SEC-01")
-@pytest.mark.parametrize(
-    "key", ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a/./b", "a\\b", "a\x00b", "a\nb", "a\u202eb", "k" * 1025]
-)
-def test_no_pattern_lets_an_unsafe_key_through(contracts: ContractRegistry, key: str) -> None:
-    assert not is_safe_key(key)
-    grammar = contracts["hrrr"].storage.key_grammar.model_copy(update={"pattern": r"(?s:.*)"})
-    storage = contracts["hrrr"].storage.model_copy(update={"key_grammar": grammar, "ignore": [".*"]})
-    permissive = KeyGrammarReader(contracts["hrrr"].model_copy(update={"storage": storage}))
-    assert permissive.kind(key) is KeyKind.FOREIGN
-    assert permissive.match(key) is None
+def test_no_pattern_lets_an_unsafe_key_through(contracts: ContractRegistry) -> None:
+    for key in ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a/./b", "a\\b", "a\x00b", "a\nb", "a\u202eb", "k" * 1025]:
+        assert not is_safe_key(key)
+        grammar = contracts["hrrr"].storage.key_grammar.model_copy(update={"pattern": r"(?s:.*)"})
+        storage = contracts["hrrr"].storage.model_copy(update={"key_grammar": grammar, "ignore": [".*"]})
+        permissive = KeyGrammarReader(contracts["hrrr"].model_copy(update={"storage": storage}))
+        assert permissive.kind(key) is KeyKind.FOREIGN
+        assert permissive.match(key) is None
 
 
-@pytest.mark.parametrize("key", ["a", "a/b.c", ".hidden", "a/..b", "YEAR=2024/x", "a b/c:d+e", "é/x", "k" * 1024])
-def test_ordinary_keys_are_safe(key: str) -> None:
-    assert is_safe_key(key)
+def test_ordinary_keys_are_safe() -> None:
+    for key in ["a", "a/b.c", ".hidden", "a/..b", "YEAR=2024/x", "a b/c:d+e", "é/x", "k" * 1024]:
+        assert is_safe_key(key)

@@ -13,7 +13,7 @@ from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.outcomes import is_older
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.samples.oisst import BUCKET, make_oisst, oisst_samples
+from kfm_dagster.demo.samples.oisst import BUCKET, oisst_samples
 from kfm_dagster.ingest.rehearsal import rehearse
 from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster_tests.stages.batches import extracted
@@ -22,9 +22,8 @@ DAY = date(2025, 12, 3)
 FOLDER = "data/v2.1/avhrr/202512"
 
 
-@pytest.mark.parametrize(
-    ("key", "kind"),
-    [
+def test_a_key_is_what_it_is(contracts: ContractRegistry) -> None:
+    for key, kind in [
         (f"{FOLDER}/oisst-avhrr-v02r01.20251203.nc", KeyKind.DATA),
         (f"{FOLDER}/oisst-avhrr-v02r01.20251203_preliminary.nc", KeyKind.DATA),
         ("index.html", KeyKind.IGNORED),
@@ -33,10 +32,8 @@ FOLDER = "data/v2.1/avhrr/202512"
         (f"{FOLDER}/oisst-amsr-v02r01.20251203.nc", KeyKind.FOREIGN),
         (f"{FOLDER}/oisst-avhrr-v02r01.202512.nc", KeyKind.FOREIGN),
         (f"{FOLDER}/oisst-avhrr-v02r01.20251203_preliminary.nc.md5", KeyKind.FOREIGN),
-    ],
-)
-def test_a_key_is_what_it_is(key: str, kind: KeyKind, contracts: ContractRegistry) -> None:
-    assert contracts.route(bucket=BUCKET, key=key).kind is kind
+    ]:
+        assert contracts.route(bucket=BUCKET, key=key).kind is kind
 
 
 def test_a_day_is_listed_with_both_of_its_objects(contracts: ContractRegistry) -> None:
@@ -64,18 +61,6 @@ def test_a_preliminary_analysis_never_overwrites_the_final_one(contracts: Contra
     assert not is_older(final, final)
     told = [one.item["properties"]["oisst:status"] for one in (preliminary, final)]
     assert told == ["preliminary", "final"]
-
-
-@pytest.mark.clause("OPR-14")
-@pytest.mark.parametrize("preliminary", [True, False])
-def test_a_sample_goes_through_the_whole_chain(preliminary: bool, contracts: ContractRegistry, tmp_path: Path) -> None:
-    key, content = make_oisst(DAY, preliminary=preliminary)
-    file = tmp_path / BUCKET / key
-    file.parent.mkdir(parents=True)
-    file.write_bytes(content)
-    found = rehearse(contracts, "ocean", file)
-    assert (found.findings, found.suspect) == ((), ())
-    assert found.is_sound
 
 
 @pytest.mark.clause("OPR-14")

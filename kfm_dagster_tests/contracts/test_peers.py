@@ -18,9 +18,8 @@ SIZES = st.lists(st.integers(1, 2**40), min_size=1, max_size=PEERS_KEPT)
 
 
 @pytest.mark.clause("BEY-04")
-@pytest.mark.parametrize(
-    ("sizes", "quartiles"),
-    [
+def test_what_peers_say_is_their_middle_half() -> None:
+    for sizes, quartiles in [
         ([], None),
         ([5], (1, 5, 5)),
         ([9, 1], (2, 1, 9)),
@@ -29,28 +28,21 @@ SIZES = st.lists(st.integers(1, 2**40), min_size=1, max_size=PEERS_KEPT)
         # A quarter of them may be cut, and it changes nothing; one more does.
         ([1] * 5 + [1000] * 19, (24, 1000, 1000)),
         ([1] * 6 + [1000] * 18, (24, 1, 1000)),
-    ],
-)
-def test_what_peers_say_is_their_middle_half(sizes: list[int], quartiles: tuple[int, int, int] | None) -> None:
-    assert PeerSizes.of(sizes) == quartiles
+    ]:
+        assert PeerSizes.of(sizes) == quartiles
 
 
 @pytest.mark.clause("BEY-04")
-@pytest.mark.parametrize(
-    ("peers", "factor", "expected"),
-    [
+def test_a_size_is_expected_within_the_factor_and_further_where_the_peers_vary() -> None:
+    for peers, factor, expected in [
         (PeerSizes(8, 1000, 1000), 2, (500, 2000)),
         (PeerSizes(8, 1001, 1001), 2, (501, 2002)),  # half a byte is no size
         (PeerSizes(8, 1000, 1100), 1.5, (667, 1650)),
         # Peers that vary allow more than the factor: 3 interquartile ranges, in logarithms.
         (PeerSizes(8, 1000, 2000), 2, (125, 16_000)),
         (PeerSizes(8, 1000, 2000), 10, (100, 20_000)),
-    ],
-)
-def test_a_size_is_expected_within_the_factor_and_further_where_the_peers_vary(
-    peers: PeerSizes, factor: float, expected: tuple[int, int]
-) -> None:
-    assert peers.expected(factor) == expected
+    ]:
+        assert peers.expected(factor) == expected
 
 
 @given(SIZES, st.floats(1.01, 1000))

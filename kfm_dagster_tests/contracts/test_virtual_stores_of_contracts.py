@@ -24,9 +24,8 @@ def name_of(contract: DatasetContract, file: str) -> str | None:
     return next((name for name in names if name is not None), None)
 
 
-@pytest.mark.parametrize(
-    ("product", "hour", "name"),
-    [
+def test_a_product_a_band_and_a_sector_go_together(contracts: ContractRegistry) -> None:
+    for product, hour, name in [
         ("ABI-L1b-RadM1-M6C13", "23", "G19_ABI-L1b-RadM1_C13"),
         ("ABI-L1b-RadM2-M6C02", "00", "G19_ABI-L1b-RadM2_C02"),
         ("ABI-L1b-RadC-M6C13", "05", "G19_ABI-L1b-RadC_C13_00h"),
@@ -41,29 +40,22 @@ def name_of(contract: DatasetContract, file: str) -> str | None:
         # Points, and a grid of degrees.
         ("ABI-L2-DMWF-M6C07", "12", None),
         ("ABI-L2-DSRF-M6", "12", None),
-    ],
-)
-def test_a_product_a_band_and_a_sector_go_together(
-    contracts: ContractRegistry, product: str, hour: str, name: str | None
-) -> None:
-    stamps = f"G19_s2025152{hour}00000_e2025152{hour}00059_c2025152{hour}00099"
-    assert name_of(contracts["goes-abi"], f"OR_{product}_{stamps}.nc") == name
+    ]:
+        stamps = f"G19_s2025152{hour}00000_e2025152{hour}00059_c2025152{hour}00099"
+        assert name_of(contracts["goes-abi"], f"OR_{product}_{stamps}.nc") == name
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
+def test_what_makes_no_name_is_refused() -> None:
+    for wrong, why in [
         ({"name": "../{name}"}, "name"),
         ({"name": "a/b"}, "name"),
         ({"along": "a b"}, "along"),
         ({"hours": 5}, "hours"),
         ({"match": {"product": "("}}, "no regular expression"),
         ({"other": 1}, "other"),
-    ],
-)
-def test_what_makes_no_name_is_refused(wrong: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
-        VirtualStore.model_validate({**STORE, **wrong})
+    ]:
+        with pytest.raises(ValidationError, match=why):
+            VirtualStore.model_validate({**STORE, **wrong})
 
 
 def test_a_name_that_is_no_file_name_is_none() -> None:
