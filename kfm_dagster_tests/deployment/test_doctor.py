@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from email.utils import format_datetime, formatdate
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ from kfm_dagster.telemetry.clock import kernel
 from kfm_dagster.telemetry.clock.decision import ClockRules
 from kfm_dagster.telemetry.clock.kernel import NtpState
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
-from kfm_dagster_tests.announcements.web_server import WebAnswer, open_web_server
+from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role, migrated_sqlite
 from kfm_dagster_tests.notifications.signing import AT, issue
@@ -165,11 +165,14 @@ def deployed(
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[str]:
     """URL of a server that refuses every request for want of a permission, as SQS and S3 do."""
-
     refusal = {"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"}
-    headers = {"Content-Type": "application/x-amz-json-1.0"}
+
+    def answer(_: WebRequest) -> WebAnswer:
+        headers = {"Content-Type": "application/x-amz-json-1.0", "Date": formatdate(usegmt=True)}
+        return WebAnswer(status=403, headers=headers, body=json.dumps(refusal).encode())
+
     with open_web_server() as server:
-        server.answers = lambda _: WebAnswer(status=403, headers=headers, body=json.dumps(refusal).encode())
+        server.answers = answer
         yield server.url("")
 
 

@@ -372,28 +372,11 @@ def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.
 def test_a_grid_without_figures_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("codecarbon")
     for grid in [
-        "ZZZ",
-        "US",
-        "usa",
-        " ",
-        "USA ",
-        "\nUSA",
-        "World",
-        "virginia",
-        "USA virginia",
-        "USA/",
-        "USA//",
-        "USA/nowhere",
-        "USA/Virginia",
-        "USA/virginia/",
-        "USA/_unit",
-        "usa/virginia",
-        "DEU/virginia",
-        "/",
-        "/virginia",
-    ]:
-        pytest.importorskip("codecarbon")
+        "ZZZ", "US", "usa", " ", "USA ", "\nUSA", "World", "virginia", "USA virginia", "USA/", "USA//", "USA/nowhere",
+        "USA/Virginia", "USA/virginia/", "USA/_unit", "usa/virginia", "DEU/virginia", "/", "/virginia",
+    ]:  # fmt: skip
         monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("KFM_ENERGY_GRID", grid)
         with pytest.raises(ConfigurationError) as refusal:

@@ -107,7 +107,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
     assert api.item_ids() == api.catalog_ids()
     assert all(one.equal for one in api.compared()), api.compared()
     assert {(place.behind, place.last_error) for place in following.places()} <= {(0, None)}
-    cursors = "SELECT collection_id, change_id, changed_at FROM kfm.stac_collections"
+    cursors = "SELECT collection_id, change_id, changed_at FROM kfm.stac_collections ORDER BY 1"
     before = api.rows(), api.ask(cursors)
     for late in recording.given:
         follower.follow(*late)
