@@ -56,8 +56,8 @@ def ui(*, port: int, cloud: str) -> None:
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
     with ExitStack() as stack:
-        console_port = _console_port(port)
-        own = _addresses(settings, port=port, console_port=console_port)
+        console_port = free_console_port(port)
+        own = addresses(settings, port=port, console_port=console_port)
         if cloud == "embedded":
             served = _serve_samples(stack, settings, registry)
             if settings.console_tokens is None:
@@ -78,7 +78,7 @@ def ui(*, port: int, cloud: str) -> None:
             deployment.tend()
 
 
-def _addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, str]:
+def addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, str]:
     """Return where page and console lead for the other one, unless the settings say so already."""
     own = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
     return own if settings.console_url else own | {"KFM_CONSOLE_URL": f"http://127.0.0.1:{console_port}"}
@@ -147,7 +147,7 @@ def _refuse_taken(port: int) -> None:
         )
 
 
-def _console_port(port: int) -> int:
+def free_console_port(port: int) -> int:
     """Return the port after the page's, or any where that is taken: a console of the same home may be up already."""
     return free_port() if _is_taken(port + 1) else port + 1
 

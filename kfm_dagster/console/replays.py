@@ -30,7 +30,7 @@ from kfm_dagster.recovery.starting import start
 
 MOST_NAMED = 10_000
 """Units that a selection names; one by dataset, code and time has no need to."""
-_PAGE, _MOST_PAGES = 1_000, 20
+PAGE, MOST_PAGES = 1_000, 20
 """Of a search for them, each of which examines a bounded number of rows: some seconds at most."""
 _TO_BE_GIVEN = "to be given with the decision"
 _MODES = {Status.FAILED: Mode.FAILED_ONLY, Status.QUARANTINED: Mode.REPAIR_AND_REPLACE}
@@ -139,8 +139,8 @@ def named_units(pipeline: Pipeline, wanted: UnitFilter) -> list[str]:
     """Return the ids of what a filter means. Raises BadFilterError for none, and for more than a selection names."""
     wal_ids: list[str] = []
     after: str | None = None
-    for _ in range(_MOST_PAGES):
-        page = search_units(pipeline, wanted, after=after, limit=_PAGE)
+    for _ in range(MOST_PAGES):
+        page = search_units(pipeline, wanted, after=after, limit=PAGE)
         wal_ids += [row["wal_id"] for row in page.rows]
         after = page.after
         if after is None or len(wal_ids) > MOST_NAMED:

@@ -34,7 +34,7 @@ MOST_COUNTED = 10_000
 """Beyond them a count says "at least"."""
 MOST_GROUPS = 200
 """Pairs of a reason and a dataset; contracts and ledger have some dozens of reasons."""
-_FIRST_CHUNK = 50
+FIRST_CHUNK = 50
 _LARGEST_CHUNK = 5_000
 _BEGINNING_OF_TIME = "0001-01-01T00:00:00.000000Z"
 _CURSOR = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
@@ -161,7 +161,7 @@ Keyed = tuple[tuple[datetime, str], RowMapping | None]
 
 def _walk(view: Transaction, statement: str, where: Mapping[str, Any], budget: _Budget) -> Iterator[Keyed]:
     """Yield a range's rows in order with their keys: what is meant, the last of each chunk, and None at the bound."""
-    chunk = _FIRST_CHUNK
+    chunk = FIRST_CHUNK
     key: tuple[datetime, str] | None = None
     while True:
         rows = view.run(statement, where, limit=chunk).mappings().all()

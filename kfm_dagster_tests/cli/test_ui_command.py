@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from kfm_dagster.cli.main import stopped_by_signals
-from kfm_dagster.cli.ui import _addresses, _console_port, ui
+from kfm_dagster.cli.ui import addresses, free_console_port, ui
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.settings import Settings
 
@@ -29,9 +29,9 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypa
 def test_the_console_has_the_next_port_or_another_where_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        chosen = _console_port(taken - 1)
+        chosen = free_console_port(taken - 1)
     assert chosen != taken
-    assert _console_port(taken - 1) == taken
+    assert free_console_port(taken - 1) == taken
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_console_has_the_next_port_or_another_where_that_is_taken() -> None:
 def test_page_and_console_lead_to_each_other_unless_the_settings_name_others(
     said: dict[str, str], own: dict[str, str]
 ) -> None:
-    assert _addresses(Settings(**said), port=3000, console_port=3001) == own
+    assert addresses(Settings(**said), port=3000, console_port=3001) == own
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -21,9 +21,7 @@ from kfm_dagster.notifications.fields import MAX_BODY_BYTES
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import (
     IgnoreReason,
-    MessageError,
     ParsedMessage,
-    _understood,
     parse_listed,
     parse_message,
 )
@@ -287,12 +285,6 @@ def test_absent_version_size_and_sequencer_stay_absent() -> None:
 )
 def test_keys_outside_the_declared_patterns_are_refused(key: str) -> None:
     assert code_of(raw(record(key=key))) is ParseIssue.KEY_GRAMMAR_MISMATCH
-
-
-def test_a_key_that_only_its_route_takes_for_one_of_data_is_refused() -> None:
-    """Route and grammar are of one pattern; were they not, nothing would be known of the unit."""
-    with pytest.raises(MessageError, match="key 'x' is no data key of goes-abi"):
-        _understood("x", REGISTRY.grammars["goes-abi"])
 
 
 @pytest.mark.clause("OPR-02")
