@@ -14,13 +14,11 @@ import pytest
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
-from kfm_dagster.readers.isd import FIRST_BYTES
-from kfm_dagster.readers.ranges import BLOCK_BYTES, BytesSource
+from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.readers.grib2_bytes import ends_of, index_of, messages_of
 
@@ -129,39 +127,6 @@ def test_a_cut_hrrr_object_is_never_ok(shared_data: Path, *, with_index: bool) -
         # Ends of sections 0, 1 and 3; the last 7777; each message.
         boundaries = [16, 37, 118, len(content) - 4, *messages_of(content)[1:], *ends_of(content)]
         assert_never_ok("hrrr", key, content, boundaries, index)
-
-
-@pytest.mark.parametrize(("dataset", "objects"), [("goes-abi", 16), ("goes-glm", 9)])
-def test_a_cut_goes_object_is_never_ok(shared_data: Path, dataset: str, objects: int) -> None:
-    seen = 0
-    for root in sorted((shared_data / "objects").glob("noaa-goes*")):
-        for path in sorted(root.rglob("*.nc")):
-            key, content = str(path.relative_to(root)), path.read_bytes()
-            if REGISTRY.grammars[dataset].match(key) is None:
-                continue
-            seen += 1
-            assert extract(dataset, key, BytesSource(content)).status is CheckStatus.OK
-            # Signature, superblock, the blocks that headers are read in.
-            assert_never_ok(dataset, key, content, [8, 48, 96, BLOCK_BYTES, len(content) // 2], None)
-            longer = extract(dataset, key, BytesSource(content + b"\0"))
-            assert longer.status is CheckStatus.FAILED
-    assert seen == objects
-
-
-def test_a_cut_goes_sample_is_never_ok() -> None:
-    key, content = make_goes_abi(product="ABI-L1b-RadC", start=RUN, satellite=19, band=13)
-    assert_never_ok("goes-abi", key, content, [8, 48, 96, 2048, BLOCK_BYTES], None)
-
-
-def test_a_cut_station_year_is_never_ok(shared_data: Path) -> None:
-    root = shared_data / "objects" / "noaa-isd-pds"
-    [path] = root.rglob("*.gz")
-    key, content = str(path.relative_to(root)), path.read_bytes()
-    assert extract("surface-obs", key, BytesSource(content)).status is CheckStatus.OK
-    # The name in the gzip header ends the header; checksum and length are the last eight bytes.
-    boundaries = [10, content.index(b"\0", 10) + 1, FIRST_BYTES, len(content) - 8, len(content) - 4]
-    assert_never_ok("surface-obs", key, content, boundaries, None)
-    assert extract("surface-obs", key, BytesSource(content + b"\0")).status is CheckStatus.FAILED
 
 
 def spread(lengths: list[int], *, cut: int = 0) -> Spread:

@@ -253,10 +253,3 @@ def test_a_cut_sample_is_truncated() -> None:
     for length in cuts(content):
         assert refusal(key, content[:length]) is MetadataIssue.TRUNCATED_OBJECT, length
     assert refusal(key, content + b"\0") is MetadataIssue.UNREADABLE_FORMAT
-
-
-@pytest.mark.clause("OPR-07", "OPR-20")
-def test_a_cut_real_object_is_truncated(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
-    for key, (content, _) in real_objects.items():
-        for length in cuts(content):
-            assert refusal(key, content[:length]) is MetadataIssue.TRUNCATED_OBJECT, (key, length)

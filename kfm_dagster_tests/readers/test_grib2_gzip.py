@@ -82,18 +82,6 @@ def test_real_object_equals_the_independent_reader(
 
 
 @pytest.mark.clause("OPR-20")
-@pytest.mark.parametrize("key", OBJECTS)
-def test_real_object_cut_at_every_tenth_and_boundary_is_truncated(key: str, shared_data: Path) -> None:
-    content = (shared_data / "objects/noaa-mrms-pds" / key).read_bytes()
-    name_ends = content.index(b"\x00", 10) + 1
-    # gzip's header, the name in it, its checksum and its length; and what a first request and a step end with.
-    boundaries = (1, 2, 3, 10, name_ends, len(content) - 8, len(content) - 4, len(content) - 1, FIRST_BYTES, 64 * 1024)
-    for end in {len(content) * share // 10 for share in range(10)} | {at for at in boundaries if at < len(content)}:
-        for at in (end, end + 1) if end + 1 < len(content) else (end,):
-            assert refusal(content[:at]) is MetadataIssue.TRUNCATED_OBJECT, at
-
-
-@pytest.mark.clause("OPR-20")
 def test_sample_cut_anywhere_is_truncated() -> None:
     for end in range(len(SAMPLE)):
         assert refusal(SAMPLE[:end]) is MetadataIssue.TRUNCATED_OBJECT, end

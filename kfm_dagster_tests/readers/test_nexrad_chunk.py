@@ -129,20 +129,6 @@ def test_a_chunk_is_read_whole_with_one_request_and_a_large_one_with_two(real: M
     assert [start for start, _ in source.asked] == [0, FIRST_BYTES]
 
 
-@pytest.mark.clause("OPR-07", "OPR-20")
-def test_a_real_chunk_that_is_cut_anywhere_is_refused(real: Mapping[str, bytes]) -> None:
-    for key, content in real.items():
-        tenths = [len(content) * tenth // 10 for tenth in range(10)]
-        for end in (*tenths, 4, 5, 23, 24, 27, 28, 29, len(content) - 8, len(content) - 1):
-            assert refusal(key, content[:end]) in CUT, (key, end)
-        assert refusal(key, content + b"\0") is MetadataIssue.UNREADABLE_FORMAT
-        # Nor with a size that was made to fit.
-        place = 24 if key.endswith("S") else 0
-        for end in (place + 20, len(content) // 2, len(content) - 1):
-            fitted = content[:place] + struct.pack(">i", end - place - 4) + content[place + 4 : end]
-            assert refusal(key, fitted) in CUT, (key, end)
-
-
 # --- samples
 
 

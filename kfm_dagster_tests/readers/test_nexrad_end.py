@@ -222,15 +222,6 @@ def tenths(content: bytes) -> Iterator[int]:
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_real_volume_that_is_cut_at_any_tenth_is_refused(
-    real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]],
-) -> None:
-    for name, content, key, _ in real:
-        for end in (*tenths(content), len(content) - 8, len(content) - 1):
-            assert outcome(content[:end], key) in CUT, (name, end)
-
-
-@pytest.mark.clause("OPR-20")
 def test_a_real_volume_that_is_cut_at_any_record_is_suspect_and_around_it_refused(
     real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]],
 ) -> None:

@@ -206,12 +206,6 @@ def assert_no_cut_is_ok(key: str, content: bytes) -> None:
 
 
 @pytest.mark.clause("OPR-07", "OPR-20")
-def test_no_cut_of_a_real_object_is_ok(real: list[RealObject]) -> None:
-    for one in real:
-        assert_no_cut_is_ok(one.key, one.content)
-
-
-@pytest.mark.clause("OPR-07", "OPR-20")
 @pytest.mark.parametrize("product", [*PRODUCTS, "GSM", "FTM"])
 def test_a_sample_cut_anywhere_is_not_ok(product: str) -> None:
     key, content = {"GSM": (STATUS_KEY, STATUS), "FTM": (TEXT_KEY, envelope(TEXT))}.get(product) or sample(product)
