@@ -49,7 +49,7 @@ def test_a_narrow_table_shortens_uris_folds_prose_and_shows_ids_by_a_prefix_that
         head, _, tail = cells[2].partition("…")
         assert URI.startswith(head)
         assert URI.endswith(tail)
-        assert len(tail) > len(head) > len("s3://")
+        assert (len(head), len(tail)) == ((LEAST_URI - 1) // 3, LEAST_URI - 1 - (LEAST_URI - 1) // 3)
     words = {word for line in lines for word in line.split()}
     assert set(ROWS[0]["why"].split()) <= words
 
@@ -76,6 +76,13 @@ def test_prose_is_no_narrower_than_can_be_read_nor_than_its_longest_word(
     show_rows([{"why": prose}], ("why",))
     *_, rule = (line for line in capsys.readouterr().out.splitlines() if set(line.strip()) == {"─"})
     assert len(rule.strip()) in {widest, widest + 1, widest + 2}
+
+
+def test_the_widest_prose_is_folded_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    row = {"short": "one two three four five", "long": "one two three four five six seven eight nine ten"}
+    show_rows([row], ("short", "long"))
+    assert capsys.readouterr().out.count(row["short"]) == 2
 
 
 def test_values_that_hold_others_are_lines_below_the_table(

@@ -104,8 +104,10 @@ def test_a_count_stops_where_it_may(searched: Searched, monkeypatch: pytest.Monk
     monkeypatch.setattr(unit_search, "MOST_COUNTED", 3)
     assert count_units(searched.pipeline, UnitFilter()) == unit_search.UnitCount(units=3, exact=False)
     monkeypatch.setattr(unit_search, "MOST_EXAMINED", 3)
-    found = count_units(searched.pipeline, UnitFilter(text="KTLX"))
-    assert (found.units <= 3, found.exact) == (True, False)
+    monkeypatch.setattr(unit_search, "MOST_COUNTED", 1_000)
+    for wanted in (UnitFilter(text="KTLX"), UnitFilter(operator="metadata_extract")):
+        found = count_units(searched.pipeline, wanted)
+        assert (found.units <= 3, found.exact) == (True, False), wanted
 
 
 def test_failures_are_added_up_by_code_dataset_and_operator(

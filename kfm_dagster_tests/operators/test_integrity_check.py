@@ -119,6 +119,13 @@ def test_contract_decides_what_an_issue_does() -> None:
     assert both.status is CheckStatus.FAILED
 
 
+@pytest.mark.clause("OPR-04")
+@pytest.mark.parametrize(("size", "codes"), [(99, ["size_too_small"]), (100, []), (200, []), (201, ["size_too_large"])])
+def test_a_size_is_in_order_at_both_of_its_bounds(size: int, codes: list[str]) -> None:
+    found = check(Recorded(size=size), announced={"object_size": size}, min_bytes=100, max_bytes=200)
+    assert [issue.code for issue in found.issues] == codes
+
+
 LEVEL = PeerSizes(8, 1000, 1000)  # expected within the factor, which is 2 here
 
 

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.path.arrival import (
+    MIN_INDEX,
+    MIN_POINTS,
     SPEED_OF_LIGHT_M_S,
     Arrival,
     DeltaForm,
@@ -128,10 +130,11 @@ def test_another_order_than_time_path_phase_is_refused(out_of_order: Callable[[]
 
 @pytest.mark.clause("PCS-11")
 def test_a_volume_that_is_not_in_its_time_is_refused() -> None:
-    later = START + TAU
-    assert align_time(ts_start=later, reference=START, tau=TAU, f_s_hz=1e4).offset_s == 60
-    with pytest.raises(PathError, match="at most 60 s"):
-        align_time(ts_start=later + timedelta(milliseconds=1), reference=START, tau=TAU, f_s_hz=1e4)
+    for away, more in ((TAU, timedelta(milliseconds=1)), (-TAU, -timedelta(milliseconds=1))):
+        sound = align_time(ts_start=START + away, reference=START, tau=TAU, f_s_hz=1e4)
+        assert sound.offset_s == away.total_seconds()
+        with pytest.raises(PathError, match="at most 60 s"):
+            align_time(ts_start=START + away + more, reference=START, tau=TAU, f_s_hz=1e4)
     with pytest.raises(PathError, match="aware"):
         align_time(ts_start=datetime(2024, 5, 6), reference=START, tau=TAU, f_s_hz=1e4)  # noqa: DTZ001, that is the point
 
@@ -167,7 +170,7 @@ FAULTS: dict[str, tuple[BeamPath, str]] = {
     "d_ell backwards": (changed(GOOD, d_ell=_moved(GOOD.d_ell, -125.0)), "no length"),
     "d_ell not a number": (changed(GOOD, d_ell=_moved(GOOD.d_ell, math.nan)), "no length"),
     "d_ell infinite": (changed(GOOD, d_ell=_moved(GOOD.d_ell, math.inf)), "no length"),
-    "n_eff below one": (changed(GOOD, n_eff=_moved(GOOD.n_eff, 0.9999)), "no air"),
+    "n_eff below one": (changed(GOOD, n_eff=_moved(GOOD.n_eff, math.nextafter(MIN_INDEX, 0))), "no air"),
     "n_eff not a number": (changed(GOOD, n_eff=_moved(GOOD.n_eff, math.nan)), "no air"),
     "n_eff infinite": (changed(GOOD, n_eff=_moved(GOOD.n_eff, math.inf)), "no air"),
     "gamma not a number": (changed(GOOD, distance_m=_moved(GOOD.distance_m, math.nan)), "no position"),
@@ -181,7 +184,8 @@ FAULTS: dict[str, tuple[BeamPath, str]] = {
 @pytest.mark.clause("PCS-11")
 @pytest.mark.parametrize(("path", "fault"), FAULTS.values(), ids=FAULTS)
 def test_arrays_that_make_no_path_are_refused(path: BeamPath, fault: str) -> None:
-    assert path_faults(GOOD) == []
+    for sound in (GOOD, rectangles(MIN_POINTS), changed(GOOD, n_eff=_moved(GOOD.n_eff, MIN_INDEX))):
+        assert path_faults(sound) == []
     with pytest.raises(PathError, match=fault):
         align_path(in_time(), path)
 

@@ -44,7 +44,7 @@ FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS
         ({"nexrad:elevations": [0.5], "nexrad:pattern-elevations": [0.5, 1.5]}, (0.5,)),
         ({"nexrad:pattern-elevations": [0.5, 1.5], "nexrad:vcp": 212}, (0.5, 1.5)),
         ({"nexrad:vcp": 221}, PATTERNS[21]),
-        ({"nexrad:elevations": [0.5, 359.8, 180.0]}, (0.5,)),
+        ({"nexrad:elevations": [0.5, 359.8, 90.1, 90.0, -2.0, -2.1]}, (-2.0, 0.5, 90.0)),
         ({"nexrad:vcp": 99}, ()),
         ({}, ()),
     ],
