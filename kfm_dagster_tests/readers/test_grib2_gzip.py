@@ -14,7 +14,7 @@ import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.samples.mrms import PRODUCTS, REGIONS, make_mrms
+from kfm_dagster.demo.samples.mrms import make_mrms
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.grib2_gzip import FIRST_BYTES, MAX_PACKED_BYTES, MAX_UNPACKED_BYTES, read_grib2_gzip
@@ -147,19 +147,6 @@ def test_a_bomb_is_a_resource_limit() -> None:
 )
 def test_key_and_message_agree_to_the_second(groups: dict[str, str], expected: list[MetadataIssue]) -> None:
     assert codes(read(SAMPLE, groups=groups)) == expected
-
-
-@pytest.mark.clause("OPR-14")
-@pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("region", REGIONS)
-def test_sample_is_read_without_a_finding(product: str, region: str, contracts: ContractRegistry) -> None:
-    key, content = make_mrms(valid=VALID, product=product, region=region)
-    match = contracts.grammars["mrms"].match(key)
-    assert match is not None
-    found = read(content, key=key, groups=match.groups)
-    assert found.findings == ()
-    assert found.start == found.end == found.datetime == match.start == VALID
-    assert (found.properties["mrms:region"], found.properties["mrms:product"]) == (region, product.rpartition("_")[0])
 
 
 def test_sample_grids_are_the_real_ones(shared_data: Path) -> None:

@@ -18,7 +18,7 @@ from kfm_dagster.readers import isd
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.isd import FIRST_BYTES, MAX_OBJECT_BYTES, READ_BYTES, read_isd
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.readers.truth.comparison import RealObject, real_objects
+from kfm_dagster_tests.readers.truth.comparison import CountingSource, RealObject, real_objects
 
 STATION = Station(usaf="724580", wban="13984", latitude=39.55, longitude=-97.65, elevation_m=452, call_sign="KCNK")
 DAY = date(2025, 1, 2)
@@ -26,18 +26,6 @@ KEY, SAMPLE = make_isd(STATION, until=DAY)
 TEXT = gzip.decompress(SAMPLE)
 REPORTS = TEXT.splitlines(keepends=True)
 Reports = list[bytes]
-
-
-class Counted(BytesSource):
-    """Bytes, and the requests for them."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self.requests: list[tuple[int, int]] = []
-
-    def read(self, start: int, length: int) -> bytes:
-        self.requests.append((start, length))
-        return super().read(start, length)
 
 
 def read(content: bytes, name: str = "724580-13984-2025", *, source: BytesSource | None = None) -> HeaderMetadata:
@@ -226,12 +214,12 @@ def test_a_wrong_checksum_or_length_is_refused(place: int) -> None:
 def test_an_object_is_read_once_in_few_requests(real: list[RealObject]) -> None:
     for one in real:
         name, content = Path(one.key).stem, one.content
-        source = Counted(content)
+        source = CountingSource(content)
         read(content, name, source=source)
         rest = max(0, len(content) - FIRST_BYTES)
-        assert source.requests[0] == (0, min(FIRST_BYTES, len(content)))
+        assert source.asked[0] == (0, min(FIRST_BYTES, len(content)))
         assert len(source.requests) == 1 + -(-rest // READ_BYTES)
-        assert sum(length for _, length in source.requests) == len(content)
+        assert sum(source.requests) == len(content)
 
 
 def stored(text: bytes) -> bytes:
@@ -246,10 +234,10 @@ def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_uncheck
     content = stored(REPORTS[1] + report * (MAX_OBJECT_BYTES // len(report) + 100))
     assert len(content) > MAX_OBJECT_BYTES
     for cut in (len(content), len(content) - 1, MAX_OBJECT_BYTES + 1):
-        source = Counted(content[:cut])
+        source = CountingSource(content[:cut])
         found = read(b"", source=source)
         assert not is_whole(found)
-        assert sum(length for _, length in source.requests) == MAX_OBJECT_BYTES
+        assert sum(source.requests) == MAX_OBJECT_BYTES
         assert found.end == found.start
         assert found.properties["isd:end-known"] is False
         assert not {"isd:records", "isd:position-count"} & found.properties.keys()

@@ -26,22 +26,11 @@ from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1
 from kfm_dagster_tests.readers.nexrad_bytes import read as read_volume
+from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 FOLDER = "objects/unidata-nexrad-level2-chunks/KLOT/901/"
 _KEY = re.compile(r"(?P<site>\w{4})/(?P<volume>\d+)/(?P<date>\d{8})-(?P<time>\d{6})-(?P<chunk>\d{3})-(?P<kind>[SIE])")
 CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}
-
-
-class CountingSource(BytesSource):
-    """Counts what a reader asks for."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self.asked: list[tuple[int, int]] = []
-
-    def read(self, start: int, length: int) -> bytes:
-        self.asked.append((start, length))
-        return super().read(start, length)
 
 
 def read(key: str, content: bytes | CountingSource, *, closed: bool = False, **groups: str) -> HeaderMetadata:

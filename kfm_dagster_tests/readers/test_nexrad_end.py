@@ -21,7 +21,6 @@ from kfm_dagster.operators.severities import apply_severities
 from kfm_dagster.readers import nexrad_end
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, read_nexrad_level2
-from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.nexrad_bytes import (
     PYART_MOMENTS,
     SITE,
@@ -37,19 +36,7 @@ from kfm_dagster_tests.readers.nexrad_bytes import (
     refusal,
     unpack,
 )
-
-
-class CountingSource(BytesSource):
-    """Counts what a reader asks for."""
-
-    requests = 0
-    bytes_read = 0
-
-    def read(self, start: int, length: int) -> bytes:
-        data = super().read(start, length)
-        self.requests += 1
-        self.bytes_read += len(data)
-        return data
+from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +129,11 @@ def test_a_volume_takes_few_range_requests(
         source = CountingSource(content)
         read_nexrad_level2(ReadRequest(key=name, groups=key, source=source, sidecar=lambda _: None))
         if expected["gzipped"]:
-            assert source.requests == 1 + math.ceil((len(content) - 2**17) / 2**20), name
+            assert len(source.requests) == 1 + math.ceil((len(content) - 2**17) / 2**20), name
             assert source.bytes_read == len(content), name
         else:
             # One for the end, of 128 to 256 KiB; the others are the head's, where the first radial's block is large.
-            costs[name[:4]] = max(source.requests, costs.get(name[:4], 0))
+            costs[name[:4]] = max(len(source.requests), costs.get(name[:4], 0))
             assert source.bytes_read <= 600_000, name
     assert costs == {"Leve": 2, "KLBB": 4, "KTLX": 3, "KCRP": 2, "KLOT": 2, "KDMX": 2}
 
@@ -335,7 +322,7 @@ def test_a_last_record_larger_than_the_tail_is_found_with_one_more_request(volum
     source = CountingSource(content)
     key = {"site": SITE, "date": f"{START:%Y%m%d}", "time": f"{START:%H%M%S}"}
     found = read_nexrad_level2(ReadRequest(key="k", groups=key, source=source, sidecar=lambda _: None))
-    assert (found.end, found.findings, source.requests) == (START + DURATION, (), 3)
+    assert (found.end, found.findings, len(source.requests)) == (START + DURATION, (), 3)
 
 
 def test_a_volume_whose_last_record_has_no_radial_does_not_know_its_end(volume: bytes) -> None:

@@ -23,16 +23,20 @@ DEGREES, SECONDS = "degree", "second"
 
 
 class CountingSource(BytesSource):
-    """Counts what a reader asks for: the length of each request, and the bytes that came."""
+    """Counts what a reader asks for: start and length of each request, and the bytes that came."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
-        self.requests: list[int] = []
+        self.asked: list[tuple[int, int]] = []
         self.bytes_read = 0
+
+    @property
+    def requests(self) -> list[int]:
+        return [length for _, length in self.asked]
 
     def read(self, start: int, length: int) -> bytes:
         data = super().read(start, length)
-        self.requests.append(length)
+        self.asked.append((start, length))
         self.bytes_read += len(data)
         return data
 
