@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -187,9 +188,12 @@ def test_what_has_succeeded_is_never_tried_again_and_what_was_not_opened_as_ofte
     execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
     assert runner.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
     retries = runner.card.retry_policy.max_retries
-    for tries in (1, retries, retries + 1):
-        wait = runner.lifecycle.retry_in("run", "nexrad-l2.settle", ErrorClass.E_INTERNAL, tries=tries)
-        assert (wait is None) == (tries > retries)
+    with pytest.raises(StageFailedError):
+        execute(runner, FakeNode([], fails=OSError("away"), setting=4), run_id="other", upstream=first(runner, "other"))
+    # Whether an attempt is on record or not, what the caller has counted counts.
+    for (run_id, stage), tries in product((("run", "nexrad-l2.settle"), ("other", SECOND)), (1, retries, retries + 1)):
+        wait = runner.lifecycle.retry_in(run_id, stage, ErrorClass.E_INTERNAL, tries=tries)
+        assert (wait is None) == (tries > retries), (run_id, tries)
 
 
 @pytest.mark.clause("PCS-15")
