@@ -6,12 +6,15 @@ kill them. `make test` therefore passes `--no-loadscope-reorder`. Without worker
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent
+LATE = {"jsonschema": 6, "pystac_client": 6, "schemathesis": 2, "xradar": 2}
+"""Packages that a test imports where it needs them, with the CPU seconds that each costs every worker at collection."""
 LONGEST = [
     "docs/test_runbooks.py",
     "chaos/test_every_failpoint.py",
@@ -37,6 +40,11 @@ LONGEST = [
 def pytest_configure(config: pytest.Config) -> None:
     if gone := [name for name in LONGEST if not (TESTS / name).is_file()]:
         raise pytest.UsageError(f"kfm_dagster_tests/order_plugin.py names modules that there are not: {gone}")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--changed") and (early := sorted(LATE.keys() & sys.modules.keys())):
+        raise pytest.UsageError(f"a module of tests imports {', '.join(early)} at its top; every worker pays for it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 import duckdb
 import pystac
 import pytest
-import xarray
-from pystac_client import Client
 
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.announcements.plan import AnnouncementPlan
@@ -60,6 +58,9 @@ def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
 
 def found_by_clients(root: Path, place: Path, api: str) -> dict[str, list[str]]:
     """What people's clients find: ids of Items, and of the virtual store the times of its scans."""
+    import xarray
+    from pystac_client import Client
+
     folder = place / DATASET / "2025" / PARTITION
     [store] = json.loads((folder / "stores.json").read_bytes())["stores"]
     options = {"fo": str(folder / store["href"]), "remote_protocol": "file"}
