@@ -57,8 +57,8 @@ def disturbed(tmp_path: Path, database_url: str) -> World:
 
 
 def plan(failpoint: Failpoint, fault: str, reached: Counter[Failpoint]) -> str:
-    """A fault in the middle of all occasions at a failpoint."""
-    rule = f"{{name: it, fault: {fault}, failpoint: {failpoint}, nth: {max(1, reached[failpoint] // 2)}}}"
+    """A fault after a third of all occasions; a later one may end the last attempt of the missing object."""
+    rule = f"{{name: it, fault: {fault}, failpoint: {failpoint}, nth: {max(1, reached[failpoint] // 3)}}}"
     return f"apiVersion: kfm.nodd.chaos/v1\nrules: [{rule}]"
 
 
