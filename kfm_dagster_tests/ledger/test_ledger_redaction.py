@@ -96,9 +96,8 @@ def test_secrets_people_and_traces_are_taken_out(text: str, expected: str) -> No
     assert redact(text) == expected
 
 
-@pytest.mark.parametrize("text", KEPT)
-def test_what_explains_an_error_is_kept(text: str) -> None:
-    assert redact(text) == text
+def test_what_explains_an_error_is_kept() -> None:
+    assert [redact(text) for text in KEPT] == KEPT
 
 
 @pytest.mark.clause("WSM-06")
