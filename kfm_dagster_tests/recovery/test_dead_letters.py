@@ -242,10 +242,10 @@ def test_a_drain_ends_at_its_bounds(dlq_fixture: DlqFixture, bounds: Bounds, end
     assert dlq_fixture.pipeline.dead_letters.depth().visible == 30 - drained
 
 
-@pytest.mark.parametrize("bad", [{"batch_size": 0}, {"batch_size": 1001}, {"max_batches": 0}, {"limit": 0}])
-def test_bounds_that_bound_nothing_are_refused(bad: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="out of bounds"):
-        Bounds(**bad)
+def test_bounds_that_bound_nothing_are_refused() -> None:
+    for bad in ({"batch_size": 0}, {"batch_size": 1001}, {"max_batches": 0}, {"limit": 0}):
+        with pytest.raises(ConfigurationError, match="out of bounds"):
+            Bounds(**bad)
 
 
 @pytest.mark.clause("RPL-06")
@@ -494,14 +494,16 @@ def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
 
 
 @pytest.mark.clause("RPL-06")
-@pytest.mark.parametrize("act", [drain, redrive, partial(discard, message_ids=frozenset({"some-id"}))])
-def test_in_prod_nothing_is_done_without_a_change_reference(dlq_fixture: DlqFixture, act: Callable[..., Any]) -> None:
-    dlq_fixture.bury([dlq_fixture.body(0)])
+def test_in_prod_nothing_is_done_without_a_change_reference(dlq_fixture: DlqFixture) -> None:
     prod = reopened(dlq_fixture, env=Environment.PROD)
-    with pytest.raises(UnattributedDecisionError):
-        act(prod.pipeline, decision=Decision(actor="jane", reason="tidying up"))
-    assert prod.pipeline.dead_letters.depth().visible == 1
-    assert act(prod.pipeline, decision=DECISION).batches == 1
+    act: Callable[..., DeadLetterReport]
+    for act in (partial(discard, message_ids=frozenset({"some-id"})), redrive, drain):
+        dlq_fixture.bury([dlq_fixture.body(0)])
+        waits = prod.pipeline.dead_letters.depth().visible
+        with pytest.raises(UnattributedDecisionError):
+            act(prod.pipeline, decision=Decision(actor="jane", reason="tidying up"))
+        assert prod.pipeline.dead_letters.depth().visible == waits > 0
+        assert act(prod.pipeline, decision=DECISION).batches == 1
     prod.pipeline.close()
 
 

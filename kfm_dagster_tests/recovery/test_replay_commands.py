@@ -294,11 +294,9 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
 
 
 @pytest.mark.clause("RPL-01", "RPL-03")
-@pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
-    name: str, stand: Stand, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stand: Stand, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments, environment, code, said = REFUSED[name]
     stand.bring("failed", 2)
     files = {
         "s.yaml": document(), "wrong.yaml": {"apiVersion": "v0"}, "odd.yaml": {"colour": 1},
@@ -306,16 +304,18 @@ def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
     }  # fmt: skip
     for file, content in files.items():
         (tmp_path / file).write_text(yaml.safe_dump(content))
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, value)
     before = (every_table(stand.pipeline), sorted(path.name for path in tmp_path.iterdir()))
-    answer = call(*arguments)
-    assert (answer.code, answer.out) == (code, "")
-    assert answer.err.count("\n") == 1
-    assert answer.err.startswith("kfm: ")
-    assert [part for part in said if part not in answer.err] == []
-    assert "secret" not in answer.err
-    assert (every_table(stand.pipeline), sorted(path.name for path in tmp_path.iterdir())) == before
+    for name, (arguments, environment, code, said) in REFUSED.items():
+        with monkeypatch.context() as patched:
+            for variable, value in environment.items():
+                patched.setenv(variable, value)
+            answer = call(*arguments)
+        assert (name, answer.code, answer.out) == (name, code, "")
+        assert answer.err.count("\n") == 1
+        assert answer.err.startswith("kfm: ")
+        assert [part for part in said if part not in answer.err] == [], name
+        assert "secret" not in answer.err
+        assert (every_table(stand.pipeline), sorted(path.name for path in tmp_path.iterdir())) == before, name
 
 
 @pytest.mark.clause("RPL-01")
