@@ -129,19 +129,18 @@ def truncated_etag(item: StoredObject) -> str:
 
 
 @pytest.mark.clause("BEY-06")
-@pytest.mark.parametrize("size", [0, 1, EDGE_BYTES - 1, EDGE_BYTES, EDGE_BYTES + 1, 2 * EDGE_BYTES, 2 * EDGE_BYTES + 1])
-def test_both_ends_of_an_object_are_kept_and_no_byte_twice(size: int, tmp_path: Path, objects: Path) -> None:
-    pipeline = open_pipeline(tmp_path / "home", objects)
-    content = bytes(number % 251 for number in range(size))
-    item = replaced(volumes(1)[0], content)
-    put(objects, [item])
-    quarantine_by_hand(pipeline, item)
-    assert collect_evidence(pipeline) == 1
-    found = bundles(pipeline)[item.uri]["found"]
-    first, last = bytes.fromhex(found["first_hex"]), bytes.fromhex(found["last_hex"])
-    assert first == content[:EDGE_BYTES]
-    assert last == content[max(EDGE_BYTES, size - EDGE_BYTES) :]
-    pipeline.close()
+def test_both_ends_of_an_object_are_kept_and_no_byte_twice(pipeline: Pipeline, objects: Path) -> None:
+    sizes = (0, 1, EDGE_BYTES - 1, EDGE_BYTES, EDGE_BYTES + 1, 2 * EDGE_BYTES, 2 * EDGE_BYTES + 1)
+    contents = [bytes(number % 251 for number in range(size)) for size in sizes]
+    items = [replaced(item, content) for item, content in zip(volumes(len(sizes)), contents, strict=True)]
+    put(objects, items)
+    quarantine_by_hand(pipeline, *items)
+    assert collect_evidence(pipeline) == len(items)
+    found = bundles(pipeline)
+    for item, content in zip(items, contents, strict=True):
+        kept = found[item.uri]["found"]
+        assert bytes.fromhex(kept["first_hex"]) == content[:EDGE_BYTES]
+        assert bytes.fromhex(kept["last_hex"]) == content[max(EDGE_BYTES, len(content) - EDGE_BYTES) :]
 
 
 @pytest.mark.clause("BEY-06")

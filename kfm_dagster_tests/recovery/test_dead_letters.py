@@ -44,7 +44,7 @@ from kfm_dagster_tests.recovery.dlq_fixture import (
     one_attempt_only,
     reopened,
 )
-from kfm_dagster_tests.recovery.replays import another_result
+from kfm_dagster_tests.recovery.replays import another_result, every_table
 
 SUCCEEDED, QUARANTINED, MISSING, INVALID, PENDING, IN_PROGRESS, UNKNOWN = (
     range(30),
@@ -79,16 +79,6 @@ def fill(dlq_fixture: DlqFixture) -> None:
 
 def of_class(report: DeadLetterReport) -> Counter[tuple[DeadLetterClass, LetterOutcome]]:
     return Counter((message.kind, message.outcome) for message in report.messages)
-
-
-def everything(dlq_fixture: DlqFixture) -> dict[str, list[Any]]:
-    """Every row of every table."""
-    names = {
-        "sqlite": "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
-        "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname = 'public'",
-    }[dlq_fixture.pipeline.database.dialect]
-    tables = sorted(row[0] for row in dlq_fixture.ask(names))
-    return {table: sorted(map(repr, dlq_fixture.ask(f"SELECT * FROM {table}"))) for table in tables}
 
 
 @pytest.mark.clause("WSM-12", "RPL-06", "BEY-03")
@@ -144,7 +134,7 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
 @pytest.mark.clause("RPL-06", "RPL-04")
 def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: DlqFixture) -> None:
     fill(dlq_fixture)
-    before, depth = everything(dlq_fixture), dlq_fixture.pipeline.dead_letters.depth()
+    before, depth = every_table(dlq_fixture.pipeline), dlq_fixture.pipeline.dead_letters.depth()
     planned = plan(dlq_fixture.pipeline, selection=LetterSelection())
     found = status(dlq_fixture.pipeline)
 
@@ -167,7 +157,7 @@ def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: Dl
     assert (found.retention.days, found.ledger[DeliveryState.REJECTED]) == (14, 10)
     for document in (planned.as_json(), found.as_json(), *(letter.as_json() for letter in look(dlq_fixture.pipeline))):
         json.dumps(document)
-    assert everything(dlq_fixture) == before
+    assert every_table(dlq_fixture.pipeline) == before
     assert dlq_fixture.pipeline.dead_letters.depth() == depth
 
 
