@@ -94,6 +94,23 @@ ALLOWED: dict[str, tuple[Selection, Environment]] = {
         selection(filters={"event_time": {"start": "2025-11-03T00:00:00Z", "end": WINDOW["end"]}}, **PROD),
         Environment.PROD,
     ),
+    "units by name, whatever time is open": (
+        selection(
+            filters={"event_time": {"start": WINDOW["start"]}, "wal_ids": ["00000000-0000-8000-8000-000000000000"]},
+            **PROD,
+        ),
+        Environment.PROD,
+    ),
+    "an open end within days of their making": (
+        selection(
+            filters={
+                "event_time": {"start": WINDOW["start"]},
+                "created": {"after": WINDOW["start"], "before": WINDOW["end"]},
+            },
+            **PROD,
+        ),
+        Environment.PROD,
+    ),
     "as many records": (selection(limits={"max_records": 50_000}), Environment.DEV),
     "as large batches": (selection(limits={"batch_size": 1_000}), Environment.DEV),
     "as many batches": (selection(limits={"max_batches": 1_000}), Environment.DEV),
