@@ -6,6 +6,7 @@ import base64
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ import pytest
 from kfm_dagster.cli import gaps as gaps_command
 from kfm_dagster.cli import reconcile as reconcile_command
 from kfm_dagster.cli.main import main
+from kfm_dagster.contracts.cadence import LEAST_CADENCE
 from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
 from kfm_dagster.defs.gap_check import CHECK
-from kfm_dagster.ingest.feed_watch import look_at_feeds, watch_feeds
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.feed_watch import follow_feeds, look_at_feeds, watch_feeds
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.gaps import GapKind
+from kfm_dagster.ledger.gaps import FollowedProduct, GapKind
 from kfm_dagster_tests.clocks import reopened
+from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, announce, put, run_chain, take, volumes
 from kfm_dagster_tests.integration.face import Face
 
@@ -163,6 +167,32 @@ def test_nothing_missing_and_nothing_expected_are_different_answers(
     assert listed("--dataset", "hrrr") == ("none", True)
 
 
+@pytest.mark.one_database
+@pytest.mark.clause("BEY-05")
+def test_a_product_is_followed_since_its_first_announced_unit_and_no_settled_hour_before_it(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hourly(pipeline, monkeypatch)
+    at(pipeline, LATER)
+
+    def since(*minutes: int, listed: tuple[int, ...] = ()) -> datetime | None:
+        starts = [MIDNIGHT + timedelta(minutes=number) for number in (*minutes, *listed)]
+        units = [envelope(number, time_range_start=start) for number, start in enumerate(starts)]
+        for number in range(len(minutes), len(units)):
+            units[number] = units[number].evolve(raw=replace(units[number].raw, sqs_message_id=None))
+        noted: dict[str, datetime] = {}
+        monkeypatch.setattr(type(pipeline.gaps), "follow", lambda self, dataset, first, *, tx: noted.update(first))
+        with pipeline.database.transaction() as tx:
+            follow_feeds(pipeline, pipeline.registry[DATASET], units, tx)
+        return noted.get("volumes")
+
+    # The last hour that has settled is the one from 11:00.
+    assert since(700, 680, 720) == MIDNIGHT + timedelta(minutes=680)
+    assert since(700, 659) == since(3) == MIDNIGHT + timedelta(hours=11)
+    assert since(700, listed=(670,)) == MIDNIGHT + timedelta(minutes=700)
+    assert since(listed=(670,)) is None
+
+
 @pytest.mark.clause("BEY-05")
 def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,6 +233,58 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
         pipeline.feeds_due = None
         kinds = {gap.kind for gap in pipeline.gaps.list(since=MIDNIGHT)}
         assert (GapKind.SILENCE in kinds) is silent
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("BEY-05")
+def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hourly(pipeline, monkeypatch)
+    at(pipeline, LATER)
+    [volumes_of] = pipeline.registry[DATASET].coverage.products
+    seen: list[str] = []
+    monkeypatch.setattr(
+        type(pipeline.gaps), "look_at", lambda self, windows, *, at: seen.extend(w.product for w in windows)
+    )
+
+    def watched(*products: ExpectedProduct, followed: tuple[str, ...]) -> tuple[list[str], timedelta]:
+        coverage = Coverage(settles_after_seconds=0, products=list(products))
+        contract = pipeline.registry[DATASET].model_copy(update={"coverage": coverage})
+        monkeypatch.setitem(pipeline.registry.contracts, DATASET, contract)  # type: ignore[arg-type]
+        feeds = [
+            FollowedProduct(dataset=DATASET, product=name, followed_since=MIDNIGHT, looked_until=None)
+            for name in followed
+        ]
+        monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda self: feeds)
+        seen.clear()
+        pipeline.feeds_due = None
+        watch_feeds(pipeline)
+        assert pipeline.feeds_due is not None
+        return sorted(seen), pipeline.feeds_due - LATER
+
+    def product(name: str, per_hour: int = 1, **more: Any) -> ExpectedProduct:
+        return volumes_of.model_copy(update={"name": name, "per_hour": per_hour, **more})
+
+    five = timedelta(minutes=5)
+    assert watched(product("a"), followed=()) == ([], five)
+    assert watched(product("a"), product("b"), followed=("b",)) == (["b"], five)
+    over = product("a", until=LATER.date())
+    assert watched(over, product("b", until=LATER.date() + timedelta(days=1)), followed=("a", "b")) == (["b"], five)
+    # As often as the quickest of them, but not without end.
+    assert watched(product("a"), product("b", 30), product("c"), followed=("a", "b", "c"))[1] == timedelta(minutes=2)
+    assert watched(product("a", 3600), followed=("a",))[1] == LEAST_CADENCE
+    # No sooner than then, and at that instant.
+    due = pipeline.feeds_due
+    for when, looked in ((timedelta(microseconds=-1), False), (timedelta(), True)):
+        seen.clear()
+        pipeline.feeds_due = due
+        at(pipeline, due + when)
+        watch_feeds(pipeline)
+        assert bool(seen) is looked
+    at(pipeline, LATER)
+    pipeline.ledger.switches.engage(DATASET, Decision(actor="ada", reason="x"))
+    assert watched(product("a"), followed=("a",))[0] == []
 
 
 @pytest.mark.one_database
