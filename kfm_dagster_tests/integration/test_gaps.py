@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -285,6 +285,40 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
     at(pipeline, LATER)
     pipeline.ledger.switches.engage(DATASET, Decision(actor="ada", reason="x"))
     assert watched(product("a"), followed=("a",))[0] == []
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("BEY-05")
+def test_the_days_since_the_last_look_and_those_with_holes_are_looked_at_eight_days_back(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hourly(pipeline, monkeypatch)
+    asked: list[datetime] = []
+
+    def days(now: datetime, *looked: timedelta, holes: tuple[int, ...] = ()) -> int:
+        feeds = [
+            FollowedProduct(dataset=DATASET, product="volumes", followed_since=now - ago, looked_until=None)
+            for ago in looked
+        ]
+
+        def open_days(_: object, dataset: str, *, since: datetime) -> list[date]:
+            asked.append(since)
+            return [(now - timedelta(days=ago)).date() for ago in holes]
+
+        monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda _: feeds)
+        monkeypatch.setattr(type(pipeline.gaps), "open_days", open_days)
+        at(pipeline, now)
+        return look_at_feeds(pipeline).days
+
+    hour, noon = timedelta(hours=1), MIDNIGHT + timedelta(hours=12)
+    assert (days(noon, hour), days(noon, timedelta(0))) == (1, 0)
+    # At midnight the day that begins has no hour that could be looked at.
+    assert days(MIDNIGHT, hour) == 1
+    assert days(noon, hour, timedelta(days=2)) == 3
+    assert days(noon, timedelta(days=30)) == 9
+    assert days(noon, timedelta(0), holes=(3, 5)) == 2
+    assert days(noon, hour, holes=(0, 5)) == 2
+    assert asked[-1] == noon - timedelta(days=8)
 
 
 @pytest.mark.one_database
