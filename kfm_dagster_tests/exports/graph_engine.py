@@ -9,6 +9,8 @@ from typing import Any
 
 import ladybug
 
+from kfm_dagster.exports.graph_model import LABELS, RELATIONSHIPS
+
 QUESTION = """
 MATCH (item:Item)-[:WAS_DERIVED_FROM]->(object:Object {uri: $uri})
 WHERE item.state = 'current'
@@ -23,10 +25,16 @@ class Engine:
     def __init__(self, connection: ladybug.Connection) -> None:
         self._connection = connection
 
-    def load(self, folder: Path) -> None:
-        """Run an export's files as they are: the tables, then every statement."""
-        for name in ("schema.cypher", "graph.cypher"):
-            self._connection.execute((folder / name).read_text(encoding="utf-8"))
+    def load(self, folder: Path, statements: str | None = None) -> None:
+        """Run an export's files as they are, or its tables and other statements."""
+        self._connection.execute((folder / "schema.cypher").read_text(encoding="utf-8"))
+        self._connection.execute(statements or (folder / "graph.cypher").read_text(encoding="utf-8"))
+
+    def everything(self) -> list[list[list[Any]]]:
+        """Return every node with its properties, and every edge, in an order of their own."""
+        nodes = [self.ask(f"MATCH (n:{label}) RETURN n.* ORDER BY n.{node.key}") for label, node in LABELS.items()]
+        edges = [self.ask(f"MATCH (a)-[e:{kind}]->(b) RETURN a.*, b.*") for kind in RELATIONSHIPS]
+        return [*nodes, *(sorted(rows, key=str) for rows in edges)]
 
     def ask(self, question: str, **values: str) -> list[list[Any]]:
         """Rows of an answer."""

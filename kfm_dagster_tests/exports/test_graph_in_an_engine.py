@@ -106,20 +106,6 @@ def test_an_engine_leads_from_an_item_over_the_run_that_made_it_to_artifacts_and
         assert [AWKWARD] in one.ask("MATCH (n:Artifact) RETURN n.node")
 
 
-@pytest.mark.clause("IEN-15")
-def test_loading_twice_changes_nothing_in_an_engine(pipeline: Pipeline, tmp_path: Path) -> None:
-    def everything(one: Engine) -> list[object]:
-        nodes = [one.ask(f"MATCH (n:{label}) RETURN n.* ORDER BY n.{node.key}") for label, node in LABELS.items()]
-        return [*nodes, *(one.ask(f"MATCH (a)-[e:{kind}]->(b) RETURN count(e)") for kind in RELATIONSHIPS)]
-
-    with engine() as one:
-        load(pipeline, tmp_path / "out", one)
-        once = everything(one)
-        load(pipeline, tmp_path / "out", one)
-        assert everything(one) == once
-        assert all(once)
-
-
 def test_the_schema_has_every_label_property_and_relationship_of_the_model(pipeline: Pipeline, tmp_path: Path) -> None:
     with engine() as one:
         load(pipeline, tmp_path / "out", one)
