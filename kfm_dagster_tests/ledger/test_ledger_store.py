@@ -427,6 +427,13 @@ def test_the_override_of_the_backoff_reaches_the_record(bench: Bench, contracts:
     assert quick.ledger.get(envelope().wal_id).next_attempt_at == quick.clock.now + timedelta(seconds=0.25)
 
 
+def test_units_that_fail_together_wait_for_times_of_their_own(bench: Bench, contracts: ContractRegistry) -> None:
+    spread = replace(bench, ledger=Ledger(bench.database, registry=contracts, worker_id="worker-1", clock=bench.clock))
+    for number in range(3):
+        spread.bring_to("failed", envelope(number))
+    assert len({bench.ledger.get(envelope(number).wal_id).next_attempt_at for number in range(3)}) == 3
+
+
 def test_questions_are_answered_from_the_records(bench: Bench) -> None:
     units = [envelope(number) for number in range(6)]
     for unit, state in zip(

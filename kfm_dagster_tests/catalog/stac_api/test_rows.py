@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -10,7 +11,8 @@ from hydraters import hydrate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.catalog.stac_api.rows import ABSENT, BaseItem, answered_item, as_floats, kept_content
+from kfm_dagster.catalog.changes import ChangeKind, ItemChange
+from kfm_dagster.catalog.stac_api.rows import ABSENT, BaseItem, answered_item, as_floats, kept_content, stage_line
 
 TEXTS = st.sampled_from(["", "a", "b"])
 SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1) | TEXTS
@@ -61,6 +63,24 @@ def test_an_item_comes_out_as_it_went_in_whatever_its_collection_has(
     # As stac-fastapi-pgstac does.
     shared = {name: value for name, value in answer.pop("pgstac:base_item").items() if value is not None}
     assert hydrate(shared, answer, strip_unmatched_markers=True) == item
+
+
+@pytest.mark.parametrize(
+    ("times", "columns"),
+    [
+        ({"datetime": "b"}, ["b", "b"]),
+        ({"datetime": "b", "start_datetime": "a", "end_datetime": "c"}, ["a", "c"]),
+        ({"datetime": None, "start_datetime": "a", "end_datetime": "c"}, ["a", "c"]),
+    ],
+)
+def test_an_item_is_found_by_its_range_and_else_by_its_time(times: dict[str, Any], columns: list[str]) -> None:
+    item = {"id": "x", "collection": "c", "geometry": None, "properties": times, "links": [], "assets": {}}
+    change = ItemChange(
+        change_id=7, item_id="x", partition="2025-12-03", kind=ChangeKind.CREATED, path="x.json", item=item,
+        content_sha256="0" * 64, changed_at=datetime(2025, 12, 3, tzinfo=UTC),
+    )  # fmt: skip
+    cells = stage_line(change, BaseItem(None, {})).removesuffix("\n").split("\t")
+    assert (cells[:3], cells[3:5]) == (["x", "7", "\\N"], columns)
 
 
 def test_members_that_only_other_items_have_are_marked() -> None:
