@@ -46,14 +46,14 @@ def say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def run(chosen: Iterable[Mutant], *, end: float) -> list[Examined]:
-    """Examine the mutants in as many copies as there are processors, until a time."""
+def run(chosen: Iterable[Mutant], *, end: float, copies: int = COPIES) -> list[Examined]:
+    """Examine the mutants in some copies at the same time, until a time."""
     begun = time.monotonic()
     if end < float("inf"):
         end -= CONFIRMING * max(end - begun, 0)
     waiting = _Queue(chosen)
-    with ThreadPoolExecutor(COPIES) as pool:
-        parts = [pool.submit(_examine, waiting, end=end) for _ in range(COPIES)]
+    with ThreadPoolExecutor(copies) as pool:
+        parts = [pool.submit(_examine, waiting, end=end) for _ in range(copies)]
     return [one for part in parts for one in part.result()]
 
 
@@ -150,7 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.generated:
         found = run(generated(given.only, sample=given.sample, seed=given.seed), end=end)
     else:
-        found = run(listed(given.only, sample=given.sample, seed=given.seed), end=end)
+        chosen = listed(given.only, sample=given.sample, seed=given.seed)
+        # A copy costs as much as a few mutants.
+        found = run(chosen, end=end, copies=min(COPIES, len(chosen) // 8 + 1))
     if not found and given.only:
         parser.error("no mutant of that name")
     return conclude(found)

@@ -134,6 +134,10 @@ def _cut(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+WORD = m.SimpleStatementLine([m.Assign(value=m.SimpleString())])
+VOCABULARY = m.ClassDef(bases=[m.ZeroOrMore(), m.Arg(m.Name("StrEnum")), m.ZeroOrMore()])
+"""The words of a vocabulary are not mutated: one that is stored or shown is in a constraint or a table of its test, and
+any other could be a number as well."""
 _UNWANTED = {
     name: [matcher for matcher, _ in UNWANTED if type(matcher).__name__ == name]
     for name in {type(matcher).__name__ for matcher, _ in UNWANTED}
@@ -150,9 +154,14 @@ class _Mutator(cst.CSTVisitor):
         super().__init__()
         self._file, self._module, self._lines = file, module, lines
         self.found: list[PythonCandidate] = []
+        self._words: set[cst.CSTNode] = set()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if not self._has_lines(node):
+            return False
+        if isinstance(node, cst.ClassDef) and m.matches(node, VOCABULARY):
+            self._words |= {line for line in node.body.body if m.matches(line, WORD)}
+        if node in self._words:
             return False
         if any(m.matches(node, matcher) for matcher in _UNWANTED.get(type(node).__name__, ())) or _is_prose(node):
             return False

@@ -78,6 +78,7 @@ def test_rules_are_mutated(tmp_path: Path) -> None:
         'a("what is written for people")\n',
         'a(f"{b} of them")\n',
         'a = "what is written for people"\n',
+        'class Kind(StrEnum):\n    MADE = "made"\n',
     ],
 )
 def test_what_no_test_should_hold_is_not_mutated(text: str, tmp_path: Path) -> None:
