@@ -31,11 +31,11 @@ RULES = Path(__file__).with_name("rules")
 """The list: a YAML file for each room of the product, and one for SQL."""
 RETIRED = Path(__file__).with_name("retired.yaml")
 """The rules that the list has given up, each with a reason."""
-PYTEST = ("-q", "--no-header", "-W", "ignore", "-p", "no:cacheprovider", "--timeout", "120")
+PYTEST = ("-q", "--no-header", "-W", "ignore", "-p", "no:cacheprovider", "--timeout", "90")
 TIMEOUT_SECONDS = 300.0
 """Of one mutant's test; each of them ends within seconds on a free machine."""
-CPU_SECONDS = 20.0
-"""Of the tests of a mutant that has many: what a row's own test takes five times over."""
+CPU_SECONDS = 40.0
+"""Of the tests of a mutant that has many: what a row's own test takes ten times over."""
 TESTS_FAILED, NO_TESTS = 1, 5
 """pytest's exit codes; 2 to 4 are an interruption, an error of its own, and one of usage."""
 
