@@ -22,6 +22,8 @@ from threading import Lock
 
 from kfm_dagster_tests.change import AGE, VARIABLE, base_commit
 from kfm_dagster_tests.mutants.examining import (
+    CPU_SECONDS,
+    FIRST_LOOK,
     ROOT,
     TIMEOUT_SECONDS,
     Examined,
@@ -46,14 +48,16 @@ def say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def run(chosen: Iterable[Mutant], *, end: float, copies: int = COPIES) -> list[Examined]:
+def run(
+    chosen: Iterable[Mutant], *, end: float, copies: int = COPIES, cpu_seconds: float = CPU_SECONDS
+) -> list[Examined]:
     """Examine the mutants in some copies at the same time, until a time."""
     begun = time.monotonic()
     if end < float("inf"):
         end -= CONFIRMING * max(end - begun, 0)
     waiting = _Queue(chosen)
     with ThreadPoolExecutor(copies) as pool:
-        parts = [pool.submit(_examine, waiting, end=end) for _ in range(copies)]
+        parts = [pool.submit(_examine, waiting, end=end, cpu_seconds=cpu_seconds) for _ in range(copies)]
     return [one for part in parts for one in part.result()]
 
 
@@ -68,7 +72,7 @@ class _Queue:
             return next(self._mutants, None)
 
 
-def _examine(waiting: _Queue, *, end: float) -> list[Examined]:
+def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examined]:
     """Examine mutants in a copy; raises SystemExit where the tests would not import it."""
     found: list[Examined] = []
     if (mutant := waiting.take()) is None:
@@ -77,7 +81,7 @@ def _examine(waiting: _Queue, *, end: float) -> list[Examined]:
         if (folder := imported_from(copy)) != copy.folder / "kfm_dagster":
             raise SystemExit(f"the tests would import {folder}, not the copy")
         while mutant is not None and (begun := time.monotonic()) < end:
-            one = copy.examine(mutant, timeout=min(TIMEOUT_SECONDS, end - begun))
+            one = copy.examine(mutant, timeout=min(TIMEOUT_SECONDS, end - begun), cpu_seconds=cpu_seconds)
             if (ended := time.monotonic()) > end:
                 # It was cut short.
                 break
@@ -144,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             named = given.changed or os.environ.get(VARIABLE) or f"older than {AGE}"
             parser.error(f"there is no commit {named} to compare with (a shallow clone?); next: name one by {VARIABLE}")
         chosen, count = of_change(given.only, base=base, sample=given.sample)
-        found = run(chosen, end=end) if count else []
+        found = run(chosen, end=end, cpu_seconds=FIRST_LOOK) if count else []
         say(f"examined {len(found)} of {count} candidates")
         return 1 if count and not found else conclude(found)
     if given.generated:

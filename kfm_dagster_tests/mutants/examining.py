@@ -36,6 +36,8 @@ TIMEOUT_SECONDS = 300.0
 """Of one mutant's test; each of them ends within seconds on a free machine."""
 CPU_SECONDS = 40.0
 """Of the tests of a mutant that has many: what a row's own test takes ten times over."""
+FIRST_LOOK = 20.0
+"""Of those of a change, of which as many as possible are examined in a few minutes."""
 TESTS_FAILED, NO_TESTS = 1, 5
 """pytest's exit codes; 2 to 4 are an interruption, an error of its own, and one of usage."""
 
@@ -153,7 +155,9 @@ class Copy:
         """End the process; a fork that still runs was killed before."""
         self._forking.communicate()
 
-    def examine(self, mutant: Mutant, *, timeout: float = TIMEOUT_SECONDS) -> Examined:
+    def examine(
+        self, mutant: Mutant, *, timeout: float = TIMEOUT_SECONDS, cpu_seconds: float = CPU_SECONDS
+    ) -> Examined:
         """Make the change, run the mutant's test until one fails, and restore the file."""
         if (why := mutant.misplaced(self.folder)) is not None:
             return Examined(mutant=mutant, fate=StepResult.BROKEN, why=why)
@@ -162,7 +166,7 @@ class Copy:
         path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
         try:
             run = self._pytest(
-                ["-x", *mutant.arguments], timeout=timeout, seconds=CPU_SECONDS if mutant.any_end else None
+                ["-x", *mutant.arguments], timeout=timeout, seconds=cpu_seconds if mutant.any_end else None
             )
         finally:
             path.write_text(sound, encoding="utf-8")

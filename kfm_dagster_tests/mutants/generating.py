@@ -40,6 +40,7 @@ UNWANTED: list[tuple[m.BaseMatcherNode, str]] = [
     (m.Call(func=m.Attribute(value=LOGGERS)), "what is logged"),
     (m.Decorator(), "how a class is declared: frozen, keyword-only, the name of a span"),
     (m.Assert(), "what the type checker is told"),
+    (m.Lambda(body=m.Name("None")), "a caller who does not listen"),
     (m.Call(func=m.Name("cast") | m.Name("NewType") | m.Name("TypeVar")), "types are the type checker's"),
     (
         m.Assign(targets=[m.AssignTarget(m.Name(m.MatchRegex("[A-Z].*[a-z].*")))], value=m.Subscript()),

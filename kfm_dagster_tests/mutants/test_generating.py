@@ -75,6 +75,7 @@ def test_rules_are_mutated(tmp_path: Path) -> None:
         "_LOG.warning(1, a == b)\n",
         "@dataclass(frozen=True)\nclass A: pass\n",
         "assert a == b\n",
+        "def f(tell=lambda _: None): pass\n",
         'a("what is written for people")\n',
         'a(f"{b} of them")\n',
         'a = "what is written for people"\n',
