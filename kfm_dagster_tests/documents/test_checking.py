@@ -1,0 +1,101 @@
+"""Documents that people write: what is wrong first, where it is, and what was expected."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any, Self
+
+import pytest
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from kfm_dagster.documents.checking import DocumentError, checked, line_of
+from kfm_dagster.documents.yaml_text import compose_yaml
+
+TEXT = """\
+# A plan.
+title: a
+parts:
+  - name: b
+    least: 1
+  - name: c
+"""
+UNKNOWN, TOGETHER = "unknown key 'mots'", "parts that do not go together"
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    least: int = 0
+    most: int = 9
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.least > self.most:
+            raise ValueError("least <= most")
+        return self
+
+
+class Plan(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    title: str
+    day: date | None = None
+    parts: list[Part] = []
+    named: dict[str, Part] = {}
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "observed", "expected", "more"),
+    [
+        ({}, ["title"], "nothing", "a value: the key is required", 0),
+        ({"title": 3}, ["title"], "3", "Input should be a valid string", 0),
+        ({"title": ["x" * 200]}, ["title"], f"['{'x' * 118}", "Input should be a valid string", 0),
+        ({"title": "a", "day": "2025-04-31"}, ["day"], "'2025-04-31'", None, 0),
+        ({"titel": "a"}, ["titel"], "unknown key 'titel'", "title", 1),
+        ({"title": "a", "xyz": 1}, ["xyz"], "unknown key 'xyz'", "one of title, day, parts, named", 0),
+        ({"title": "a", "parts": [{"name": "b"}, {"nam": "c"}]}, ["parts", 1, "nam"], "unknown key 'nam'", "name", 1),
+        ({"title": "a", "named": {"k": {"name": "b", "mots": 1}}}, ["named", "k", "mots"], UNKNOWN, "most", 0),
+        ({"title": "a", "parts": [{"name": "b", "least": 10}]}, ["parts", 0], TOGETHER, "least <= most", 0),
+        ({"title": float("nan")}, [], None, "what JSON can hold", 0),
+        ({"title": "a", "day": {1}}, [], "set '{1}'", "what JSON can hold", 0),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_first_is_named_with_its_place(
+    document: Any, path: list[int | str], observed: str | None, expected: str | None, more: int
+) -> None:
+    with pytest.raises(DocumentError) as refused:
+        checked(document, Plan)
+    error = refused.value
+    assert (list(error.path), error.more) == (path, more)
+    assert observed is None or error.observed == observed
+    assert expected is None or error.expected == expected
+    assert error.what == (".".join(map(str, path)) or "the document") + " is wrong" + (
+        f" ({more} more)" if more else ""
+    )
+
+
+def test_a_day_is_taken_as_yaml_reads_it_and_nothing_becomes_what_it_is_not() -> None:
+    assert checked({"title": "a", "day": date(2025, 12, 3)}, Plan).day == date(2025, 12, 3)
+    with pytest.raises(DocumentError):
+        checked({"title": "a", "parts": [{"name": "b", "least": "1"}]}, Plan)
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ([], 2),
+        (["title"], 2),
+        (["parts"], 3),
+        (["parts", 0], 4),
+        (["parts", 0, "least"], 5),
+        (["parts", 1, "name"], 6),
+        (["parts", 1, "least"], 6),
+        (["parts", 2], 3),
+        (["gone", "title"], 2),
+    ],
+)
+def test_the_line_is_that_of_the_last_part_that_is_there(path: list[int | str], line: int) -> None:
+    assert line_of(compose_yaml(TEXT), path) == line
+
+
+def test_an_empty_document_begins_at_its_first_line() -> None:
+    assert line_of(compose_yaml(""), ["title"]) == 1
