@@ -202,6 +202,10 @@ def test_the_table_is_readable_in_eighty_columns(
     assert full.startswith(shown)
     for text in (WORKED, "CONTENT_APPLIED", "sha256:", *NODES):
         assert text in full
+    # What the overview has is not told again.
+    fields = {line.split()[0] for line in full.removeprefix(shown).splitlines() if line.strip()}
+    assert {"input", "attempts"} <= fields
+    assert fields.isdisjoint({"node", "fate", "why", "outcome", "inputs", "took"})
 
 
 @pytest.mark.clause("RSP-12")
