@@ -34,7 +34,7 @@ from kfm_dagster.operators.message_parse import parse_message
 
 GOES_KEY = "ABI-L1b-RadM/2019/218/01/OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
 NEXRAD_KEY = "2025/04/02/KTWX/KTWX20250402_220636_V06"
-HRRR_KEY = "hrrr.20250402/conus/hrrr.t12z.wrfsfcf01.grib2"
+HRRR_KEY, SECOND_KEY = (f"hrrr.20250402/conus/hrrr.t12z.wrfsfcf{lead}.grib2" for lead in ("01", "02"))
 ISD_KEY = "data/2020/720538-00164-2020.gz"
 
 
@@ -194,6 +194,8 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         f"unidata-nexrad-level2/{NEXRAD_KEY}": b"nexrad",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}": b"hrrr",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}.idx": b"1:0:d=2025040212:TMP:2 m above ground:1 hour fcst:\n",
+        f"noaa-hrrr-bdp-pds/{SECOND_KEY}": b"hrrr",
+        f"noaa-hrrr-bdp-pds/{SECOND_KEY}.idx": b"1:0:d=2025040212:TMP:2 m above ground:2 hour fcst:\n",
         f"noaa-isd-pds/{ISD_KEY}": b"announced by no topic",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": b"ignored",
         "noaa-rtma-pds/CONUS/a.grib2.gz": b"unknown",
@@ -207,8 +209,8 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
 
     report = feed.from_folder(tmp_path)
 
-    assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 1, "surface-obs": 1}
-    assert (report.sidecars, report.first_day) == (1, date(2019, 8, 6))
+    assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 2, "surface-obs": 1}
+    assert (report.sidecars, report.first_day) == (2, date(2019, 8, 6))
     assert report.unannounced == {("surface-obs", date(2020, 1, 1))}
     assert cloud.client("s3").head_object(Bucket="noaa-isd-pds", Key=ISD_KEY)["ContentLength"] == 21
     assert report.skipped == {
@@ -228,6 +230,8 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         f"unidata-nexrad-level2/{NEXRAD_KEY}": "2025-04-02T22:07:06.000Z",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}": "2025-04-02T13:00:00.000Z",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}.idx": "2025-04-02T13:00:00.000Z",
+        f"noaa-hrrr-bdp-pds/{SECOND_KEY}": "2025-04-02T13:00:00.000Z",
+        f"noaa-hrrr-bdp-pds/{SECOND_KEY}.idx": "2025-04-02T13:00:00.000Z",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ExitCode, QueueUnavailableError
+from kfm_dagster.notifications import sqs
 from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
 from kfm_dagster.notifications.sqs import MAX_SEND_BYTES, Queue, connect, connect_dead_letters
 from kfm_dagster.settings import Settings
@@ -49,6 +51,16 @@ def fill(queue: Queue, number: int) -> None:
     for start in range(0, number, 10):
         entries = [{"Id": str(n), "MessageBody": f"body {n}"} for n in range(start, min(start + 10, number))]
         client().send_message_batch(QueueUrl=queue.url, Entries=entries)
+
+
+def test_without_a_region_the_queue_is_one_of_noaas_region(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kfm_dagster.defs.resources import SqsQueueResource
+
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    settings = Settings(sqs_primary_queue=queue.name)
+    assert [place.connect(settings).url for place in (sqs, SqsQueueResource())] == [queue.url] * 2
 
 
 def test_receive_takes_everything_once(queue: Queue) -> None:
