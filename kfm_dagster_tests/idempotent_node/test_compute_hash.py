@@ -140,6 +140,16 @@ def test_a_clean_checkout_is_its_commit_and_a_changed_one_its_files(checkout: Pa
 
 
 @pytest.mark.clause("IEN-02")
+def test_a_checkout_that_git_cannot_compare_is_its_files(checkout: Path) -> None:
+    # What is listed stands in the index, which is there; what was committed is not.
+    for commit in (checkout / ".git" / "objects").glob("??/*"):
+        commit.unlink()
+    code_fingerprint.cache_clear()
+    found = code_fingerprint(checkout / "package", lockfile=checkout / "lock")
+    assert found.code_sha == files_digest(checkout / "package")
+
+
+@pytest.mark.clause("IEN-02")
 @pytest.mark.parametrize(
     "change",
     [
