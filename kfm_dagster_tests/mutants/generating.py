@@ -89,7 +89,7 @@ class PythonCandidate:
         except SyntaxError:
             return None
         old, new = (self.module.code_for_node(node) for node in (self.old, self.new))
-        choice = nearest.tree(root).of_module(self.file)
+        choice = nearest.tree(root).of_module(self.file, self.line)
         return _mutant(self, shown=(old, new), texts=(self.module.code, changed.code), choice=choice)
 
 

@@ -55,6 +55,7 @@ _MODULE = re.compile(r"\bkfm_dagster(?:\.\w+)+")
 _FROM = re.compile(r"^\s*from (kfm_dagster[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 _DEFINED = re.compile(r"^(?:async )?(?:def|class) ([a-zA-Z]\w*)|^([A-Z]\w*)\b", re.MULTILINE)
 _STATEMENT = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_SERVER = re.compile(r"postgres|pgcode|psycopg", re.IGNORECASE)
 _QUOTED = re.compile(r"[\"']([\w.]+)")
 _HEAD = re.compile(
     r"^CREATE (?:UNIQUE )?(?:TABLE|VIEW|TRIGGER|FUNCTION|INDEX) (\w+)|^@\w+\(\s*(\w+)|^-- (?:sqlite|postgresql): ",
@@ -138,11 +139,13 @@ class Tree:
         """The tests that import or name each module of the product."""
         return self._inverted(self.tests)
 
-    def of_module(self, file: str) -> Choice:
-        """Return the tests of a module."""
+    def of_module(self, file: str, line: int = 0) -> Choice:
+        """Return the tests of a module, or of a line of it: one that names PostgreSQL is asked there."""
+        lines = self.product[file].splitlines()
+        cases = POSTGRESQL if 0 < line <= len(lines) and _SERVER.search(lines[line - 1]) else SQLITE
         exceptions = (f"kfm_dagster_tests/{name}" for name in EXCEPTIONS.get(file, ()))
         listed = [row.test for row in self._rows if row.file == file]
-        return self._choice([*exceptions, *self._named_by(listed), *self._of_modules([file])], SQLITE)
+        return self._choice([*exceptions, *self._named_by(listed), *self._of_modules([file])], cases)
 
     def of_sql(self, file: str, line: int) -> Choice:
         """Return the tests of a line of SQL."""

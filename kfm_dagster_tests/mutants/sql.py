@@ -9,7 +9,7 @@
 | branches of CASE are swapped | `THEN a ELSE b` into `THEN b ELSE a`, and so each two that stand side by side |
 
 Not mutated: an index that is not unique, which changes no row; `NOT NULL` of a column, which is the type's; a set of
-frames (`ROWS BETWEEN a AND b`).
+frames (`ROWS BETWEEN a AND b`); `c IN (...)` before `AND c = ...`, which names a partial index and changes no row.
 
 Belongs here: the operators and the scanner. Does not belong here: which files and in which order (`generating.py`), and
 which tests are nearest (`nearest.py`). Why a scanner and no parser: the parsers of SQL know no macros, and a text that
@@ -169,8 +169,9 @@ def _of_between(tokens: Sequence[Token], partners: dict[int, int], place: int) -
 def _conditions(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
     """Drop the condition behind an AND, and before the first one of several, the one before it."""
     begin, end = _reach(tokens, partners, place, -1), _reach(tokens, partners, place, 1)
-    yield Edit(start=tokens[place - 1].end, end=tokens[end].end, new="")
-    if tokens[begin - 1].word != "AND":
+    if not _names_an_index(tokens, partners, end + 1):
+        yield Edit(start=tokens[place - 1].end, end=tokens[end].end, new="")
+    if tokens[begin - 1].word != "AND" and not _names_an_index(tokens, partners, place):
         yield Edit(start=tokens[begin].start, end=tokens[place + 1].start, new="")
 
 
@@ -187,9 +188,18 @@ def _listed(tokens: Sequence[Token], partners: dict[int, int], place: int) -> li
     return [*parts, (begin, partners[place] - 1)]
 
 
+def _names_an_index(tokens: Sequence[Token], partners: dict[int, int], place: int) -> bool:
+    """Whether an AND stands between `c IN (...)` and `c = ...`."""
+    begin = partners.get(place - 1)
+    if begin is None or place + 2 >= len(tokens) or tokens[place].word != "AND" or tokens[begin - 1].word != "IN":
+        return False
+    return (tokens[place + 1].word, tokens[place + 2].word) == (tokens[begin - 2].word, "=")
+
+
 def _members(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
     parts = _listed(tokens, partners, place)
-    if len(parts) > 1 and tokens[place + 1].word not in {"SELECT", "WITH"}:
+    listed = len(parts) > 1 and tokens[place + 1].word not in {"SELECT", "WITH"}
+    if listed and not _names_an_index(tokens, partners, partners[place] + 1):
         yield from _without(tokens, parts)
 
 

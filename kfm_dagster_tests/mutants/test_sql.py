@@ -24,6 +24,7 @@ from kfm_dagster_tests.mutants.sql import edits
             ["@refuse(t, INSERT ON r, rule, f(b, c));", "@refuse(t, INSERT ON r, rule, a);"],
         ),
         ("a IN ('x, y', 'z')", ["a IN ('z')", "a IN ('x, y')"]),
+        ("a IN ('x', 'y') AND a = 'x' AND b", ["a IN ('x', 'y') AND b", "a IN ('x', 'y') AND a = 'x'"]),
         ("a < b", ["a <= b"]),
         ("a >= b -- a > c", ["a > b -- a > c"]),
         ("WHERE NOT a", ["WHERE a"]),
