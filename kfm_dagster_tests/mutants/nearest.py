@@ -207,6 +207,10 @@ class Tree:
         direct = Counter(test for file in files for test in self.namers.get(file, ()))
         indirect = Counter(test for parent in parents for test in self.namers.get(parent, ()))
         parts = {part for file in files for part in _parts(file)}
+        if "cli" in rooms:
+            # A command is called by its name, and imported by none.
+            called = re.compile(rf"call\(\s*\"(?:{'|'.join(sorted(parts))})\"")
+            direct.update(test for test, text in self.tests.items() if called.search(text))
 
         def order(test: str) -> tuple[object, ...]:
             of_room, alike = _room(test) in rooms, len(parts & _parts(test))

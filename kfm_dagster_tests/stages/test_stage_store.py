@@ -264,6 +264,13 @@ def test_what_a_move_brings_is_kept_and_read_back(database: Database, store: Sta
         store.move(running, StageState.FAILED, error_class=ErrorClass.E_GATE, tx=tx)
 
 
+def test_only_an_attempt_that_has_begun_is_at_work(database: Database, store: StageStore) -> None:
+    opened(store, database, "waits")
+    moved(store, database, opened(store, database, "works"), StageState.RUNNING)
+    moved(store, database, opened(store, database, "ended"), StageState.RUNNING, StageState.FAILED)
+    assert store.unfinished_runs() == ["works"]
+
+
 def test_many_writers_make_one_chain(database: Database, store: StageStore) -> None:
     def write(number: int) -> None:
         for _ in range(5):
