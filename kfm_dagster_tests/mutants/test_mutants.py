@@ -37,7 +37,7 @@ HARMLESS = Mutant(
     test=SMALL,
 )
 BREAKING = "import nothing_of_that_name"
-LEAST = 279
+LEAST = 600
 SEED = 8
 
 
