@@ -39,6 +39,7 @@ SLOW = {
 MARKS = "not deployment and not browser"
 """Of the cases of a module, those that start neither a daemon nor a browser."""
 EXCEPTIONS: dict[str, list[str]] = {
+    "kfm_dagster/failpoints.py": ["ledger/test_ledger_store.py"],
     "kfm_dagster/ingest/intake.py": ["integration/test_forged_messages.py", "integration/test_acknowledgement.py"],
     "kfm_dagster/ingest/recording.py": ["integration/test_completion.py", "integration/test_kill_switch.py"],
     "kfm_dagster/ingest/senders.py": ["integration/test_forged_messages.py"],
