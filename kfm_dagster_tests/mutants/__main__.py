@@ -73,13 +73,15 @@ class _Queue:
 
 
 def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examined]:
-    """Examine mutants in a copy; raises SystemExit where the tests would not import it."""
+    """Examine mutants in a copy; raises SystemExit where the tests would not import it, or do not run at all."""
     found: list[Examined] = []
     if (mutant := waiting.take()) is None:
         return found
     with copied() as copy:
         if (folder := imported_from(copy)) != copy.folder / "kfm_dagster":
             raise SystemExit(f"the tests would import {folder}, not the copy")
+        if (refusal := copy.refusal()) is not None:
+            raise SystemExit(f"no test runs in an unchanged copy: {refusal}")
         while mutant is not None and (begun := time.monotonic()) < end:
             one = copy.examine(mutant, timeout=min(TIMEOUT_SECONDS, end - begun), cpu_seconds=cpu_seconds)
             if (ended := time.monotonic()) > end:

@@ -38,6 +38,8 @@ CPU_SECONDS = 40.0
 """Of the tests of a mutant that has many: what a row's own test takes ten times over."""
 FIRST_LOOK = 20.0
 """Of those of a change, of which as many as possible are examined in a few minutes."""
+HARMLESS = "kfm_dagster_tests/catalog/test_order.py"
+"""Tests that pass within a second in every checkout that works."""
 TESTS_FAILED, NO_TESTS = 1, 5
 """pytest's exit codes; 2 to 4 are an interruption, an error of its own, and one of usage."""
 
@@ -177,6 +179,11 @@ class Copy:
         ended = "does not end" if run.code is None else f"ends with {run.code}, {run.passed} passed"
         said = run.words.strip()[-300:]
         return Examined(mutant=mutant, fate=StepResult.BROKEN, why=f"pytest {mutant.test} {ended}: {said}")
+
+    def refusal(self) -> str | None:
+        """Return why no mutant would show anything here: tests of the unchanged copy do not run; None where they do."""
+        run = self._pytest([HARMLESS], timeout=TIMEOUT_SECONDS)
+        return None if run.code == 0 and run.passed else f"{HARMLESS} ends with {run.code}: {run.words.strip()[-300:]}"
 
     def confirmed(self, found: Sequence[Examined]) -> list[Examined]:
         """Run the tests that failed in the unchanged copy: what fails there as well has not noticed the mutant."""

@@ -152,3 +152,14 @@ def test_a_test_that_fails_or_is_skipped_without_the_mutant_has_not_noticed_it(c
         "import pytest\n\n\n@pytest.mark.skip\ndef test_that_fails():\n    assert False\n", encoding="utf-8"
     )
     assert copy.examine(replace(HARMLESS, test=path.name)).fate is StepResult.BROKEN
+
+
+def test_a_copy_in_which_no_test_runs_is_refused(copy: Copy) -> None:
+    assert copy.refusal() is None
+    conftest = copy.folder / "kfm_dagster_tests/conftest.py"
+    sound = conftest.read_text(encoding="utf-8")
+    conftest.write_text(f"{sound}\n{BREAKING}\n", encoding="utf-8")
+    try:
+        assert "nothing_of_that_name" in (copy.refusal() or "")
+    finally:
+        conftest.write_text(sound, encoding="utf-8")
