@@ -105,7 +105,7 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
 
     put(objects, [scan(1), scan(2)])
     with monkeypatch.context() as patched:
-        patched.setattr(Settle, "verify", fails, raising=False)
+        patched.setattr(Settle, "transform", fails)
         with pytest.raises(StageFailedError) as failed:
             run_chain(pipeline, DATASET, PARTITION, "second")
     # A tick between the failure and the rollback shows them everywhere, as the tree does.
