@@ -7,8 +7,9 @@ does (`finding.py`, `nodes.py`).
 from __future__ import annotations
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,7 +21,7 @@ import orjson
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.issues import FenceIssue, IntegrityIssue, MetadataIssue
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.heartbeat import Heartbeat
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -30,10 +31,13 @@ from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
 from kfm_dagster.stages.gates.subject import PartitionFacts, Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.object_handle import ObjectReadError
 
+UnitStep = Callable[[Envelope], Envelope]
 Results = Mapping[WalId, bytes]
 """Primary key of a unit > what a stage made of it, as bytes that are equal where the results are."""
 
+_LOG = logging.getLogger(__name__)
 _SILENT = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE.value, MetadataIssue.STORAGE_UNAVAILABLE.value})
 
 
@@ -217,6 +221,26 @@ class EffectNode(ChainNode, ABC):
         """Return how many units of the batch are still claimed by this run."""
         refused = self.pipeline.ledger.fence(self.run_id)(tx, {unit.wal_id: unit.attempt for unit in self.received})
         return len(self.received) - sum(issue is FenceIssue.CLAIM_LOST for issue in refused.values())
+
+
+def each_alone(step: UnitStep, *, fail: Callable[[Envelope, Exception], Envelope]) -> UnitStep:
+    """Return a step over one unit whose error is that unit's failure and no neighbour's (SEC-09).
+
+    An error of ours about anything but the object, a wrong contract for example, is of every unit and is raised.
+    """
+
+    def alone(unit: Envelope) -> Envelope:
+        try:
+            return step(unit)
+        except ObjectReadError as error:
+            return fail(unit, error)
+        except KfmError:
+            raise
+        except Exception as error:
+            _LOG.exception("the step of %s fails", unit.wal_id)
+            return fail(unit, error)
+
+    return alone
 
 
 def of_every_gate(asked: Iterable[Verdict], *, maker: str) -> list[Verdict]:

@@ -24,10 +24,12 @@ from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.feed_watch import follow_feeds, record_day
 from kfm_dagster.ingest.finding import MessageParse, Source
 from kfm_dagster.ingest.masked import masking_params, record_maskings, rules_of
-from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, in_chunks
+from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, each_alone, in_chunks
 from kfm_dagster.ledger.store import SettleReport
 from kfm_dagster.operators.integrity_check import integrity_check
+from kfm_dagster.operators.integrity_check import unreadable as integrity_unreadable
 from kfm_dagster.operators.metadata_extract import metadata_extract
+from kfm_dagster.operators.metadata_extract import unreadable as metadata_unreadable
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
 from kfm_dagster.readers.base import LeadingReader
@@ -86,7 +88,11 @@ class IntegrityCheck(ChainNode):
                 heads.keep(unit.object_uri, checked.actual_etag, handle.first)
             return unit.evolve(integrity=checked)
 
-        return self.pipeline.concurrently(traced(self.operator, check, dataset=self.public), self.received)
+        def fail(unit: Envelope, error: Exception) -> Envelope:
+            return unit.evolve(integrity=integrity_unreadable(self.contract, error))
+
+        alone = each_alone(check, fail=fail)
+        return self.pipeline.concurrently(traced(self.operator, alone, dataset=self.public), self.received)
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the objects that are not as announced."""
@@ -131,7 +137,11 @@ class MetadataExtract(ChainNode):
             found = unit.evolve(metadata=metadata)
             return found if rules is None else rules.applied(found)
 
-        return self.pipeline.concurrently(traced(self.operator, extract, dataset=self.public), self.received)
+        def fail(unit: Envelope, error: Exception) -> Envelope:
+            return unit.evolve(metadata=metadata_unreadable(self.contract, error))
+
+        alone = each_alone(extract, fail=fail)
+        return self.pipeline.concurrently(traced(self.operator, alone, dataset=self.public), self.received)
 
     @override
     def params(self) -> Mapping[str, Any]:

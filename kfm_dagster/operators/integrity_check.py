@@ -68,9 +68,12 @@ def integrity_check(
     return _result(rules, tuple(run), findings, head=head)
 
 
-def unreadable(contract: DatasetContract, error: ObjectReadError) -> Integrity:
-    """Integrity of an object that could not be opened or asked for."""
-    finding = (error.code, str(error.observed))
+def unreadable(contract: DatasetContract, error: Exception) -> Integrity:
+    """Integrity of an object that cannot be opened, requested or checked."""
+    if isinstance(error, ObjectReadError):
+        finding = (error.code, str(error.observed))
+    else:
+        finding = (IntegrityIssue.STORAGE_UNAVAILABLE, f"the checks end in {type(error).__name__}")
     return _result(contract.integrity, ("exists",), [finding], head=None)
 
 

@@ -69,6 +69,16 @@ def metadata_extract(
     return _checked(header, outdated, envelope=envelope, contract=contract, reader=reader)
 
 
+def unreadable(contract: DatasetContract, error: Exception) -> Metadata:
+    """Metadata of an object whose headers cannot be read or checked."""
+    if isinstance(error, ObjectReadError):
+        finding = (MetadataIssue.STORAGE_UNAVAILABLE, str(error.observed))
+    else:
+        finding = (MetadataIssue.UNREADABLE_FORMAT, f"the checks end in {type(error).__name__}")
+    status, issues = apply_severities([finding], contract.metadata_extract.severities)
+    return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
+
+
 def _checked(
     header: HeaderMetadata, outdated: list[Finding], *, envelope: Envelope, contract: DatasetContract, reader: Reader
 ) -> Metadata:

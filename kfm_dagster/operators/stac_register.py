@@ -6,6 +6,7 @@ The only operator that writes the catalog. `stac_register` is pure; `stac_regist
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from kfm_dagster.catalog.item import Candidate, UnserialisableItemError, build_candidate
@@ -14,8 +15,10 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacResult, St
 from kfm_dagster.contracts.issues import Issue, Severity, StacIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.fence import Fence
 
+_LOG = logging.getLogger(__name__)
 _PASSED = frozenset({CheckStatus.OK, CheckStatus.SUSPECT})
 
 
@@ -79,6 +82,11 @@ def stac_register_batch(
                 candidates[position] = stac_register(envelope, contract=contract, grammar=grammar, run_state=run_state)
             except NoItemError as error:
                 enriched[position] = envelope.evolve(stac=_no_item(str(error)))
+            except KfmError:  # of the contract or the catalog, so of every unit
+                raise
+            except Exception as error:  # of this unit: its neighbours go on
+                _LOG.exception("no Item of %s", envelope.wal_id)
+                enriched[position] = envelope.evolve(stac=_no_item(f"the Item ends in {type(error).__name__}"))
     results = catalog.register(list(candidates.values()), fence=fence)
     for position, result in zip(candidates, results, strict=True):
         enriched[position] = envelopes[position].evolve(stac=result)

@@ -25,17 +25,13 @@ from opentelemetry import trace
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import KfmError
 from kfm_dagster.failpoints import Failpoint, hit
-from kfm_dagster.storage.s3 import Fetched, RedirectRefusedError, Store
+from kfm_dagster.storage.s3 import LARGEST_SIZE, NO_TIME, Fetched, OddAnswerError, Store
 
 if TYPE_CHECKING:
     from obstore import GetOptions
 
 SINGLE_PART_BYTES = 8 * 1024 * 1024
 """Up to this size an upload is one part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
-
-
-NO_TIME = datetime.fromtimestamp(0, UTC)
-"""What stands for the time of an object whose store names none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,8 +136,11 @@ class RemoteObject:
 
     def head(self) -> ObjectHead:
         """One HEAD request."""
-        with request(self._uri, *_HEAD):
-            return self._understood(self._store.get(self._key, options={"head": True}))
+        try:
+            with request(self._uri, *_HEAD):
+                return self._understood(self._store.get(self._key, options={"head": True}))
+        except _EmptyRangeError:
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, "the store answers 416") from None
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         """One ranged GET; an empty object, which has no range, costs a HEAD besides."""
@@ -173,6 +172,8 @@ class RemoteObject:
 
     def _understood(self, found: obstore.GetResult | Fetched) -> ObjectHead:
         meta = found.meta
+        if meta["size"] > LARGEST_SIZE:
+            raise OddAnswerError("no valid size")
         self._size = meta["size"]
         etag, content_type = meta["e_tag"], found.attributes.get("Content-Type")
         # A weak one tells no bytes apart (RFC 9110, section 8.8.1), so no request may depend on it.
@@ -192,18 +193,20 @@ class _EmptyRangeError(Exception):
 
 @contextmanager
 def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
-    """Make a request between its two failpoints, and turn a store's errors into ObjectReadError.
+    """Make a request between its two failpoints, and turn a store's errors and odd answers into ObjectReadError.
 
-    The text of theirs is dropped: it holds URLs, which may be signed.
+    The text of a client's error is dropped: it holds URLs, which may be signed. Whatever else the client raises is an
+    answer that it did not expect: an object of a neighbour must not fail with this one (SEC-09).
     """
     try:
         hit(before)
         with _span(before):
             yield
         hit(after)
-    except RedirectRefusedError as refused:
-        why, step = str(refused), refused.next_step
-        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, uri, why, next_step=step) from None
+    except KfmError:
+        raise
+    except OddAnswerError as odd:
+        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, uri, str(odd), next_step=odd.next_step) from None
     except (FileNotFoundError, NotFoundError):
         raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, uri, "there is no such object") from None
     except (PermissionError, PermissionDeniedError, UnauthenticatedError):
@@ -213,7 +216,10 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
         raise ObjectReadError(
             IntegrityIssue.STORAGE_UNAVAILABLE, uri, "the object was written again while it was read"
         ) from None
-    except (BaseError, OSError) as error:
+    except Exception as error:
+        if not isinstance(error, (BaseError, OSError)):
+            why = f"the store's answer is not understood ({type(error).__name__})"
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, uri, why) from None
         status = re.search(r"status code: (\d{3})", str(error))
         if status and status[1] == "416":
             raise _EmptyRangeError from None

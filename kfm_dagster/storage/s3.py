@@ -13,7 +13,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -43,6 +43,14 @@ MAX_RETRIES = 2
 """Further tries of a request that got no answer, or one that says "later"; the ledger's own retry takes over then."""
 REFUSAL_BYTES = 64 * 1024
 """Of an answer to a ranged request, however short the range: an error's text is longer than a few bytes."""
+LISTING_BYTES = 16 * 1024 * 1024
+"""Of a listing's page: 1,000 keys of 1,024 bytes, each percent-encoded three times as long, and their marks."""
+NO_TIME = datetime.fromtimestamp(0, UTC)
+"""What stands for the time of an object whose store names none."""
+HEADER_CHARS = 1024
+"""Of a header that is read; S3's own are shorter than 100."""
+LARGEST_SIZE = 2**63 - 1
+"""Bytes: what a column of the ledger holds. S3's largest object has 50 TB."""
 PAGE = 1000
 """Keys of one listing page (S3 API reference, ListObjectsV2)."""
 Page = list[Any]
@@ -55,10 +63,18 @@ _NO_VERSION = f'"{"0" * 32}"'
 """An ETag that no object has: as an MD5, nobody knows content that has it."""
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _LATER = {429, 500, 502, 503, 504}
+_SIZE = re.compile(r"[0-9]{1,19}")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _XML = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
-class RedirectRefusedError(GenericError):
+class OddAnswerError(GenericError):
+    """An answer that HTTP or S3 does not allow, or that cannot be true; its text quotes nothing of the answer."""
+
+    next_step: str | None = None
+
+
+class RedirectRefusedError(OddAnswerError):
     """The store answers with a redirect; nothing was sent where it leads."""
 
     def __init__(self, *, host: str, status: int, location: str | None, region: re.Match[str] | None) -> None:
@@ -110,9 +126,23 @@ class S3Bucket:
             start, end = options["range"]
             headers["Range"] = f"bytes={start}-{end - 1}"
         answer, content = self._request("HEAD" if options.get("head") else "GET", path, headers=headers)
-        if "range" in options and (answer.status != 206 or len(content) > end - start):
-            raise self._other_range()
-        return Fetched(meta=_meta(path, answer.headers), attributes=_attributes(answer.headers), content=content)
+        if options.get("head"):
+            size = self._size(self._header(answer, "Content-Length"))
+        elif "range" in options:
+            size = self._size_by_range(answer, content, start=start, end=end)
+        else:
+            size = len(content)
+        modified, media_type = self._header(answer, "Last-Modified"), self._header(answer, "Content-Type")
+        return Fetched(
+            meta={
+                "path": path,
+                "size": size,
+                "e_tag": self._header(answer, "ETag"),
+                "last_modified": NO_TIME if modified is None else self._time(parsedate_to_datetime, modified),
+            },
+            attributes={} if media_type is None else {"Content-Type": media_type},
+            content=content,
+        )
 
     def put(
         self,
@@ -155,7 +185,7 @@ class S3Bucket:
         for page in self._pages(prefix, {"delimiter": "/"}):
             objects += [self._listed(entry) for entry in page.iter(f"{_XML}Contents")]
             folders += [
-                unquote_plus(_text(entry, "Prefix")).removeprefix(self._root).rstrip("/")
+                unquote_plus(self._text(entry, "Prefix")).removeprefix(self._root).rstrip("/")
                 for entry in page.iter(f"{_XML}CommonPrefixes")
             ]
         return {"objects": objects, "common_prefixes": folders}
@@ -169,20 +199,69 @@ class S3Bucket:
             _, content = self._request("GET", None, query=asked)
             try:
                 page = ET.fromstring(content)  # noqa: S314 - our own endpoint's; expat resolves no external entity
-            except ET.ParseError:
-                raise GenericError(f"{self._host} answers with no listing") from None
+            except (ET.ParseError, LookupError, ValueError):  # the latter two for an unknown encoding
+                raise self._odd("no listing") from None
             yield page
-            if (following := page.findtext(f"{_XML}NextContinuationToken")) is None:
+            following = page.findtext(f"{_XML}NextContinuationToken")
+            if following is None:
                 return
+            if following == asked.get("continuation-token"):
+                raise self._odd("a listing that does not end")
             asked["continuation-token"] = following
 
     def _listed(self, entry: ET.Element) -> dict[str, Any]:
         return {
-            "path": unquote_plus(_text(entry, "Key")).removeprefix(self._root),
-            "size": int(_text(entry, "Size")),
+            "path": unquote_plus(self._text(entry, "Key")).removeprefix(self._root),
+            "size": self._size(self._text(entry, "Size")),
             "e_tag": entry.findtext(f"{_XML}ETag"),
-            "last_modified": datetime.fromisoformat(_text(entry, "LastModified")),
+            "last_modified": self._time(datetime.fromisoformat, self._text(entry, "LastModified")),
         }
+
+    def _text(self, entry: ET.Element, name: str) -> str:
+        text = entry.findtext(_XML + name)
+        if text is None:
+            raise self._odd(f"a listing without {name}")
+        return text
+
+    def _header(self, answer: SyncResponse, name: str) -> str | None:
+        """Return a header of visible ASCII characters, None where the answer has none."""
+        try:
+            value = answer.headers.get(name)
+        except ValueError:
+            raise self._odd(f"no valid {name}") from None
+        if value is not None and len(value) > HEADER_CHARS:
+            raise self._odd(f"no valid {name}")
+        return value
+
+    def _size(self, text: str | None) -> int:
+        if text is None or not _SIZE.fullmatch(text) or int(text) > LARGEST_SIZE:
+            raise self._odd("no valid size")
+        return int(text)
+
+    def _size_by_range(self, answer: SyncResponse, content: bytes, *, start: int, end: int) -> int:
+        """Return the object's size, in an answer whose bytes are those of [start, end) as far as the object goes."""
+        parts = _CONTENT_RANGE.fullmatch(self._header(answer, "Content-Range") or "")
+        if answer.status != 206 or parts is None:
+            raise self._odd("another range than was requested")
+        size = self._size(parts[3])
+        stop = min(end, size)
+        if (int(parts[1]), int(parts[2]) + 1, len(content)) != (start, stop, stop - start):
+            raise self._odd("another range than was requested")
+        return size
+
+    def _time(self, parse: Callable[[str], datetime], text: str) -> datetime:
+        """Return a time in UTC, since 1970; one without a zone is UTC (RFC 5322, section 3.3: -0000)."""
+        try:
+            time = parse(text)
+            time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise self._odd("no valid time") from None
+        if time < NO_TIME:
+            raise self._odd("no valid time")
+        return time
+
+    def _odd(self, what: str) -> OddAnswerError:
+        return OddAnswerError(f"{self._host} answers with {what}")
 
     def _request(
         self,
@@ -203,7 +282,7 @@ class S3Bucket:
         for attempt in range(MAX_RETRIES + 1):
             last = attempt == MAX_RETRIES or time.monotonic() - begun > 2 * self._seconds
             try:
-                answer, content = self._send(method, url, dict(headers or {}), body)
+                answer, content = self._send(method, url, dict(headers or {}), body, is_listing=path is None)
             except (PyreqwestError, OSError) as error:
                 if last:
                     raise GenericError(f"{self._host} does not answer ({type(error).__name__})") from None
@@ -214,7 +293,9 @@ class S3Bucket:
             time.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 - so that workers do not come together
         raise AssertionError  # the last attempt has returned or raised
 
-    def _send(self, method: str, url: str, headers: dict[str, str], body: bytes) -> tuple[SyncResponse, bytes]:
+    def _send(
+        self, method: str, url: str, headers: dict[str, str], body: bytes, *, is_listing: bool
+    ) -> tuple[SyncResponse, bytes]:
         if not self._anonymous:
             request = AWSRequest(method=method, url=url, data=body, headers=headers)
             S3SigV4Auth(self._credentials, "s3", self._region).add_auth(request)
@@ -225,12 +306,15 @@ class S3Bucket:
         if "Range" in headers:
             # A whole object takes as long as it is long; a few bytes of one do not.
             asked = asked.timeout(timedelta(seconds=self._seconds))
+        if "Range" in headers:
+            most: float = max(_range_bytes(headers["Range"]), REFUSAL_BYTES)
+        else:
+            most = LISTING_BYTES if is_listing else math.inf
         with asked.build_streamed() as answer:
-            return answer, self._content(answer, headers.get("Range"))
+            return answer, self._content(answer, most)
 
-    def _content(self, answer: SyncResponse, asked: str | None) -> bytes:
-        """Return an answer's bytes. Raises GenericError for more than the range that was asked for."""
-        most = math.inf if asked is None else max(_range_bytes(asked), REFUSAL_BYTES)
+    def _content(self, answer: SyncResponse, most: float) -> bytes:
+        """Return an answer's bytes. Raises OddAnswerError for more than `most`."""
         parts: list[bytes] = []
         for chunk in iter(answer.body_reader.read_chunk, None):
             # Copied one by one: a chunk holds on to the buffer, of up to 400 KB, into which its connection has read it,
@@ -238,11 +322,8 @@ class S3Bucket:
             parts.append(bytes(chunk))
             most -= len(chunk)
             if most < 0:
-                raise self._other_range()
+                raise self._odd("more bytes than were requested")
         return b"".join(parts)
-
-    def _other_range(self) -> GenericError:
-        return GenericError(f"{self._host} does not answer with the range that was asked for")
 
     def _refuse(self, method: str, answer: SyncResponse, path: str | None, content: bytes) -> None:
         """Raise what obstore would raise for an answer that says it was not done."""
@@ -253,8 +334,8 @@ class S3Bucket:
             raise RedirectRefusedError(
                 host=self._host,
                 status=status,
-                location=answer.headers.get("Location"),
-                region=_REGION.fullmatch(answer.headers.get("x-amz-bucket-region", "")),
+                location=self._header(answer, "Location"),
+                region=_REGION.fullmatch(self._header(answer, "x-amz-bucket-region") or ""),
             )
         if status == 404 and (path is None or NO_BUCKET.encode() in content):
             raise FileNotFoundError(f"{NO_BUCKET}: {self._bucket} is not there")
@@ -293,7 +374,7 @@ class S3Bucket:
 
 def reason(error: Exception) -> str:
     """Say why a store did not answer, without the URLs that obstore's texts hold, which may be signed."""
-    return str(error) if isinstance(error, RedirectRefusedError) else type(error).__name__
+    return str(error) if isinstance(error, OddAnswerError) else type(error).__name__
 
 
 Store = ObjectStore | S3Bucket
@@ -331,26 +412,3 @@ def _host(url: str) -> str:
         return ascii(urlsplit(url).netloc.rpartition("@")[2][:200]).strip("'")
     except ValueError:
         return "an address that is none"
-
-
-def _meta(path: str, headers: Mapping[str, str]) -> dict[str, Any]:
-    total = headers.get("Content-Range", "").rpartition("/")[2]
-    modified = headers.get("Last-Modified")
-    return {
-        "path": path,
-        "size": int(total if total.isdigit() else headers.get("Content-Length", 0)),
-        "e_tag": headers.get("ETag"),
-        "last_modified": datetime.fromtimestamp(0, UTC) if modified is None else parsedate_to_datetime(modified),
-    }
-
-
-def _attributes(headers: Mapping[str, str]) -> dict[str, str]:
-    found = headers.get("Content-Type")
-    return {} if found is None else {"Content-Type": found}
-
-
-def _text(entry: ET.Element, name: str) -> str:
-    found = entry.findtext(_XML + name)
-    if found is None:
-        raise GenericError(f"a listing without {name}")
-    return found

@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        if not answer.endless:
+        if not answer.endless and not {"Content-Length", "Transfer-Encoding"} & answer.headers.keys():
             self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The client of S3 before a store that answers a ranged request with something else."""
+"""The client of S3 before a store whose answers HTTP or S3 does not allow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from obstore.exceptions import GenericError
 
-from kfm_dagster.storage.s3 import REFUSAL_BYTES, S3Bucket
+from kfm_dagster.storage.s3 import HEADER_CHARS, LARGEST_SIZE, NO_TIME, REFUSAL_BYTES, OddAnswerError, S3Bucket
 
 ASKED = 128 * 1024
 ENDLESS = 1024 * 1024 * 1024
@@ -29,7 +29,7 @@ def answering(head: str, body: int) -> Iterator[tuple[S3Bucket, Callable[[], int
                 connection, _ = server.accept()
                 with connection, suppress(OSError):
                     connection.recv(65_536)
-                    connection.sendall(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode())
+                    connection.sendall(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode("latin-1"))
                     for begin in range(0, body, 65_536):
                         part = bytes(min(65_536, body - begin))
                         connection.sendall(part)
@@ -47,18 +47,98 @@ def answering(head: str, body: int) -> Iterator[tuple[S3Bucket, Callable[[], int
 @pytest.mark.parametrize(
     ("head", "body", "why"),
     [
-        (f"200 OK\r\nContent-Length: {ASKED}", ASKED, "range that was asked for"),
-        (f"206 Partial Content\r\nContent-Length: {ASKED + 1}", ASKED + 1, "range that was asked for"),
-        (f"200 OK\r\nContent-Length: {ENDLESS}", ENDLESS, "range that was asked for"),
+        (f"200 OK\r\nContent-Length: {ASKED}", ASKED, "another range"),
+        (f"206 Partial Content\r\nContent-Length: {ASKED}", ASKED, "another range"),
+        (f"206 Partial Content\r\nContent-Length: {ASKED + 1}", ASKED + 1, "more bytes"),
+        (f"200 OK\r\nContent-Length: {ENDLESS}", ENDLESS, "more bytes"),
         (f"206 Partial Content\r\nContent-Length: {ASKED}", ASKED - 1, "does not answer"),
     ],
-    ids=["the whole object", "one byte more", "a gibibyte", "cut"],
+    ids=["the whole object", "no range named", "one byte more", "a gibibyte", "cut"],
 )
 def test_another_answer_than_the_range_is_refused_and_not_read_to_its_end(head: str, body: int, why: str) -> None:
     with answering(head, body) as (bucket, sent):
         with pytest.raises(GenericError, match=why):
             bucket.get("k", options={"range": (0, ASKED)})
         assert sent() < SOCKETS
+
+
+DATED = "Last-Modified: Wed, 03 Dec 2025 00:04:20 {zone}"
+
+
+@pytest.mark.clause("SEC-09")
+@pytest.mark.parametrize(
+    "header",
+    [
+        'ETag: "\xe9"',
+        f"ETag: {'e' * (HEADER_CHARS + 1)}",
+        "Content-Type: text/\xff",
+        "Last-Modified: yesterday",
+        "Last-Modified: Wed, 03 Dec 99999 00:04:20 GMT",
+        "Last-Modified: Wed, 31 Dec 1969 23:59:59 GMT",
+        "Last-Modified: Fri, 31 Dec 9999 23:59:59 -0100",
+        f"Content-Length: {LARGEST_SIZE + 1}",
+        "Transfer-Encoding: chunked",
+    ],
+)
+def test_a_header_that_cannot_be_is_an_error_of_the_store(header: str) -> None:
+    length = "" if header.startswith(("Content-Length", "Transfer")) else "\r\nContent-Length: 7"
+    with answering(f"200 OK\r\n{header}{length}", 0) as (bucket, _), pytest.raises(GenericError):
+        bucket.get("k", options={"head": True})
+
+
+@pytest.mark.clause("SEC-09")
+@pytest.mark.parametrize(
+    ("content_range", "size"),
+    [
+        (f"bytes 0-6/{LARGEST_SIZE}", LARGEST_SIZE),
+        (f"bytes 0-6/{LARGEST_SIZE + 1}", None),
+        (f"bytes 0-6/{10**30}", None),
+        ("bytes 0-6/" + "9" * 1000, None),
+        ("bytes 0-6/*", None),
+        ("bytes 0-6/6", None),
+        ("bytes 1-7/8", None),
+        ("bytes 0-5/7", None),
+        ("bytes 0-6/\u0667".encode().decode("latin-1"), None),
+    ],
+)
+def test_the_size_of_an_object_is_in_the_range_that_the_store_names(content_range: str, size: int | None) -> None:
+    head = f"206 Partial Content\r\nContent-Length: 7\r\nContent-Range: {content_range}"
+    with answering(head, 7) as (bucket, _):
+        if size is None:
+            with pytest.raises(OddAnswerError):
+                bucket.get("k", options={"range": (0, 7)})
+        else:
+            assert bucket.get("k", options={"range": (0, 7)}).meta["size"] == size
+
+
+@pytest.mark.parametrize(("zone", "hour"), [("GMT", 0), ("-0000", 0), ("+0100", 23)])
+def test_times_are_utc(zone: str, hour: int) -> None:
+    with answering(f"200 OK\r\nContent-Length: 7\r\n{DATED.format(zone=zone)}", 0) as (bucket, _):
+        time = bucket.get("k", options={"head": True}).meta["last_modified"]
+    assert (time.tzinfo, time.hour) == (NO_TIME.tzinfo, hour)
+
+
+PAGE = "<ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>{inside}</ListBucketResult>"
+ENTRY = "<Contents><Key>k</Key><Size>{size}</Size><LastModified>{time}</LastModified></Contents>"
+
+
+@pytest.mark.clause("SEC-09")
+@pytest.mark.parametrize(
+    "page",
+    [
+        "no XML",
+        "<?xml version='1.0' encoding='none'?><a/>",
+        PAGE.format(inside="<Contents/>"),
+        PAGE.format(inside=ENTRY.format(size=-1, time="2025-12-03T00:00:00Z")),
+        PAGE.format(inside=ENTRY.format(size=10**30, time="2025-12-03T00:00:00Z")),
+        PAGE.format(inside=ENTRY.format(size=1, time="yesterday")),
+        PAGE.format(inside="<NextContinuationToken>again</NextContinuationToken>"),
+    ],
+)
+def test_a_listing_that_cannot_be_is_an_error_of_the_store(page: str) -> None:
+    answer = answering(f"200 OK\r\nContent-Length: {len(page)}\r\n\r\n{page}", 0)
+    with answer as (bucket, _), pytest.raises(OddAnswerError):
+        list(bucket.list("folder"))
 
 
 def test_the_text_of_a_refusal_may_be_longer_than_the_range() -> None:
