@@ -120,6 +120,7 @@ class Filling:
             "limit": CELL,
             "lane": None,
             "wal_ids": None,
+            "batch_limit": None,
             "worker_id": "benchmark",
             "at": stamp["at"],
         }

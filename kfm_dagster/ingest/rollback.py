@@ -24,7 +24,7 @@ from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
-from kfm_dagster.stages.failure import at_fault, classify
+from kfm_dagster.stages.failure import at_fault, classify, may_be_of_a_unit
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
@@ -193,6 +193,7 @@ def _take_back_claims(
         dataset=node.dataset,
         because=why,
         not_compensable=() if is_compensable else at_fault(because, units),
+        bisect=may_be_of_a_unit(because),
         tx=tx,
     )
     taken = {*released.requeued, *released.quarantined, *released.failed}

@@ -81,7 +81,9 @@ class LedgerChanges(LedgerQueries):
         run_id: str | None = None,
         actor: str | None = None,
         replay_run_id: str | None = None,
+        batch_limit: int | None = None,
     ) -> Sequence[Any]:
+        """Make failed > pending where attempts remain, or, with the limit of the next batch, whatever remains."""
         rows = tx.run(
             "ledger.requeue",
             wal_ids=as_json(sorted(wal_ids)),
@@ -89,6 +91,7 @@ class LedgerChanges(LedgerQueries):
             reason=reason,
             run_id=run_id,
             replay_run_id=replay_run_id,
+            batch_limit=batch_limit,
             lane=None if reason == ReplayReason.RETRY else Lane.BULK,
             actor=actor or self._worker_id,
             at=self._now(),

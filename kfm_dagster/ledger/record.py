@@ -34,6 +34,7 @@ EXTENSION_COLUMNS: tuple[tuple[str, str], ...] = (
     ("extension", "the dataset's own fields, from the groups of its key grammar"),
     ("lane", "live units never wait for a backfill or a replay"),
     ("replay_run_id", "which replay let the unit in again"),
+    ("batch_limit", "a unit that ends every process must not cost its neighbours their attempts"),
 )
 """Columns beside the canonical fields, each with its reason (NODD WAL specification, section 3, last paragraph)."""
 
@@ -270,6 +271,13 @@ class NoddWalRecord(BaseModel):
             "openlineage:run.facets.kfmWal.replay_run_id",
             "prov:kfm:replay_run_id",
         ),
+    )
+    batch_limit: int | None = Field(
+        None,
+        ge=1,
+        description="The most units of the next run that claims it, after a run died that held it with others; "
+        "null: any number.",
+        **_seen(250, "ledger: half of the batch that died"),
     )
 
 

@@ -9,7 +9,7 @@ deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), q
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -101,19 +101,21 @@ class Ledger(LedgerChanges):
 
         Live units come before bulk ones (with `lane`, only that lane's), then urgent and old ones first. A unit that
         another run claims at the same time is that run's: the version is compared and swapped (WSM-04). Nothing is
-        claimed of a dataset that is switched off.
+        claimed of a dataset that is switched off. Units whose runs died come first, in batches that `release_lost` has
+        halved.
         """
         with self._changing(tx) as changing:
             if self.switches.off([dataset], tx=changing):
                 return []
+            place = {"dataset": dataset, "partition": partition, "lane": lane}
+            batch_limit = None if wal_ids is not None else changing.run("ledger.smallest_batch", place).scalar()
             claimed = claimed_envelopes(
                 changing.run(
                     "ledger.claim",
-                    dataset=dataset,
-                    partition=partition,
+                    place,
                     run_id=run_id,
-                    limit=limit,
-                    lane=lane,
+                    limit=limit if batch_limit is None else min(limit, batch_limit),
+                    batch_limit=batch_limit,
                     wal_ids=None if wal_ids is None else as_json(sorted(wal_ids)),
                     worker_id=self._worker_id,
                     at=self._now(),
@@ -178,12 +180,15 @@ class Ledger(LedgerChanges):
 
         in_progress > failed with code worker_lost or lease_expired, then > pending at once where attempts remain, else
         > quarantined. A claim inside its lease is taken only when its run is named.
+
+        A run that dies with several units charges none of them an attempt, because one may be the cause: they go back
+        to pending, and from the second death on in batches of half the size, until the cause is alone (SEC-09).
         """
         with self._changing(tx) as changing:
             runs = as_json(sorted(run_ids))
             lost = self._fail_lost(changing, "ledger.fail_runs", LedgerCode.WORKER_LOST, run_ids=runs, dataset=None)
             lost += self._fail_lost(changing, "ledger.fail_expired", LedgerCode.LEASE_EXPIRED)
-            return self._let_in_again(lost, changing)
+            return self._let_in_again(lost, changing, spared=_bisected(lost))
 
     def release_rolled_back(
         self,
@@ -192,17 +197,20 @@ class Ledger(LedgerChanges):
         dataset: str,
         because: str,
         not_compensable: Collection[WalId] = (),
+        bisect: bool = False,
         tx: Transaction | None = None,
     ) -> RecoverReport:
         """Take back what a run still claims of a dataset, because the run is rolled back there.
 
         in_progress > failed with code run_rolled_back and the reason, redacted; then as `release_lost`, but for those
-        that are `not_compensable`: they go on to quarantined whatever attempts remain.
+        that are `not_compensable`: they go on to quarantined whatever attempts remain. Without `bisect`, for a cause
+        that no unit can be, each is charged its attempt.
         """
         with self._changing(tx) as changing:
             code, runs = LedgerCode.ROLLED_BACK, as_json([run_id])
             lost = self._fail_lost(changing, "ledger.fail_runs", code, because=because, run_ids=runs, dataset=dataset)
-            return self._let_in_again(lost, changing, not_compensable=not_compensable)
+            spared = _bisected(lost) if bisect else {}
+            return self._let_in_again(lost, changing, not_compensable=not_compensable, spared=spared)
 
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction | None = None) -> dict[tuple[str, str], int]:
         """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).
@@ -315,13 +323,24 @@ class Ledger(LedgerChanges):
         return overdue | exhausted | self._superseded(found, tx)
 
     def _let_in_again(
-        self, lost: Sequence[Any], tx: Transaction, *, not_compensable: Collection[WalId] = ()
+        self,
+        lost: Sequence[Any],
+        tx: Transaction,
+        *,
+        not_compensable: Collection[WalId] = (),
+        spared: Mapping[WalId, int],
     ) -> RecoverReport:
+        """`spared` are the units that are charged no attempt, each with the limit of its next batch."""
         taken = {WalId(row.wal_id) for row in lost}
         reviewed: dict[WalId, str] = dict.fromkeys(taken.intersection(not_compensable), LedgerCode.NOT_COMPENSABLE)
-        rows = self._requeue(taken - reviewed.keys(), reason=ReplayReason.RETRY, tx=tx)
-        requeued = set(wal_ids_of(rows))
-        quarantined = self._give_up(self._exhausted(lost) | reviewed | self._superseded(taken, tx), tx)
+        by_limit: dict[int | None, list[WalId]] = defaultdict(list)
+        for wal_id in taken - reviewed.keys():
+            by_limit[spared.get(wal_id)].append(wal_id)
+        requeued: set[WalId] = set()
+        for limit, units in by_limit.items():
+            requeued.update(wal_ids_of(self._requeue(units, reason=ReplayReason.RETRY, batch_limit=limit, tx=tx)))
+        charged = [row for row in lost if row.wal_id not in spared]
+        quarantined = self._give_up(self._exhausted(charged) | reviewed | self._superseded(taken, tx), tx)
         self.leases.drop_idle(tx=tx)
         return RecoverReport(
             requeued=tuple(sorted(requeued)),
@@ -337,6 +356,20 @@ class Ledger(LedgerChanges):
             # A dataset whose contract is gone has no limit to exceed: its records stay failed.
             if row.dataset in limits and row.attempts >= limits[row.dataset]
         }
+
+
+def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
+    """Return the limit of the next batch of each unit that a run lost together with others.
+
+    The first death gives the size of the batch, each further one half of it; a unit whose limit is 1 was alone.
+    """
+    sizes = Counter((row.ingest_run_id, row.dataset) for row in lost)
+    limits: dict[WalId, int] = {}
+    for row in lost:
+        size = sizes[row.ingest_run_id, row.dataset]
+        if size > 1 and row.batch_limit != 1:
+            limits[WalId(row.wal_id)] = size if row.batch_limit is None else max(1, min(size, row.batch_limit) // 2)
+    return limits
 
 
 def _settled(tx: Transaction, name: str, batch: Sequence[Mapping[str, Any]], stamp: Mapping[str, str]) -> Sequence[Any]:

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from botocore.exceptions import BotoCoreError
+from obstore.exceptions import BaseError
+from sqlalchemy.exc import DBAPIError
+
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError, StoreAccessError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
@@ -14,6 +18,7 @@ from kfm_dagster.stages.audit_events import gate_events
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.machine import GateDecision
 from kfm_dagster.stages.store import StageAttempt, StageMoveError
+from kfm_dagster.storage.refusal import refusal_of
 
 
 class StageRefusedError(KfmError):
@@ -93,6 +98,14 @@ def classify(error: BaseException) -> ErrorClass:
         return error.error_class
     wrong_input = isinstance(error, (ConfigurationError, StageMoveError, StoreAccessError))
     return ErrorClass.E_INPUT if wrong_input else ErrorClass.E_INTERNAL
+
+
+def may_be_of_a_unit(error: BaseException) -> bool:
+    """Tell whether one unit of a batch can be the cause of an error: of no refusal of ours, and of no dependency."""
+    cause = error.cause if isinstance(error, StageFailedError) else error
+    if isinstance(cause, DBAPIError):
+        return refusal_of(cause) is not None
+    return not isinstance(cause, (KfmError, BaseError, BotoCoreError, OSError))
 
 
 def at_fault(error: BaseException, units: Collection[WalId]) -> frozenset[WalId]:

@@ -35,6 +35,7 @@ FIND = {"error_code": None, "check_status": None}
 
 PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.claim", {"wal_ids": None}, "to_claim"),
+    ("ledger.smallest_batch", {}, "bisected"),
     ("ledger.find", FIND, "by_selection"),
     ("ledger.find", FIND | {"status": "succeeded"}, "by_selection"),
     ("ledger.find", FIND | {"error_code": "missing_object"}, "by_selection|by_work|records_failing"),
@@ -178,6 +179,7 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
         "most": MOST,
         "after": "",
         "lane": None,
+        "batch_limit": None,
         "wal_id": wal_ids[0],
         "wal_ids": orjson.dumps(wal_ids).decode(),
         "batch": orjson.dumps(batch).decode(),

@@ -363,6 +363,39 @@ def test_claims_of_dead_runs_are_taken_back_until_attempts_run_out(bench: Bench)
     assert bench.ledger.in_progress_runs() == ["alive"]
 
 
+@pytest.mark.clause("WSM-11", "SEC-09")
+@pytest.mark.parametrize("is_rolled_back", [False, True], ids=["dead", "rolled back"])
+def test_a_run_that_dies_again_is_halved_until_its_cause_is_alone(bench: Bench, *, is_rolled_back: bool) -> None:
+    units = [envelope(number) for number in range(20)]
+    cause = units[13].wal_id
+    bench.ledger.ensure(units)
+    sizes: list[int] = []
+    while claimed := bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=f"run-{len(sizes)}", limit=50):
+        run_id = f"run-{len(sizes)}"
+        sizes.append(len(claimed))
+        if cause not in {unit.wal_id for unit in claimed}:
+            bench.ledger.settle([finished(unit) for unit in claimed], run_id=run_id)
+        elif is_rolled_back:
+            bench.ledger.release_rolled_back(run_id=run_id, dataset="nexrad-l2", because="ValueError", bisect=True)
+        else:
+            bench.ledger.release_lost(run_ids=[run_id])
+    assert sizes[:3] == [20, 20, 10]
+    assert 1 in sizes
+    assert len(sizes) <= 2 + 2 * 5
+    assert [record.wal_id for record in bench.ledger.find(status=Status.QUARANTINED)] == [cause]
+    assert bench.ledger.counts()["nexrad-l2"][Status.SUCCEEDED] == 19
+
+
+@pytest.mark.clause("WSM-11")
+def test_a_rollback_for_what_no_unit_caused_charges_each_its_attempt(bench: Bench) -> None:
+    units = [envelope(number) for number in range(2)]
+    bench.ledger.ensure(units)
+    for attempt in (1, 2, 3):
+        bench.claim(*units, run_id=f"run-{attempt}")
+        report = bench.ledger.release_rolled_back(run_id=f"run-{attempt}", dataset="nexrad-l2", because="no disk")
+    assert len(report.quarantined) == 2
+
+
 @pytest.mark.clause("WSM-11")
 def test_a_rollback_takes_back_what_its_run_claims_of_the_dataset_and_nothing_else(bench: Bench) -> None:
     unit, done, other = (envelope(number) for number in range(3))

@@ -28,10 +28,9 @@ from kfm_dagster.recovery.dead_letters.drain import drain
 from kfm_dagster.recovery.dead_letters.moves import redrive
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.simulation.scheduling import Actor
-from kfm_dagster_tests.simulation.world import Order, World
+from kfm_dagster_tests.simulation.world import UNITS_PER_RUN, Order, World
 
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
-UNITS_PER_RUN = 3
 
 
 def sensor(world: World, actor: Actor) -> None:

@@ -24,7 +24,7 @@ from kfm_dagster.lineage.openlineage import JOB_NAMESPACE
 from kfm_dagster_tests.simulation.memory import rows
 from kfm_dagster_tests.simulation.scheduling import Actor
 from kfm_dagster_tests.simulation.services import Message
-from kfm_dagster_tests.simulation.world import LEASE_SECONDS, World
+from kfm_dagster_tests.simulation.world import LEASE_SECONDS, UNITS_PER_RUN, World
 
 TERMINAL = frozenset({"succeeded", "quarantined"})
 FREE = frozenset(
@@ -112,6 +112,8 @@ class Unit:
     error_code: str | None = None
     overrides: int = 0
     superseded: bool = False
+    lost: int = 0
+    """Attempts that ended because their run died or was rolled back."""
 
 
 @dataclass(eq=False)
@@ -211,16 +213,19 @@ class Account:
             raise ViolationError("attempts_count_claims", f"{change}, had {before}")
 
     def attempts_are_bounded(self, change: Change, dataset: str) -> None:
-        """WAL-10: a unit is let in again only while its contract grants attempts; beyond that by an override."""
+        """WAL-10: a unit is let in again only while its contract grants attempts; beyond that by an override.
+
+        A run that dies with several units charges none of them, until its batch has been halved to one (SEC-09).
+        """
         unit = self.units.get(change.wal_id)
         if unit is None:
             return
         retry: Retry = self._datasets[dataset].retry
         if (change.from_status, change.to_status) == ("failed", "pending"):
-            granted = retry.attempts_for(unit.error_code or "")
+            granted = retry.attempts_for(unit.error_code or "") + min(unit.lost, 1 + UNITS_PER_RUN.bit_length())
             if unit.attempts >= granted:
                 raise ViolationError("attempts_are_bounded", f"{change}: {unit.attempts} of {granted} are used")
-        if change.attempts > retry.max_attempts + unit.overrides:
+        if change.attempts > retry.max_attempts + unit.overrides + unit.lost:
             raise ViolationError("attempts_are_bounded", f"{change}, {unit.overrides} overrides")
 
     def superseded_units_stay_out(self, change: Change) -> None:
@@ -461,6 +466,8 @@ class Account:
             error_code=error,
             overrides=(known.overrides if known else 0) + ((change.from_status, change.to_status) in OVERRIDES),
             superseded=known.superseded if known else False,
+            lost=(known.lost if known else 0)
+            + (change.to_status == "failed" and change.reason in {"worker_lost", "lease_expired", "run_rolled_back"}),
         )
         happened = self.world.scheduler.happened
         happened[f"{change.from_status} > {change.to_status}"] += 1

@@ -48,6 +48,7 @@ from kfm_dagster_tests.simulation.services import (
     SimulatedStore,
 )
 
+UNITS_PER_RUN = 3
 LEASE_SECONDS = 300
 SKEW_SECONDS = 60.0
 MAX_RUNS = 3

@@ -422,6 +422,13 @@ WHERE wal_id IN (@each(:wal_ids))
 @in_order(wal_id)
 @lock(FOR UPDATE);
 
+-- name: smallest_batch
+-- What one run may claim together of the units whose runs died; NULL where there are none.
+SELECT min(batch_limit) FROM nodd_wal_records @indexed_by(nodd_wal_records_bisected)
+WHERE
+    status = 'pending' AND dataset = :dataset AND partition_key = :partition AND batch_limit IS NOT NULL
+    AND (:lane IS NULL OR lane = :lane);
+
 -- name: claim
 -- sqlite: by rowid, so that the row that was picked is not looked for again.
 UPDATE nodd_wal_records SET
@@ -440,6 +447,7 @@ FROM (
         status = 'pending' AND dataset = :dataset AND partition_key = :partition
         AND (:lane IS NULL OR lane = :lane)
         AND (:wal_ids IS NULL OR wal_id IN (SELECT value FROM json_each(:wal_ids)))
+        AND (:batch_limit IS NULL OR batch_limit = :batch_limit)
     ORDER BY lane DESC, (CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END), event_time, wal_id
     LIMIT :limit
 ) AS picked
@@ -460,6 +468,7 @@ WITH picked AS (
             CAST(:wal_ids AS jsonb) IS NULL
             OR wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
         )
+        AND (CAST(:batch_limit AS integer) IS NULL OR batch_limit = :batch_limit)
     ORDER BY lane DESC, (CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END), event_time, wal_id
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
@@ -510,6 +519,7 @@ UPDATE nodd_wal_records AS record SET
     updated_at = :at,
     changed_by = :actor,
     change_reason = 'completed',
+    batch_limit = NULL,
     version = version + 1
 FROM @batch(:batch, unit,
     wal_id text, attempt integer, integrity_status text, metadata_status text, stac_status text,
@@ -556,6 +566,7 @@ UPDATE nodd_wal_records AS record SET
     updated_at = :at,
     changed_by = :actor,
     change_reason = unit.error_code,
+    batch_limit = NULL,
     version = version + 1
 FROM @batch(:batch, unit,
     wal_id text, attempt integer, error_code text, error_message text, next_attempt_at time,
@@ -587,7 +598,7 @@ WHERE @locked(
     status = 'in_progress' AND ingest_run_id IN (@each(:run_ids))
     AND (CAST(:dataset AS text) IS NULL OR dataset = :dataset)
 )
-RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id;
+RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id, batch_limit;
 
 -- name: fail_expired
 -- sqlite: the leases lead to their claims by the index that is named, which its planner takes for nothing else.
@@ -604,7 +615,7 @@ FROM nodd_wal_leases AS lease
 WHERE
     lease.expires_at < :at AND status = 'in_progress' AND nodd_wal_records.ingest_run_id = lease.ingest_run_id
     AND nodd_wal_records.dataset = lease.dataset
-RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id;
+RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id, batch_limit;
 
 -- name: fail_expired
 -- postgresql: a row that somebody holds is being written or settled: it is not lost, and the others are locked in order.
@@ -629,7 +640,8 @@ UPDATE nodd_wal_records AS record SET
     version = version + 1
 FROM lost
 WHERE record.wal_id = lost.wal_id
-RETURNING record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id;
+RETURNING record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id,
+    record.batch_limit;
 
 -- name: requeue
 -- sqlite: it has locked the database, and joins what it updates.
@@ -641,6 +653,7 @@ UPDATE nodd_wal_records SET
     lane = coalesce(:lane, lane),
     ingest_run_id = coalesce(:run_id, ingest_run_id),
     next_attempt_at = NULL,
+    batch_limit = coalesce(:batch_limit, batch_limit),
     updated_at = :at,
     changed_by = :actor,
     change_reason = :reason,
@@ -649,7 +662,10 @@ FROM json_each(:policy) AS policy
 WHERE
     wal_id IN (SELECT value FROM json_each(:wal_ids))
     AND status || '' = 'failed' AND dataset = policy.value ->> '$.dataset'
-    AND attempts < coalesce(policy.value -> '$.attempts_of' ->> last_error_code, policy.value ->> '$.max_attempts')
+    AND (
+        :batch_limit IS NOT NULL
+        OR attempts < coalesce(policy.value -> '$.attempts_of' ->> last_error_code, policy.value ->> '$.max_attempts')
+    )
     AND last_error_code NOT IN (SELECT value FROM json_each(policy.value, '$.never'))
     -- An object that has been overwritten cannot be read any more.
     AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = nodd_wal_records.wal_id)
@@ -666,8 +682,11 @@ WITH allowed AS (
     WHERE
         record.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
         AND record.status || '' = 'failed'
-        AND record.attempts
-        < coalesce(CAST(policy.attempts_of ->> record.last_error_code AS integer), policy.max_attempts)
+        AND (
+            CAST(:batch_limit AS integer) IS NOT NULL
+            OR record.attempts
+            < coalesce(CAST(policy.attempts_of ->> record.last_error_code AS integer), policy.max_attempts)
+        )
         AND NOT jsonb_exists(policy.never, record.last_error_code)
         -- An object that has been overwritten cannot be read any more.
         AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = record.wal_id)
@@ -683,6 +702,7 @@ UPDATE nodd_wal_records AS record SET
     lane = coalesce(:lane, record.lane),
     ingest_run_id = coalesce(:run_id, record.ingest_run_id),
     next_attempt_at = NULL,
+    batch_limit = coalesce(CAST(:batch_limit AS integer), record.batch_limit),
     updated_at = :at,
     changed_by = :actor,
     change_reason = :reason,
@@ -812,4 +832,4 @@ WHERE @locked(
     nodd_wal_records, wal_id, FOR NO KEY UPDATE,
     wal_id IN (@each(:wal_ids)) AND status || '' IN ('pending', 'failed')
 )
-RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id;
+RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id, batch_limit;

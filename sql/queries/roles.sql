@@ -40,7 +40,7 @@ WITH decision (relation, rights) AS (
     ('nodd_wal_records', 'SELECT, INSERT, UPDATE (status, attempts, last_attempt_at, last_error_code, '
      || 'last_error_message, integrity_status, metadata_status, stac_status, provenance_status, stac_item_id, '
      || 'stac_collection_id, stac_item_href, ingest_run_id, worker_id, replay_reason, updated_at, version, '
-     || 'next_attempt_at, changed_by, change_reason, lane, replay_run_id)'),
+     || 'next_attempt_at, changed_by, change_reason, lane, replay_run_id, batch_limit)'),
     ('kfm_units', 'SELECT'),
     ('nodd_wal_transitions', 'SELECT, INSERT'),
     ('nodd_wal_counts', 'SELECT, INSERT, UPDATE (moves), DELETE'),

@@ -149,6 +149,8 @@ CREATE TABLE nodd_wal_records (
     extension @json NOT NULL,
     lane text NOT NULL DEFAULT 'live',
     replay_run_id text,
+    -- The most units of the next run that claims this one, after a run died that held it with others; NULL: any number.
+    batch_limit integer,
     -- Two records of one unit would be ingested twice.
     CONSTRAINT nodd_wal_records_one_record_per_unit PRIMARY KEY (wal_id),
     -- A reason outside the vocabulary could not be counted or governed.
@@ -207,7 +209,9 @@ CREATE TABLE nodd_wal_records (
     CONSTRAINT nodd_wal_records_change_is_attributed CHECK (length(changed_by) > 0 AND length(change_reason) > 0),
     CONSTRAINT nodd_wal_records_extension_is_object CHECK (@json_type(extension) = 'object'),
     -- A lane that nobody claims from would never be worked on.
-    CONSTRAINT nodd_wal_records_lane_is_known CHECK (lane IN ('live', 'bulk'))
+    CONSTRAINT nodd_wal_records_lane_is_known CHECK (lane IN ('live', 'bulk')),
+    -- A run of no units would never take it.
+    CONSTRAINT nodd_wal_records_batch_limit_is_positive CHECK (batch_limit >= 1)
 ) @strict;
 
 -- The identity holds for hand-typed records, too, whose wal_id may be any UUID. It also finds records by object.
@@ -222,6 +226,10 @@ CREATE INDEX nodd_wal_records_to_claim ON nodd_wal_records (
     dataset, partition_key, lane DESC, (CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END), event_time,
     wal_id
 ) WHERE status = 'pending';
+
+-- Units of runs that died, which are claimed in ever smaller batches.
+CREATE INDEX nodd_wal_records_bisected ON nodd_wal_records (dataset, partition_key, batch_limit)
+WHERE status = 'pending' AND batch_limit IS NOT NULL;
 
 -- What is due for another attempt.
 CREATE INDEX nodd_wal_records_by_due_time ON nodd_wal_records (next_attempt_at) WHERE status = 'failed';
@@ -389,7 +397,8 @@ BEGIN
             object_version, object_size, sequencer, partition_key, priority, schema_version, sqs_message_id,
             sns_message_id, topic_arn, subject, extension, last_attempt_at, last_error_code, last_error_message,
             integrity_status, metadata_status, stac_status, provenance_status, stac_item_id, stac_collection_id,
-            stac_item_href, worker_id, replay_reason, next_attempt_at, lane, replay_run_id
+            stac_item_href, worker_id, replay_reason, next_attempt_at, lane, replay_run_id,
+            batch_limit
         ))
     FROM new_rows AS n;
     RETURN NULL;
@@ -414,7 +423,7 @@ BEGIN
         jsonb_build_object(@pairs(
             n, last_attempt_at, last_error_code, last_error_message, integrity_status, metadata_status, stac_status,
             provenance_status, stac_item_id, stac_collection_id, stac_item_href, worker_id, replay_reason,
-            next_attempt_at, lane, replay_run_id
+            next_attempt_at, lane, replay_run_id, batch_limit
         ))
     FROM new_rows AS n INNER JOIN old_rows AS o ON n.wal_id = o.wal_id;
     RETURN NULL;
@@ -440,7 +449,8 @@ BEGIN
             object_version, object_size, sequencer, partition_key, priority, schema_version, sqs_message_id,
             sns_message_id, topic_arn, subject, last_attempt_at, last_error_code, last_error_message,
             integrity_status, metadata_status, stac_status, provenance_status, stac_item_id, stac_collection_id,
-            stac_item_href, worker_id, replay_reason, next_attempt_at, lane, replay_run_id
+            stac_item_href, worker_id, replay_reason, next_attempt_at, lane, replay_run_id,
+            batch_limit
         ), 'extension', json(NEW.extension))
     );
 END;
@@ -457,7 +467,7 @@ BEGIN
         json_object(@pairs(
             NEW, last_attempt_at, last_error_code, last_error_message, integrity_status, metadata_status, stac_status,
             provenance_status, stac_item_id, stac_collection_id, stac_item_href, worker_id, replay_reason,
-            next_attempt_at, lane, replay_run_id
+            next_attempt_at, lane, replay_run_id, batch_limit
         ))
     );
 END;
