@@ -9,6 +9,7 @@ import dagster as dg
 from kfm_dagster.defs.alert_sensor import alert_sensor
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.checks import unit_checks
+from kfm_dagster.defs.evidence_job import evidence_job
 from kfm_dagster.defs.executors import step_executor
 from kfm_dagster.defs.gap_check import CHECK, feed_check, gap_schedule
 from kfm_dagster.defs.io_manager import StageIOManager
@@ -37,6 +38,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     wal = WalResource()
     pipeline = PipelineResource(wal=wal, queue=SqsQueueResource())
     interval = settings.sensor_interval_seconds
+    ingests, evidence = ingest_jobs(registry), evidence_job()
     return dg.Definitions(
         assets=[
             queue_asset(),
@@ -44,10 +46,12 @@ def build_definitions(settings: Settings) -> dg.Definitions:
             *path_assets(registry, days=days, code_version=code_version),
         ],
         asset_checks=[*unit_checks(registry, days=days), feed_check()],
-        jobs=[*ingest_jobs(registry), *path_jobs(registry), gap_job(CHECK), replay_job(), retention_job()],
+        jobs=[*ingests, *path_jobs(registry), gap_job(CHECK), evidence, replay_job(), retention_job()],
         schedules=[*listing_schedules(registry, days=days), gap_schedule(pipeline), retention_schedule(pipeline)],
         sensors=[
-            *ingest_sensors(interval_seconds=interval, days=days, pipeline=pipeline, wal=wal),
+            *ingest_sensors(
+                interval_seconds=interval, days=days, pipeline=pipeline, wal=wal, jobs=[ingests[0], evidence]
+            ),
             *path_sensors(registry, interval_seconds=interval, days=days, pipeline=pipeline),
             alert_sensor(pipeline),
         ],

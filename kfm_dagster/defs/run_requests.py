@@ -13,6 +13,7 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.defs.chain import asset_keys, op_name
+from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.run_tags import BACKFILL_TAG, LANE_TAG, SOURCE_TAG, dataset_tags
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.plan import PlannedRun
@@ -44,6 +45,7 @@ def _request(
 ) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=run_key,
+        job_name=INGEST_JOB,
         partition_key=partition,
         asset_selection=[key for dataset in configs for key in asset_keys(dataset)],
         run_config={

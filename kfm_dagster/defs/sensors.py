@@ -11,6 +11,7 @@ from functools import partial
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.defs.evidence_job import evidence_runs
 from kfm_dagster.defs.intervals import ticking_every
 from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.one_line import one_line
@@ -35,9 +36,16 @@ BACKFILL_INTERVALS = 2
 
 
 def ingest_sensors(
-    *, interval_seconds: int, days: dg.PartitionsDefinition, pipeline: PipelineResource, wal: WalResource
+    *,
+    interval_seconds: int,
+    days: dg.PartitionsDefinition,
+    pipeline: PipelineResource,
+    wal: WalResource,
+    jobs: "Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]",
 ) -> list[dg.SensorDefinition]:
     """Return the sensors, switched on. They ask for runs of the given days, and say what waits in others.
+
+    `jobs` are those that `nodd_ledger` asks for: ingest, and evidence.
 
     They are given the resources themselves: Dagster would make them anew for every tick, which costs more than a tick
     that finds nothing.
@@ -68,12 +76,12 @@ def ingest_sensors(
 
     @dg.sensor(
         name="nodd_ledger",
-        job_name=INGEST_JOB,
+        jobs=jobs,
         minimum_interval_seconds=ticking_every(interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Gives back the units of dead runs and of expired leases, lets due retries in, collects evidence, "
-        "delivers lineage to the configured backend, enters what failed listings had found, and asks for runs over "
-        "what is pending and no active run will take, live work first.",
+        description="Gives back the units of dead runs and of expired leases, lets due retries in, delivers "
+        "lineage to the configured backend, enters what failed listings had found, asks for evidence of "
+        "quarantined units, and for runs over what is pending and no active run will take, live work first.",
     )
     @one_line
     def nodd_ledger(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -94,10 +102,11 @@ def ingest_sensors(
             context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
             return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
 
-        planned = _plan(context, opened, ready, days=days, landed={})
-        if not planned:
+        requests = [planned_run(run) for run in _plan(context, opened, ready, days=days, landed={})]
+        requests += evidence_runs(opened)
+        if not requests:
             return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(opened, days))
-        return dg.SensorResult(run_requests=[planned_run(run) for run in planned])
+        return dg.SensorResult(run_requests=requests)
 
     @dg.sensor(
         name="nodd_backfill",

@@ -20,7 +20,7 @@ from obstore.exceptions import BaseError
 from kfm_dagster.catalog.store import CatalogUndoError
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError
+from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError, KfmError
 from kfm_dagster.ingest.evidence_bundle import FoundMessage, FoundObject, ObjectState, bundle_of
 from kfm_dagster.ingest.orphans import take_back_orphans
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -56,8 +56,8 @@ def collect_evidence(pipeline: Pipeline, *, limit: int = LIMIT) -> int:
     """Make the evidence of quarantined units that have none, the oldest cases first; return the number of bundles.
 
     Never raises for what a store does: a landing zone or artifact store that does not answer leaves the cases to the
-    next call, as does a catalog from which nothing can be taken back; an object that cannot be read is what the
-    evidence says.
+    next call, as an Item that cannot be taken back leaves its case; an object that cannot be read is what the evidence
+    says. What cannot be made of one case's message or object is left out with a note (SEC-12).
     """
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     due = cases.due(limit=limit)
@@ -67,12 +67,7 @@ def collect_evidence(pipeline: Pipeline, *, limit: int = LIMIT) -> int:
         if time.monotonic() > end:
             break
         try:
-            part = due[start : start + _PART]
-            take_back_orphans(pipeline, {case.key.wal_id for case in part})
-            collected += _collect(pipeline, cases, part)
-        except CatalogUndoError as error:
-            _LOG.warning("%s", error)
-            break
+            collected += _collect(pipeline, cases, _without_orphans(pipeline, due[start : start + _PART]))
         except (BaseError, OSError, DependencyUnavailableError) as error:
             _LOG.warning("evidence is not stored yet, the next collection tries again: %s", type(error).__name__)
             break
@@ -89,12 +84,29 @@ def _bundles(pipeline: Pipeline) -> Artifacts:
     return Artifacts(pipeline.store, folder=FOLDER)
 
 
+def _without_orphans(pipeline: Pipeline, part: Sequence[DueCase]) -> Sequence[DueCase]:
+    """Take back the units' Items without lineage; return the cases of those that have none any more."""
+    try:
+        take_back_orphans(pipeline, {case.key.wal_id for case in part})
+    except CatalogUndoError as error:
+        _LOG.warning("%s", error)
+        return [case for one in part if len(part) > 1 for case in _without_orphans(pipeline, [one])]
+    return part
+
+
 def _collect(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase]) -> int:
     bundles = _bundles(pipeline)
 
     def store(facts: _Facts) -> ArtifactReference:
-        found = _look(pipeline, facts.record, reason=facts.case.reason)
-        content = bundle_of(facts.case, facts.record, facts.history, found=found, message=facts.message)
+        try:
+            found = _look(pipeline, facts.record, reason=facts.case.reason)
+            content = bundle_of(facts.case, facts.record, facts.history, found=found, message=facts.message)
+        except KfmError:  # of the deployment, so of every case
+            raise
+        except Exception as error:  # of what this case's message or object holds: the other cases have their evidence
+            _LOG.exception("the evidence of %s has no message and no object", facts.record.wal_id)
+            note = FoundObject(state=ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
+            content = bundle_of(facts.case, facts.record, facts.history, found=note, message=None)
         return bundles.put(content, suffix="json")
 
     known = _facts(pipeline, cases, due)

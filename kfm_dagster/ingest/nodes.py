@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus, WalId
 from kfm_dagster.governance.rules import hard_fails
-from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.feed_watch import follow_feeds, record_day
 from kfm_dagster.ingest.finding import MessageParse, Source
 from kfm_dagster.ingest.masked import masking_params, record_maskings, rules_of
@@ -313,7 +312,7 @@ class Settle(ChainNode):
         )
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Let the messages go whose units are all terminal, collect evidence of quarantined ones, and follow."""
+        """Let the messages go whose units are all terminal, and follow."""
         if self.report.mismatched:
             first = ", ".join(self.report.mismatched[:MISMATCHES_NAMED])
             _LOG.error(
@@ -321,7 +320,6 @@ class Settle(ChainNode):
             )
         if any(unit.raw.sqs_message_id for unit in batch):
             self.pipeline.acknowledge(retrying=self.report.failed)
-        collect_evidence(self.pipeline)
         if self.partition_facts is not None:
             record_day(self.pipeline, self.contract, self.partition_facts, run_id=self.run_id)
         self.pipeline.following.catch_up(self.pipeline.followers)

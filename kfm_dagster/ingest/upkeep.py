@@ -6,13 +6,18 @@ run next (`plan.py`, `worker/resident.py`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable
 
-from kfm_dagster.ingest.evidence import collect_evidence
+from sqlalchemy.exc import SQLAlchemyError
+
+from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.feed_watch import watch_feeds
 from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.store import Ledger
+
+_LOG = logging.getLogger(__name__)
 
 
 def look_after(
@@ -22,17 +27,35 @@ def look_after(
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
 ) -> Collection[tuple[str, str]]:
-    """Give back what dead runs held, let due retries in, acknowledge, collect evidence, watch feeds, publish, follow.
+    """Give back what dead runs held, let due retries in, acknowledge, watch feeds, publish lineage, follow.
 
-    `dead` chooses from root run ids those that nobody works for. Returns (dataset, partition) of what is let in.
+    `dead` chooses from root run ids those that nobody works for. Returns (dataset, partition) of what is let in. A step
+    that fails is a warning, and the others are done (SEC-09). Raises the database's error: no step goes without it.
     """
-    give_back(pipeline, ledger, dead=dead, warn=warn)
-    due = ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units)
-    pipeline.acknowledge()
-    collect_evidence(pipeline)
-    watch_feeds(pipeline)
-    if (failure := pipeline.lineage.flush()) is not None:
-        # Recorded events wait; ingestion does not.
-        warn(failure)
-    pipeline.following.catch_up(pipeline.followers)
+    due: dict[tuple[str, str], int] = {}
+
+    def retry() -> None:
+        due.update(ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units))
+
+    def publish() -> None:
+        if (failure := pipeline.lineage.flush()) is not None:
+            # Recorded events wait; ingestion does not.
+            warn(failure)
+
+    steps: dict[str, Callable[[], object]] = {
+        "giving back what dead runs held": lambda: give_back(pipeline, ledger, dead=dead, warn=warn),
+        "letting due retries in": retry,
+        "deleting finished messages": pipeline.acknowledge,
+        "watching feeds": lambda: watch_feeds(pipeline),
+        "publishing lineage": publish,
+        "following the catalog": lambda: pipeline.following.catch_up(pipeline.followers),
+    }
+    for name, step in steps.items():
+        try:
+            step()
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            _LOG.exception("%s fails", name)
+            warn(f"{name} fails: {error if isinstance(error, KfmError) else type(error).__name__}")
     return due.keys()

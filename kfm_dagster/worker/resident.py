@@ -14,6 +14,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.ingest.chain import run_chain
+from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
 from kfm_dagster.ingest.nodes import MessageParse, Source
@@ -33,6 +34,8 @@ UNITS_PER_READ = 16
 not take waits on the queue for whichever worker is free: one that took all would leave the others idle."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
+EVIDENCE_SECONDS = 60.0
+"""The longest time between two collections of evidence; a worker that has nothing to do collects it at once."""
 LEFT_SECONDS = 30.0
 """What is pending for so long nobody comes for: a sensor has asked for its run within two ticks, and a run starts in
 seconds."""
@@ -96,6 +99,7 @@ class Worker:
     _last_batch: int | None = field(default=None, init=False)
     _stopping: bool = field(default=False, init=False)
     _next_look: float = field(default=0.0, init=False)
+    _next_evidence: float = field(default=0.0, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
     """Runs that failed: what they still hold is nobody's."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
@@ -141,10 +145,14 @@ class Worker:
         # What is of tomorrow waits until its day begins.
         for key in sorted(key for key in {*taken.landed, *left} if key[1] <= self._today):
             self._work_off(key, taken.landed.get(key, ()))
+        idle = not left and _is_empty(taken)
+        if idle or time.monotonic() >= self._next_evidence:
+            collect_evidence(self.pipeline)
+            self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
         if taken.off or taken.full:
             # Nothing was received, so nothing was waited for.
             self._rest(LONG_POLL_SECONDS)
-        return not left and _is_empty(taken)
+        return idle
 
     def _look(self) -> set[DayKey]:
         """Look after the ledger; return the days of which something is due, or was left pending by others."""

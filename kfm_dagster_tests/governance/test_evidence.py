@@ -299,6 +299,28 @@ def _one_attempt(contract: Any) -> Any:
     return contract.model_copy(update={"retry": contract.retry.model_copy(update={"max_attempts": 1})})
 
 
+@pytest.mark.clause("SEC-09", "SEC-12")
+def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd, *others = volumes(3)
+    put(objects, [odd, *others])
+    quarantine_by_hand(pipeline, odd, *others)
+    look = evidence.bundle_of
+
+    def of_all_but_one(case: Any, record: Any, history: Any, *, found: Any, message: Any) -> bytes:
+        if record.object_uri == odd.uri and message is not None:
+            raise OverflowError
+        return look(case, record, history, found=found, message=message)
+
+    monkeypatch.setattr(evidence, "bundle_of", of_all_but_one)
+    assert collect_evidence(pipeline) == 3
+    found = bundles(pipeline)
+    assert (found[odd.uri]["found"]["state"], found[odd.uri]["message"]) == ("unreadable", None)
+    assert "OverflowError" in found[odd.uri]["found"]["why"]
+    assert {found[item.uri]["found"]["state"] for item in others} == {"present"}
+
+
 @pytest.mark.clause("BEY-06")
 def test_two_collectors_at_once_give_a_case_one_bundle(pipeline: Pipeline, objects: Path) -> None:
     item = volumes(1)[0]
@@ -366,6 +388,7 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
     )
     assert moved == {record.wal_id}
     run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
+    collect_evidence(pipeline)
     [case] = cases_of(pipeline).of(record.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "jane", "CHG-7")
     assert case.evidence is not None

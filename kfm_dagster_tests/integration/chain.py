@@ -20,6 +20,7 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.feed import SUBJECT, ObjectEvent, topic_of
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.intake import IntakeReport, record
 from kfm_dagster.ingest.nodes import (
     MessageParse,
@@ -247,7 +248,7 @@ def _raise(error: BaseException) -> Callable[..., Any]:
 
 
 def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = Source.LEDGER) -> None:
-    """Let due retries in and run what is pending, as the ledger's sensor does, until every unit is terminal."""
+    """Let due retries in and run what is pending, as the ledger's sensor does, until all is done, evidence too."""
     for number in range(rounds):
         clock = pipeline.clock
         assert isinstance(clock, Clock)
@@ -256,6 +257,7 @@ def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = So
         pending = pipeline.ledger.pending_by_partition()
         if not pending:
             pipeline.acknowledge()
+            collect_evidence(pipeline)
             return
         for entry in pending:
             run_chain(pipeline, entry.dataset, entry.partition, f"round-{number}-{entry.partition}", source)

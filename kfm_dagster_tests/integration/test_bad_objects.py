@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
     MessageParse,
@@ -27,7 +31,9 @@ from kfm_dagster.ingest.nodes import (
 )
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.operators import stac_register as operators_of_a_batch
 from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.storage.object_handle import ObjectHandle, UndeclaredObjectError
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -117,6 +123,62 @@ NEIGHBOURS = 2
 
 def announce_all(pipeline: Pipeline, items: Iterable[StoredObject]) -> None:
     take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+
+
+@pytest.mark.clause("SEC-09")
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        ("integrity_check", IntegrityIssue.STORAGE_UNAVAILABLE),
+        ("metadata_extract", MetadataIssue.UNREADABLE_FORMAT),
+        ("stac_register", StacIssue.STAC_VALIDATION_FAILED),
+    ],
+)
+def test_an_error_in_the_step_of_one_unit_fails_that_unit_alone(
+    step: str, code: str, make_pipeline: Callable[..., Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd, *others = items = volumes(3)
+    pipeline = make_pipeline()
+    put(objects, items)
+    announce_all(pipeline, items)
+    room = operators_of_a_batch if step == "stac_register" else nodes
+    work: Callable[..., Any] = getattr(room, step)
+
+    def of_all_but_one(unit: Envelope, **parts: Any) -> Any:
+        if unit.object_uri == odd.uri:
+            raise OverflowError
+        return work(unit, **parts)
+
+    monkeypatch.setattr(room, step, of_all_but_one)
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
+    records = traces.records(pipeline)
+    assert {records[item.uri].status for item in others} == {Status.SUCCEEDED}
+    assert (records[odd.uri].last_error_code, "OverflowError" in str(records[odd.uri].last_error_message)) == (
+        code,
+        True,
+    )
+
+
+@pytest.mark.clause("SEC-09")
+def test_a_unit_that_its_contract_names_no_more_fails_alone(
+    make_pipeline: Callable[..., Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd, *others = items = volumes(3)
+    pipeline = make_pipeline()
+    put(objects, items)
+    announce_all(pipeline, items)
+    opened = pipeline.objects.open
+
+    def undeclared(contract: DatasetContract, uri: str, **known: Any) -> ObjectHandle:
+        if uri == odd.uri:
+            raise UndeclaredObjectError(uri, "not named")
+        return opened(contract, uri, **known)
+
+    monkeypatch.setattr(pipeline.objects, "open", undeclared)
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
+    records = traces.records(pipeline)
+    assert {records[item.uri].status for item in others} == {Status.SUCCEEDED}
+    assert records[odd.uri].last_error_code == IntegrityIssue.ACCESS_DENIED
 
 
 @pytest.mark.clause("OPR-05", "OPR-07", "BEY-03")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -17,6 +18,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.readers.base import DatedSource
+from kfm_dagster.storage.object_handle import RemoteObject
 from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, UndeclaredObjectError, open_store
 from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
@@ -114,6 +116,30 @@ def test_reads_are_cut_at_the_end(stores: ObjectStores) -> None:
     assert handle.read(len(DATA) - 2, 100) == DATA[-2:]
     assert handle.read(len(DATA), 10) == b""
     assert handle.read(0, len(DATA) * 2) == DATA
+
+
+@pytest.mark.clause("SEC-09")
+def test_a_range_that_is_refused_without_being_requested_is_an_error_of_the_store(scripted: Scripted) -> None:
+    scripted.status = 416
+    with pytest.raises(ObjectReadError) as refused:
+        ObjectStores().open(HRRR, URI).head()
+    assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
+
+
+class OddStore:
+    """A client whose answers make it fail in a way of its own."""
+
+    def get(self, *_: object, **__: object) -> Any:
+        raise OverflowError
+
+
+@pytest.mark.clause("SEC-09")
+def test_what_a_client_did_not_expect_is_an_error_of_the_store() -> None:
+    odd = RemoteObject(OddStore(), uri=URI, key=KEY, size=None, etag=None)  # type: ignore[arg-type]
+    for ask in (odd.head, lambda: odd.probe(4)):
+        with pytest.raises(ObjectReadError, match="OverflowError") as refused:
+            ask()
+        assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
 
 
 def test_empty_object_has_a_head_and_no_bytes(stores: ObjectStores) -> None:

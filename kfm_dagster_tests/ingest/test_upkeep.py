@@ -1,0 +1,46 @@
+"""Upkeep: a step that fails keeps no other from being done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from kfm_dagster.ingest import upkeep
+from kfm_dagster.ingest.upkeep import look_after
+from kfm_dagster_tests.integration.chain import open_pipeline
+
+STEPS = ("give_back", "retry_due", "acknowledge", "watch_feeds", "flush", "catch_up")
+
+
+@pytest.mark.clause("SEC-09")
+@pytest.mark.parametrize("failing", STEPS)
+def test_the_steps_do_not_depend_on_each_other(failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = open_pipeline(tmp_path, tmp_path)
+    done: list[str] = []
+    error: Exception = OverflowError("a secret")
+
+    def step(name: str) -> Callable[..., Any]:
+        def work(*_: object, **__: object) -> Any:
+            done.append(name)
+            if name == failing:
+                raise error
+            return {("hrrr", "2025-04-02"): 1} if name == "retry_due" else None
+
+        return work
+
+    places = (upkeep, pipeline.ledger, pipeline, upkeep, pipeline.lineage, pipeline.following)
+    for place, name in zip(places, STEPS, strict=True):
+        monkeypatch.setattr(place, name, step(name))
+    warnings: list[str] = []
+    due = look_after(pipeline, pipeline.ledger, dead=lambda _: (), warn=warnings.append)
+    assert done == list(STEPS)
+    assert list(due) == ([] if failing == "retry_due" else [("hrrr", "2025-04-02")])
+    assert ["OverflowError" in line and "secret" not in line for line in warnings] == [True]
+    # Without the database no step goes.
+    error = OperationalError("SELECT", {}, Exception("away"))
+    with pytest.raises(OperationalError):
+        look_after(pipeline, pipeline.ledger, dead=lambda _: (), warn=warnings.append)
