@@ -25,6 +25,7 @@ from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.heartbeat import Heartbeat
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
@@ -155,6 +156,16 @@ class ChainNode:
     def public(self) -> str:
         """The dataset's name where others may read it."""
         return self.pipeline.registry.public_id(self.dataset)
+
+    def holds_units(self, tx: Transaction) -> bool:
+        """Tell whether a unit of the partition is still claimed by the run."""
+        return self.pipeline.ledger.holds(
+            dataset=self.dataset,
+            partition=self.partition,
+            statuses=[Status.IN_PROGRESS],
+            run_id=self.run_id,
+            tx=tx,
+        )
 
     def unlocked(self) -> str | None:
         """Say what is wrong with this machine's clock, measured once in a while; None when it is locked."""

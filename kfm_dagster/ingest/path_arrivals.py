@@ -61,6 +61,11 @@ class PathArrivals(ChainNode):
     _refused: dict[WalId, str] = field(default_factory=dict, init=False)
     _made: dict[str, Any] = field(default_factory=dict, init=False)
 
+    @override
+    def holds_units(self, tx: Transaction) -> bool:
+        # It claims none: made again, it is of what was extracted since.
+        return True
+
     @cached_property
     def batches(self) -> tuple[ArtifactReference, ...]:
         """The day's batches of metadata, oldest first; a retry takes those of the attempt before and no newer ones."""

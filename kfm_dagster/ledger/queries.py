@@ -61,10 +61,18 @@ class LedgerQueries:
             rows = view.run("ledger.statuses", wal_ids=as_json(sorted(wal_ids))).all()
         return {WalId(row.wal_id): Status(row.status) for row in rows}
 
-    def holds(self, *, dataset: str, partition: str, statuses: Iterable[Status], tx: Transaction | None = None) -> bool:
-        """Tell whether any unit of a partition is in one of the given states."""
+    def holds(
+        self,
+        *,
+        dataset: str,
+        partition: str,
+        statuses: Iterable[Status],
+        run_id: str | None = None,
+        tx: Transaction | None = None,
+    ) -> bool:
+        """Tell whether any unit of a partition, or of a run there, is in one of the given states."""
         with reading(self.database, tx) as view:
-            where = {"dataset": dataset, "partition": partition}
+            where = {"dataset": dataset, "partition": partition, "run_id": run_id}
             return any(view.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 
     def find(

@@ -160,6 +160,9 @@ class Ledger(LedgerChanges):
                 log=self.log,
                 actor=self._worker_id,
             )
+            lost = {unit.wal_id for unit in envelopes} - done - not_done
+            # A run that is executed again finds what it has settled itself.
+            lost -= self.succeeded_of_run(run_id, lost, tx=changing).keys() if lost else set()
             quarantined = self._give_up(self._beyond_retry(verdicts, failures, changing), changing)
             settled_totals(
                 envelopes,
@@ -171,7 +174,7 @@ class Ledger(LedgerChanges):
             succeeded=tuple(sorted(done)),
             failed=tuple(sorted(not_done - quarantined)),
             quarantined=tuple(sorted(quarantined)),
-            lost=tuple(sorted({unit.wal_id for unit in envelopes} - done - not_done)),
+            lost=tuple(sorted(lost)),
             mismatched=mismatched,
         )
 

@@ -24,6 +24,9 @@ class SkipCause(StrEnum):
 
     ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
     """This node succeeded in this run with the same inputs, or what failed in it is not this run's any more."""
+    OTHER_INPUTS = "OTHER_INPUTS"
+    """This node succeeded in this run with other inputs, and no unit is this run's any more: a replay applies the new
+    ones (`kfm replay run`)."""
     CONTENT_APPLIED = "CONTENT_APPLIED"
     """An earlier run applied exactly this content: the same inputs, parameters and code."""
 

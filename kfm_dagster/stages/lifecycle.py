@@ -181,6 +181,11 @@ class StageLifecycle:
                     closed += 1
         return closed
 
+    def note(self, run_id: str, stage: str, event: str, *, tx: Transaction) -> None:
+        """Give the audit a line about a stage that is not moved; none where the stage was never started."""
+        if (newest := self.store.newest(run_id, stage, tx=tx)) is not None:
+            self.store.audit.append([newest.event(AuditKind.STOP, event)], tx=tx)
+
     def retry_in(self, run_id: str, stage: str, error_class: ErrorClass, *, tries: int = 1) -> float | None:
         """Return the seconds after which a stage that failed so is tried again, or None when it is not.
 

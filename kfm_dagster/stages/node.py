@@ -87,6 +87,15 @@ class LeavesEffects(Protocol):
 
 
 @runtime_checkable
+class HoldsUnits(Protocol):
+    """A node whose run claims units."""
+
+    def holds_units(self, tx: Transaction) -> bool:
+        """Tell whether a unit is still claimed by the run."""
+        ...
+
+
+@runtime_checkable
 class ReusedWithCare(Protocol):
     """A node that an earlier run's output for the same content does not always do for."""
 

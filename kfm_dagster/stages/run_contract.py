@@ -26,11 +26,19 @@ from kfm_dagster.idempotent_node.transaction import Content, IdempotentNodes, ag
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RunStateStore
-from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import StageState, StateMachine
 from kfm_dagster.stages.failure import RolledBackError, StageFailedError, StageRefusedError
 from kfm_dagster.stages.lifecycle import StageLifecycle
-from kfm_dagster.stages.node import ActsAfterCommit, Audited, LeavesEffects, Receives, ReusedWithCare, StageNode
+from kfm_dagster.stages.node import (
+    ActsAfterCommit,
+    Audited,
+    HoldsUnits,
+    LeavesEffects,
+    Receives,
+    ReusedWithCare,
+    StageNode,
+)
 from kfm_dagster.stages.port import RunStatePort
 from kfm_dagster.stages.staged import StagedNode
 from kfm_dagster.stages.store import StageMoveError, StageStore
@@ -108,10 +116,14 @@ class StageRunner:
 
     def _skip(self, staged: StagedNode, tx: Transaction | None = None) -> StageBatch | None:
         """Return what the node has done in this run already, where nothing is left to it, and count that."""
-        found = self.port.skip(staged.key, is_over=lambda: self._is_over(staged, tx))
+        found = self.port.skip(
+            staged.key, is_over=lambda: self._is_over(staged, tx), is_ended=lambda: self._is_ended(staged, tx)
+        )
         if found is not None:
             with writing(self.database, tx) as change:
                 self.port.count_skip(staged.key, change)
+                if found.skipped is SkipCause.OTHER_INPUTS:
+                    self.lifecycle.note(staged.run_id, staged.kind, SkipCause.OTHER_INPUTS, tx=change)
         return found
 
     def _is_over(self, staged: StagedNode, tx: Transaction | None = None) -> bool:
@@ -123,6 +135,13 @@ class StageRunner:
             return False
         with writing(self.database, tx) as change:
             return staged.node.count_owned(change) == 0
+
+    def _is_ended(self, staged: StagedNode, tx: Transaction | None = None) -> bool:
+        """Tell whether the run of a node that works on claimed units claims none any more."""
+        if not isinstance(staged.node, HoldsUnits):
+            return False
+        with writing(self.database, tx) as change:
+            return not staged.node.holds_units(change)
 
     def _compute(self, staged: StagedNode, force: str | None) -> None:
         node, run_id, snapshot = staged.node, staged.run_id, list[str]()

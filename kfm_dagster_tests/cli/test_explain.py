@@ -16,6 +16,7 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -138,6 +139,21 @@ def test_a_skip_names_the_run_that_had_applied_the_content(deployment: Pipeline,
         assert WORKED in node["why"]
         assert (node["content_hash"], node["output_uri"]) == (applied["content_hash"], applied["output_uri"])
     assert account["units"] == {}
+
+
+@pytest.mark.clause("RSP-18")
+def test_a_reexecution_under_another_contract_says_so(deployment: Pipeline, dagster_runs: None, call: Call) -> None:
+    clock = deployment.clock
+    assert isinstance(clock, chain.Clock)
+    clock.now = chain.START + timedelta(minutes=30, seconds=2)
+    deployment.registry = ContractRegistry.of(
+        contract.model_copy(update={"retry": contract.retry.model_copy(update={"max_attempts": 1})})
+        for contract in deployment.registry
+    )
+    chain.run_chain(deployment, "nexrad-l2", DAY, WORKED)
+    account = told(call, REEXECUTED)
+    assert {(node["fate"], node["cause"]) for node in account["nodes"]} == {("skipped", SkipCause.OTHER_INPUTS)}
+    assert {node["fate"] for node in told(call, WORKED)["nodes"]} == {"ran"}
 
 
 @pytest.mark.clause("RSP-12")

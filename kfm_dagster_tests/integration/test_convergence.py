@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.ingest.nodes import Settle, Source
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import Retry
+from kfm_dagster.ingest.nodes import Settle, Source, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.batch import SkipCause
@@ -127,6 +129,36 @@ def test_ingesting_again_changes_nothing(pipeline: Pipeline, objects: Path) -> N
     )
     assert {**after[0], "messages": None} == {**before[0], "messages": None}
     assert after[1:] == before[1:]
+
+
+@pytest.mark.clause("RSP-18")
+def test_a_finished_run_done_again_under_another_contract_keeps_its_record(pipeline: Pipeline, objects: Path) -> None:
+    put(objects, ITEMS)
+    take_items(pipeline)
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
+    records = pipeline.stages.run_states.of_run("run-1")
+    before = everything(pipeline)
+    stricter = Retry(max_attempts=1, backoff=pipeline.registry["nexrad-l2"].retry.backoff)
+    pipeline.registry = ContractRegistry.of(
+        contract.model_copy(update={"retry": stricter}) for contract in pipeline.registry
+    )
+    skips: list[SkipCause | None] = []
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, seen=lambda batch: skips.append(batch.skipped))
+    assert skips == [SkipCause.OTHER_INPUTS] * len(operators())
+    assert pipeline.stages.run_states.of_run("run-1") == records
+    assert everything(pipeline) == before
+
+
+@pytest.mark.clause("RSP-18")
+def test_a_settlement_done_again_counts_nothing_lost_that_is_its_runs_success(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    put(objects, volumes(2))
+    take(pipeline, announce([item.event() for item in volumes(2)], registry=pipeline.registry))
+    batch = run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
+    again = pipeline.ledger.settle(list(batch.envelopes), run_id="run-1")
+    other = pipeline.ledger.settle(list(batch.envelopes), run_id="run-2")
+    assert (len(batch.envelopes), again.lost, len(other.lost)) == (2, (), 2)
 
 
 @pytest.mark.clause("WAL-06")

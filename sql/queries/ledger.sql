@@ -122,7 +122,9 @@ WHERE status IN ('pending', 'in_progress') AND (:lane IS NULL OR lane = :lane);
 -- name: holds
 SELECT EXISTS (
     SELECT 1 FROM nodd_wal_records
-    WHERE status = :status AND dataset = :dataset AND partition_key = :partition
+    WHERE
+        status = :status AND dataset = :dataset AND partition_key = :partition
+        AND (CAST(:run_id AS text) IS NULL OR ingest_run_id = :run_id)
 ) AS found;
 
 -- name: replay_reasons

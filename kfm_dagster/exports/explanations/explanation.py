@@ -7,7 +7,8 @@ Belongs here: run ids, roots and re-executions, and the queries. Does not belong
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
@@ -15,6 +16,7 @@ from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.reexecutions import Reexecution, Reexecutions
 from kfm_dagster.exports.explanations.run_report import (
     AFTER_ALL,
+    UNDER_OTHER_INPUTS,
     FailingGate,
     NodeAccount,
     RunReport,
@@ -27,6 +29,7 @@ from kfm_dagster.idempotent_node.wal import run_uuid
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.audit import AuditKind, AuditLog
+from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.stages.gates.verdict import TITLES, Gate
 from kfm_dagster.storage.database import Database
 
@@ -53,7 +56,10 @@ class Explanations:
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id
         window = _window(reexecution) if reexecution else Window()
-        nodes = node_accounts(self.run_states.of_run(root), self._intents(root), window)
+        nodes = [
+            self._with_cause(node, root, window)
+            for node in node_accounts(self.run_states.of_run(root), self._intents(root), window)
+        ]
         return RunReport(
             run_id=run_id,
             root_run_id=root,
@@ -73,6 +79,16 @@ class Explanations:
         state = self.run_states.get(dataset_id, run_id)
         intents = [row for row in self._intents(run_id) if row.node.partition("@")[0] == dataset_id]
         return node_account(dataset_id, state, intents, Window())
+
+    def _with_cause(self, node: NodeAccount, root: str, window: Window) -> NodeAccount:
+        """Tell a success under other inputs, which only the audit has, from one under the same."""
+        if node.cause is not SkipCause.ALREADY_SUCCEEDED:
+            return node
+        lines = AuditLog(self.database, clock=utc_now).of_stage(root, node.node.partition("@")[0])
+        skips = (line for line in lines if line["event"] == SkipCause.OTHER_INPUTS)
+        if not any(window.holds(datetime.fromisoformat(line["at"])) for line in skips):
+            return node
+        return replace(node, cause=SkipCause.OTHER_INPUTS, why=UNDER_OTHER_INPUTS)
 
     def _failing_gates(self, run_id: str, nodes: Sequence[NodeAccount]) -> Iterator[FailingGate]:
         """Yield what gates found in the last attempt of each stage."""

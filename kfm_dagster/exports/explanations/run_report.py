@@ -186,6 +186,7 @@ def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
             return StepResult.UNFINISHED, None
 
 
+UNDER_OTHER_INPUTS = "it had succeeded in this run under another contract, card or feed; kfm replay run applies the new"
 _PLAIN = {
     StepResult.UNFINISHED: "it began and recorded no end: it is at work, or its process died",
     StepResult.OVERTAKEN: "its process died, and a later run has done its work, or none was left",
