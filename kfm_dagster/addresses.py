@@ -1,7 +1,7 @@
 """Addresses as they may be shown: where a database or a store is, without what opens it.
 
 Belongs here: what of a DSN or URL is secret. Does not belong here: credentials in texts of other people's software
-(`ledger/redaction.py`).
+(`redaction.py`).
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@ belong here: finding the facts (`evidence.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum, unique
+from functools import lru_cache
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote_plus
 
 import orjson
 
@@ -21,12 +22,13 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord
-from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.redaction import redact
 
 KIND = "kfm.nodd.evidence/v1"
 MAX_BODY_CHARACTERS = 16_384
-"""A message of one record has about 2,000; the whole one stays in the landing zone, which the bundle names."""
+"""A message of one record has about 2,000; the whole one, with the records of other units, stays in the landing zone,
+which the bundle names."""
 _DEPTH = 20
 """An S3 event in a text in a notification is 8 levels deep; a message that is nested without end must not be walked."""
 
@@ -118,34 +120,63 @@ def bundle_of(
             "event_time": rfc3339(record.event_time),
         },
         "found": _found(found),
-        "message": None if message is None else _message(message, spared={key, quote(key), quote_plus(key)}),
+        "message": None if message is None else _message(message, record, spared={key, quote(key), quote_plus(key)}),
         "history": [_change(entry) for entry in history],
     }
     return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
 
 
-def redacted(value: Any, *, spared: Collection[str] = (), depth: int = _DEPTH) -> Any:
+def redacted(value: Any, *, spared: Collection[str] = ()) -> Any:
     """Return a JSON value without credentials, e-mail addresses and signed URLs, JSON inside of texts too.
 
-    `spared` are texts that stay as they are: an object's key may look like a token.
+    `spared` are texts that stay as they are: an object's key may look like a token. After MAX_BODY_CHARACTERS the rest
+    is left out, which shows as an ellipsis.
     """
-    if depth == 0:
-        return "[redacted]"
-    if isinstance(value, dict):
-        return {
-            redact(str(name)): "[redacted]" if _is_secret(str(name)) else redacted(one, spared=spared, depth=depth - 1)
-            for name, one in value.items()
-        }
-    if isinstance(value, list):
-        return [redacted(one, spared=spared, depth=depth - 1) for one in value]
-    if isinstance(value, str) and value not in spared:
-        inner = _json_inside(value)
-        return redact(value, MAX_BODY_CHARACTERS) if inner is None else redacted(inner, spared=spared, depth=depth - 1)
-    return str(value) if isinstance(value, int) and abs(value) >= _NO_JSON_NUMBER else value
+    return _Redaction(spared=spared).of(value, _DEPTH)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Redaction:
+    """One value's redaction; `left` counts the characters that may still be examined."""
+
+    spared: Collection[str]
+    left: int = MAX_BODY_CHARACTERS
+
+    def of(self, value: Any, depth: int) -> Any:
+        if depth == 0:
+            return "[redacted]"
+        if isinstance(value, dict):
+            return dict(self._fields(value, depth))
+        if isinstance(value, list):
+            return list(self._entries(value, depth))
+        if not isinstance(value, str):
+            return str(value) if isinstance(value, int) and abs(value) >= _NO_JSON_NUMBER else value
+        inner = _json_inside(value) if len(value) <= self.left else None
+        if inner is not None:
+            return self.of(inner, depth - 1)
+        limit = max(self.left, 1)
+        self.left -= len(value)
+        return value if value in self.spared else redact(value, limit)
+
+    def _fields(self, value: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
+        for name, inner in value.items():
+            self.left -= len(name) + 1
+            if self.left <= 0:
+                yield "…", "…"
+                return
+            yield redact(name), "[redacted]" if _is_secret(name) else self.of(inner, depth - 1)
+
+    def _entries(self, value: Sequence[Any], depth: int) -> Iterator[Any]:
+        for inner in value:
+            self.left -= 1
+            if self.left <= 0:
+                yield "…"
+                return
+            yield self.of(inner, depth - 1)
 
 
 def _is_secret(name: str) -> bool:
-    # The ledger's rules know secrets by their names in name=value.
+    # The door's rules know secrets by their names in name=value.
     return redact(f"{name}=x") != redact(name) + "=x"
 
 
@@ -156,6 +187,41 @@ def _json_inside(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _own_body(body: str, record: NoddWalRecord) -> Any:
+    """Return a message's JSON with only that record of it that announced the unit, which comes first."""
+    outer, payload, announced = _announced(body)
+    if not announced:
+        return outer
+    own = announced.get((record.object_uri, record.object_version)) or announced.get((record.object_uri, None))
+    shown = {"Records": [] if own is None else [own]} | payload
+    return shown if outer is None else {"Message": shown} | outer
+
+
+@lru_cache(maxsize=2)
+def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | None], Any]]:
+    """Open a message once for all its units: envelope (None: raw delivery), payload, and the records by object.
+
+    An object's records are named by its URI with their ETag; with None, it is the first of them.
+    """
+    outer = _json_inside(body)
+    enveloped = isinstance(outer, dict) and isinstance(outer.get("Message"), str)
+    payload = _json_inside(outer["Message"]) if enveloped else outer
+    records = payload.get("Records") if isinstance(payload, dict) else None
+    if not isinstance(records, list):
+        return body if outer is None else outer, {}, {}
+    announced: dict[tuple[str, str | None], Any] = {}
+    for entry in records:
+        try:
+            uri = f"s3://{entry['s3']['bucket']['name']}/{unquote_plus(entry['s3']['object']['key'])}"
+            version = str(entry["s3"]["object"].get("eTag")).strip('"')
+        except (TypeError, KeyError, AttributeError):
+            continue  # it announced no unit
+        announced.setdefault((uri, version), entry)
+        announced.setdefault((uri, None), entry)
+    rest = {name: value for name, value in payload.items() if name != "Records"}
+    return ({name: value for name, value in outer.items() if name != "Message"} if enveloped else None), rest, announced
 
 
 def _failed_operator(record: NoddWalRecord) -> str | None:
@@ -169,7 +235,7 @@ def _failed_operator(record: NoddWalRecord) -> str | None:
 def _found(found: FoundObject) -> dict[str, Any]:
     return {
         "state": found.state,
-        "why": found.why,
+        "why": None if found.why is None else redact(found.why),
         "size": found.size,
         "version": found.version,
         "content_type": found.content_type,
@@ -179,9 +245,9 @@ def _found(found: FoundObject) -> dict[str, Any]:
     }
 
 
-def _message(message: FoundMessage, *, spared: Collection[str]) -> dict[str, Any]:
+def _message(message: FoundMessage, record: NoddWalRecord, *, spared: Collection[str]) -> dict[str, Any]:
     landed = message.landed
-    body = None if landed is None else redacted(landed.body, spared=spared)
+    body = None if landed is None else redacted(_own_body(landed.body, record), spared=spared)
     if len(orjson.dumps(body)) > MAX_BODY_CHARACTERS:
         body = orjson.dumps(body).decode()[:MAX_BODY_CHARACTERS] + "…"
     return {

@@ -23,10 +23,10 @@ from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, replay_rules
 from kfm_dagster.ledger.queries import LedgerQueries
-from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.redaction import redact
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import writing
 from kfm_dagster.telemetry.traces import is_tracing, record_attempt

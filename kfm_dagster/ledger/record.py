@@ -14,8 +14,8 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from sqlalchemy import RowMapping
 
 from kfm_dagster.contracts.envelope import CheckStatus, Lane, Priority, ProvenanceStatus, StacStatus
-from kfm_dagster.ledger.redaction import MAX_MESSAGE_LENGTH
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.redaction import MAX_MESSAGE_LENGTH
 
 EXTENSION_COLUMNS: tuple[tuple[str, str], ...] = (
     ("object_version", "a rewritten object (new ETag) is another unit, so the version is part of the identity"),

@@ -15,7 +15,7 @@ from typing import Any
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.ledger.queries import END_OF_TIME
-from kfm_dagster.ledger.redaction import redact
+from kfm_dagster.redaction import redact
 from kfm_dagster.storage.text import storable
 
 MAX_BODY = 1024 * 1024

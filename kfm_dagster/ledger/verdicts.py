@@ -16,9 +16,9 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import Issue, Severity, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.policy import LedgerCode, backoff_seconds, is_overdue, quarantine_reason
-from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.ledger.rows import findings_row
 from kfm_dagster.ledger.state_machine import why_not_succeeded
+from kfm_dagster.redaction import redact
 
 
 @dataclass(kw_only=True, slots=True)

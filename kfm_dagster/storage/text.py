@@ -2,7 +2,7 @@
 
 PostgreSQL holds no NUL, neither in text nor as an escape in JSON; neither database, nor UTF-8, holds half of a
 surrogate pair. One such character would fail the batch that holds it, again and again. Does not belong here: what a
-text means, and taking secrets out of it (`ledger/redaction.py`).
+text means, and taking secrets out of it (`redaction.py`).
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
 from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest import evidence
+from kfm_dagster.ingest import evidence, evidence_bundle
 from kfm_dagster.ingest.evidence import EDGE_BYTES, collect_evidence, read_evidence
 from kfm_dagster.ingest.evidence_bundle import redacted
 from kfm_dagster.ingest.nodes import IntegrityCheck, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.redaction import redact
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -254,6 +255,52 @@ def test_json_without_end_is_cut_and_never_walked_to_its_end() -> None:
     for _ in range(500):
         value = [value]
     assert "secret" not in json.dumps(redacted(value))
+
+
+@pytest.mark.clause("BEY-06", "SEC-12")
+@pytest.mark.parametrize("enveloped", [True, False], ids=["SNS", "raw delivery"])
+def test_a_unit_has_its_own_record_of_a_message_of_many_and_no_other(
+    enveloped: bool, pipeline: Pipeline, objects: Path
+) -> None:
+    items = volumes(20)
+    older = replaced(items[0], b"another version")
+    put(objects, items)
+    message = announce([older.event(), *(item.event() for item in items)], registry=pipeline.registry)
+    take(pipeline, message if enveloped else _with_body(message, json.loads(message.body)["Message"]))
+    records = {record.object_version: record for record in pipeline.ledger.find()}
+    units = [records[item.event().etag] for item in (older, items[0], items[-1])]
+    pipeline.ledger.quarantine([unit.wal_id for unit in units], reason_code="looked_odd", decision=JANE)
+    collect_evidence(pipeline)
+    for unit, item in zip(units, (older, items[0], items[-1]), strict=True):
+        case = next(case for case in cases_of(pipeline).of(unit.wal_id) if case.reason == "looked_odd")
+        assert case.evidence is not None
+        body = read_evidence(pipeline, case.evidence)["message"]["body"]
+        [own] = (body["Message"] if enveloped else body)["Records"]
+        assert (own["s3"]["object"]["key"], own["s3"]["object"]["eTag"]) == (item.key, item.event().etag)
+
+
+@pytest.mark.clause("SEC-12")
+@pytest.mark.parametrize(
+    "value",
+    [
+        {f"name {number}": "value" for number in range(50_000)},
+        [["value"]] * 50_000,
+        {"a" * 1_000_000: 1},
+        json.dumps([json.dumps(["a@b.c " * 50_000])] * 3),
+        ["-a" * 10_000] * 100,
+    ],
+    ids=["names", "entries", "a long name", "JSON in JSON", "long texts"],
+)
+def test_no_more_is_redacted_than_is_kept(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    def counted(text: str, limit: int = 500) -> str:
+        given.append(min(len(text), 20_000))  # `redact` bounds it
+        return redact(text, limit)
+
+    monkeypatch.setattr(evidence_bundle, "redact", counted)
+    assert len(json.dumps(redacted(value))) <= 4 * evidence_bundle.MAX_BODY_CHARACTERS
+    assert sum(given) <= 4 * evidence_bundle.MAX_BODY_CHARACTERS + 3 * 20_000
 
 
 @pytest.mark.clause("BEY-06")

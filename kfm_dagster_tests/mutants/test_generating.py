@@ -89,7 +89,7 @@ def test_what_no_test_should_hold_is_not_mutated(text: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("file", "line", "first"),
     [
-        ("kfm_dagster/ledger/redaction.py", None, "ledger/test_ledger_redaction.py"),
+        ("kfm_dagster/redaction.py", None, "test_redaction.py"),
         ("kfm_dagster/ledger/cases.py", None, "governance/test_evidence.py"),
         ("kfm_dagster/deployment/doctor/finding.py", None, "deployment/test_doctor.py"),
         ("sql/queries/reconcile.sql", "-- name: ", "integration/test_reconcile.py"),

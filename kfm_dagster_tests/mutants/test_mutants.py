@@ -25,7 +25,7 @@ from kfm_dagster_tests.mutants.examining import (
     lost,
 )
 
-FAST = ("ledger/test_ledger_redaction.py", "test_python_", "stages/test_machine.py", "catalog/test_order.py")
+FAST = ("test_redaction.py", "test_python_", "stages/test_machine.py", "catalog/test_order.py")
 """Tests without a database."""
 SMALL = "test_small.py"
 """A test that the copy alone has."""

@@ -15,7 +15,7 @@ from kfm_dagster.contracts.issues import Issue
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.ledger.redaction import redact
+from kfm_dagster.redaction import redact
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.ledger.redaction import MAX_MESSAGE_LENGTH, redact
+from kfm_dagster.redaction import MAX_MESSAGE_LENGTH, redact
 
 # The secrets are made up; those of AWS are the documentation's examples.
 CASES = {
@@ -114,3 +116,30 @@ def test_the_result_is_one_printable_line_within_the_limit(text: str, limit: int
     assert len(found) <= limit
     assert found.isprintable()
     assert len(redact(text)) <= MAX_MESSAGE_LENGTH
+
+
+@pytest.mark.clause("SEC-12")
+def test_a_long_text_is_bounded_before_it_is_read() -> None:
+    class Counted(str):
+        """Counts the characters that are split into lines."""
+
+        __slots__ = ()
+        read = 0
+
+        def __getitem__(self, part: Any) -> Counted:
+            return Counted(super().__getitem__(part))
+
+        def splitlines(self, keepends: bool = False) -> list[str]:
+            Counted.read += len(self)
+            return super().splitlines(keepends)
+
+    assert redact(Counted("the disk is full " + "a\n" * 1_000_000)).startswith("the disk is full a a")
+    assert Counted.read <= 20_000
+
+
+@pytest.mark.clause("SEC-12")
+def test_of_a_long_trace_the_exception_stays() -> None:
+    frames = '  File "/srv/kfm/x.py", line 3, in f\n    g()\n' * 1_000
+    assert (
+        redact(f"Traceback (most recent call last):\n{frames}OSError: no route to host") == "OSError: no route to host"
+    )

@@ -1,29 +1,42 @@
-"""Redaction: what may stand in the ledger of a text that somebody else's software wrote.
+"""Redaction: the text of other people's software without credentials, personal data and stack traces.
 
-Belongs here: taking credentials, personal data and stack traces out of error messages, and bounding their length.
-Does not belong here: deciding which errors are kept.
+Belongs here: the one door through which the text of a foreign exception or answer reaches the database, a log, Dagster
+or a page. Every rule reads a text once, however it is made: a pattern begins at the start of a run of its characters,
+never inside it, and quantifiers are possessive where a failure would make the rest be read again. Does not belong here:
+which errors are kept, and addresses of our own settings (`addresses.py`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 MAX_MESSAGE_LENGTH: Final = 500
 """Characters; the ledger's CHECK constraint refuses more."""
 
 _MARK = "[redacted]"
-_LONGEST_LINE = 20_000
-"""Characters looked at; forty times what is kept, so that removing a long token still leaves the rest."""
+_LONGEST = 20_000
+"""Characters examined; forty times what is kept, so that removing a long token still leaves the rest."""
 
-_SENSITIVE_NAMES = (
-    r"(?:x-amz-[\w-]+|x-goog-[\w-]+|aws_?secret_?access_?key|aws_?access_?key_?id|aws_?session_?token|"
-    r"access_?token|refresh_?token|id_?token|auth_?token|security_?token|session_?token|token|"
-    r"client_?secret|secret_?key|secret|api[-_]?key|account_?key|shared_?access_?key|private_?key|"
-    r"password|passwd|passphrase|pwd|credentials?|signature|sig|cookie|set-cookie)"
+_KEYS = [f"{kind}{gap}key" for kind in ("secret", "access", "api", "account", "private") for gap in ("", "_", "-")]
+_SENSITIVE_ENDS = "|".join(
+    f"(?<={name})"
+    for name in (
+        *("token", "secret", *_KEYS, "access_key_id", "access-key-id", "accesskeyid", "password", "passwd"),
+        *("passphrase", "pwd", "credential", "credentials", "signature", "sig", "cookie"),
+    )
 )
+_SENSITIVE_NAME = rf"(?>[\w-]*?x-(?:amz|goog)-)[\w-]++|[\w-]++(?:{_SENSITIVE_ENDS})"
+_TRACE = "Traceback (most recent call last)"
 
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
+
+def _if_tail(replacement: str) -> Callable[[re.Match[str]], str]:
+    """Return a substitution for matches with a second group; the others only consume their run."""
+    return lambda match: match[0] if match[2] is None else match.expand(replacement)
+
+
+_RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     # PEM blocks, whole or cut off.
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL), _MARK),
     # An Authorization header may hold commas and blanks (AWS Signature Version 4), so it goes to the end of the text.
@@ -31,21 +44,20 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\bAWS4-HMAC-SHA256\b.*$"), _MARK),
     (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {_MARK}"),
     # User and password in a URL or DSN; the password may hold an unescaped @.
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#]*@", re.IGNORECASE), rf"\1{_MARK}@"),
+    (re.compile(r"(?<=[a-z0-9+.-])://[^\s/?#]*@", re.IGNORECASE), rf"://{_MARK}@"),
     # Any query string of a URL: signed URLs of AWS, Google and Azure carry their secret there.
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?\"'<>]*)\?[^\s\"'<>]*", re.IGNORECASE), rf"\1?{_MARK}"),
+    (re.compile(r"(://[^\s?\"'<>]*+)(\?[^\s\"'<>]*+)?"), _if_tail(rf"\1?{_MARK}")),
     # name=value and "name": "value"; quoted values may hold blanks.
     (
         re.compile(
-            rf"(?<![A-Za-z0-9])([\w-]*{_SENSITIVE_NAMES})([\"']?\s*[:=]\s*)(?:\"[^\"]*\"?|'[^']*'?|[^\s\"',;&}})]+)",
-            re.IGNORECASE,
+            rf"(?<![\w-])({_SENSITIVE_NAME})([\"']?\s*[:=]\s*)(?:\"[^\"]*\"?|'[^']*'?|[^\s\"',;&}})]+)", re.IGNORECASE
         ),
         rf"\1\2{_MARK}",
     ),
     # AWS access key ids and other unique ids (IAM user guide, "Unique identifiers").
     (re.compile(r"\b(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AIPA|ANPA|ANVA|APKA|AROA|ASCA)[A-Z0-9]{12,}"), _MARK),
-    # JSON Web Tokens, GitHub and Slack tokens.
-    (re.compile(r"\beyJ[\w-]{5,}\.[\w-]+(?:\.[\w-]*)?"), _MARK),
+    # JSON Web Tokens, whole or cut off; GitHub and Slack tokens.
+    (re.compile(r"\beyJ[\w-]{5,}+(?:\.[\w-]*+){0,2}"), _MARK),
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|xox[abeprs]-|glpat-)[\w-]{10,}"), _MARK),
     # Bare secret access keys: forty base64 characters, no hexadecimal digest and no path of small letters.
     (
@@ -56,8 +68,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         _MARK,
     ),
     # Session tokens and the like: base64 far longer than any name that a person chose.
-    (re.compile(r"[A-Za-z0-9+/=_-]{100,}"), _MARK),
-    (re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+"), _MARK),
+    (re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{100,}"), _MARK),
+    (re.compile(r"([\w.!#$%&'*+/=?^`{|}~-]++)(@[A-Za-z0-9-]++(?:\.[A-Za-z0-9-]++)++)?"), _if_tail(_MARK)),
 )
 
 _FRAME = re.compile(
@@ -71,15 +83,26 @@ def redact(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
 
     Of a stack trace the last line stays, which names the exception. What was taken out shows as `[redacted]`.
     """
-    line = _one_line(text)[:_LONGEST_LINE]
+    line = _one_line(_bounded(text))
     for pattern, replacement in _RULES:
         line = pattern.sub(replacement, line)
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def _bounded(text: str) -> str:
+    """Return the beginning of a long text; of a long stack trace the lines at its end."""
+    if len(text) <= _LONGEST:
+        return text
+    if _TRACE in text[:_LONGEST]:
+        _, newline, end = text[-_LONGEST:].partition("\n")
+        if newline:
+            return f"{_TRACE}:\n{end}"
+    return text[:_LONGEST]
+
+
 def _one_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    if any(line.lstrip().startswith("Traceback (most recent call last)") for line in lines):
+    if any(line.lstrip().startswith(_TRACE) for line in lines):
         lines = lines[-1:]
     kept = [line for line in lines if not _FRAME.match(line) and not line.startswith(_CHAINED)]
     joined = " ".join(kept)
