@@ -79,13 +79,18 @@ def sentence(switch: KillSwitch) -> str:
 def units_in_flight(pipeline: Pipeline, lane: Lane, off: KillSwitchPolicy) -> int:
     """Count the units of a lane that are on their way.
 
-    What waits for a switch is on no way: it would hold up the other datasets.
+    Units that wait for a switch or for their day do not count: they would hold up the others.
     """
-    units = pipeline.ledger.in_flight(lane)
+    today = pipeline.clock().date()
+    units = pipeline.ledger.in_flight(lane, today=today)
     if not off.engaged:
         return units
     pending = pipeline.ledger.pending_by_partition()
-    return units - sum(entry.units for entry in pending if entry.lane is lane and off.of(entry.dataset))
+    return units - sum(
+        entry.units
+        for entry in pending
+        if entry.lane is lane and entry.partition <= today.isoformat() and off.of(entry.dataset)
+    )
 
 
 def refuse_switched_off(switches: KillSwitches, dataset: str) -> None:

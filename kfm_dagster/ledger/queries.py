@@ -9,7 +9,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
-from datetime import datetime
+from datetime import date, datetime
 
 from sqlalchemy import MappingResult
 
@@ -233,10 +233,10 @@ class LedgerQueries:
         with reading(self.database, tx) as view:
             return list(view.run("ledger.in_progress_runs").scalars())
 
-    def in_flight(self, lane: Lane | None = None, *, tx: Transaction | None = None) -> int:
-        """Return the number of units that are pending or in progress, in one lane or in both."""
+    def in_flight(self, lane: Lane | None = None, *, today: date, tx: Transaction | None = None) -> int:
+        """Return the number of units up to `today` that are pending or in progress, in one lane or in both."""
         with reading(self.database, tx) as view:
-            return int(view.run("ledger.in_flight", lane=lane).scalar_one())
+            return int(view.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
     def succeeded_of_run(
         self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction | None = None

@@ -68,7 +68,7 @@ class IgnoreReason(StrEnum):
     OBJECT_REMOVED = "object_removed"
     """The object is gone, and the dataset's contract says that this changes nothing."""
     OUTSIDE_WINDOW = "outside_window"
-    """The object is of a day that the deployment does not ingest: before its first one, or after tomorrow."""
+    """The object is of a day that the deployment does not ingest: before its first one, or too far ahead."""
 
 
 class Ignored(NamedTuple):
@@ -205,7 +205,8 @@ def parse_message(
     understand = _chunk if opened.shape == "nexrad-chunk" else _unit
     for index, record in enumerate(records):
         try:
-            unit = _within(days, understand(record, opened=opened, registry=registry, queue=queue))
+            found = understand(record, opened=opened, registry=registry, queue=queue)
+            unit = _within(days, found, sent_at=message.sent_at)
         except MessageError as error:
             rejections.add(error, index)
         else:
@@ -224,10 +225,10 @@ def parse_message(
     )
 
 
-def _within(days: DayWindow | None, unit: Envelope | Ignored) -> Envelope | Ignored:
+def _within(days: DayWindow | None, unit: Envelope | Ignored, *, sent_at: datetime | None) -> Envelope | Ignored:
     if days is None or isinstance(unit, Ignored):
         return unit
-    if days.holds(unit.time_range_start.date(), announced=unit.event_time):
+    if days.holds(unit.time_range_start.date(), sent_at=sent_at):
         return unit
     return Ignored(IgnoreReason.OUTSIDE_WINDOW, unit.key, unit.bucket, unit.dataset)
 

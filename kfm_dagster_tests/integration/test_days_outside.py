@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.resources import open_pipeline
 from kfm_dagster.demo.samples import hrrr
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredFilter, find_ignored
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
@@ -53,12 +56,21 @@ def tonight(objects: Path, contracts: ContractRegistry) -> SqsMessage:
     return announce([item.event()], registry=contracts)
 
 
-@pytest.mark.clause("DAG-12", "SEC-05", "OPR-19")
-@pytest.mark.parametrize("day", [OLD_DAY, date(2024, 12, 31), date(2098, 12, 31)])
+@pytest.mark.clause("DAG-12", "SEC-05", "SEC-13", "OPR-19")
+@pytest.mark.parametrize(
+    ("day", "announced"),
+    [
+        (OLD_DAY, date(2025, 4, 2)),
+        (date(2024, 12, 31), date(2025, 4, 2)),
+        (date(2098, 12, 31), date(2025, 4, 2)),
+        # By the sender's own time it would be today.
+        (date(2098, 12, 31), date(2098, 12, 31)),
+    ],
+)
 def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_neighbour_nothing(
-    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, day: date
+    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, day: date, announced: date
 ) -> None:
-    stray = of_day(day, objects, contracts, announced=datetime(2025, 4, 2, tzinfo=UTC))
+    stray = of_day(day, objects, contracts, announced=datetime.combine(announced, time(), UTC))
     queue.waiting += [stray, tonight(objects, contracts)]
     partitions, _ = served(face)
     assert partitions == {"2025-04-02"}
@@ -86,3 +98,23 @@ def test_a_day_by_which_the_window_was_lowered_waits_until_the_code_location_is_
     served(reloaded)
     served(reloaded)
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.SUCCEEDED}
+
+
+@pytest.mark.clause("SEC-13", "DAG-04")
+def test_units_of_days_to_come_leave_the_intake_open_for_others(
+    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_MAX_IN_FLIGHT_UNITS", "1")
+    limited = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    tomorrow = limited.pipeline.clock().date() + timedelta(days=1)
+    queue.waiting += [of_day(tomorrow, objects, contracts)]
+    assert limited.tick("nodd_messages").run_requests == []
+    assert statuses(limited) == {"hrrr": Status.PENDING}
+
+    queue.waiting += [tonight(objects, contracts)]
+    [request] = limited.tick("nodd_messages").run_requests
+    assert request.partition_key == "2025-04-02"
+    assert limited.tick("nodd_messages").skip_message.startswith("1 live units are in flight")
+    limited.pipeline.ledger.switches.engage("hrrr", Decision(actor="ada", reason="a flood", change_ref="CHG-1"))
+    assert limited.tick("nodd_messages").skip_message.startswith("1 live units are in flight")
+    limited.pipeline.close()

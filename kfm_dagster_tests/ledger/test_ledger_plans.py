@@ -58,7 +58,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.day_failing_units", {}, "by_work"),
     ("gates.partition_products", {}, "by_work"),
     ("catalog.owners", {}, RECORD),
-    ("ledger.in_flight", {}, "to_claim|by_work|by_selection"),
+    ("ledger.in_flight", {"today": "2100-01-01"}, "to_claim|by_work|by_selection"),
     ("ledger.in_progress_runs", {}, "in_progress|by_selection|by_work"),
     ("ledger.fail_runs", {}, "in_progress"),
     ("ledger.fail_expired", {}, "in_progress"),

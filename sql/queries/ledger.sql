@@ -116,8 +116,9 @@ ORDER BY record.dataset, record.status, record.last_error_code;
 SELECT DISTINCT ingest_run_id FROM nodd_wal_records WHERE status = 'in_progress' ORDER BY ingest_run_id;
 
 -- name: in_flight
+-- Units of later days wait for their day: they are not on their way, and would hold up the others.
 SELECT count(*) FROM nodd_wal_records
-WHERE status IN ('pending', 'in_progress') AND (:lane IS NULL OR lane = :lane);
+WHERE status IN ('pending', 'in_progress') AND partition_key <= :today AND (:lane IS NULL OR lane = :lane);
 
 -- name: holds
 SELECT EXISTS (

@@ -109,7 +109,7 @@ class _Drain:
         for code, units in again.most_common(1):
             if self.stop_after is not None and units >= self.stop_after:
                 return End.RECURRENCE, f"{units} drained units came back with {code}, the error that they had before"
-        if pipeline.ledger.in_flight() >= pipeline.settings.max_in_flight_units:
+        if pipeline.ledger.in_flight(today=pipeline.clock().date()) >= pipeline.settings.max_in_flight_units:
             return End.IN_FLIGHT, f"{pipeline.settings.max_in_flight_units} units are pending or in progress"
         return None
 
