@@ -89,6 +89,31 @@ def redact(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def error_text(error: BaseException, limit: int = MAX_MESSAGE_LENGTH) -> str:
+    """Return the class and the text of an exception as `redact` does."""
+    return redact(f"{type(error).__name__}: {error}", limit)
+
+
+class ForeignError(Exception):
+    """A foreign exception, as its class and its redacted text."""
+
+
+def is_own(error: BaseException) -> bool:
+    """Return whether an error's class is the package's, so that its text is made of what was redacted before."""
+    return type(error).__module__.startswith("kfm_dagster.")
+
+
+def redacted_error(error: BaseException) -> BaseException:
+    """Return what may be raised or logged in place of an exception: it and its causes redacted, with their tracebacks.
+
+    Logs and Dagster's events have the text of each cause. An error of the package stays itself.
+    """
+    cause = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__
+    shown = error if is_own(error) else ForeignError(error_text(error)).with_traceback(error.__traceback__)
+    shown.__cause__ = None if cause is None else redacted_error(cause)
+    return shown
+
+
 def _bounded(text: str) -> str:
     """Return the beginning of a long text; of a long stack trace the lines at its end."""
     if len(text) <= _LONGEST:

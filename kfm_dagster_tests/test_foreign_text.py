@@ -17,7 +17,7 @@ from kfm_dagster.ingest.evidence_bundle import redacted
 from kfm_dagster.notifications import fields
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
-from kfm_dagster.redaction import redact
+from kfm_dagster.redaction import error_text, redact
 from kfm_dagster.storage.text import json_text, json_value, storable
 from kfm_dagster_tests.integration.chain import StoredObject, announce, volumes
 
@@ -81,6 +81,7 @@ def _value(text: str) -> Any:
 
 READERS: dict[str, Reader] = {
     "redact": redact,
+    "error_text": lambda text: error_text(ValueError(text)),
     "redact the end of a trace": lambda text: redact(f"Traceback (most recent call last)\n{text}"),
     "redacted": redacted,
     "redacted names": lambda text: redacted({text: text}),

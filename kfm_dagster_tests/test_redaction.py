@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.redaction import MAX_MESSAGE_LENGTH, redact
+import kfm_dagster
+from kfm_dagster.errors import DatabaseUnavailableError
+from kfm_dagster.redaction import MAX_MESSAGE_LENGTH, redact, redacted_error
 
 # The secrets are made up; those of AWS are the documentation's examples.
 CASES = {
@@ -143,3 +150,105 @@ def test_of_a_long_trace_the_exception_stays() -> None:
     assert (
         redact(f"Traceback (most recent call last):\n{frames}OSError: no route to host") == "OSError: no route to host"
     )
+
+
+PACKAGE = Path(kfm_dagster.__file__).parent
+OF_VALUES = {
+    *("ValueError", "TypeError", "KeyError", "LookupError", "AttributeError", "ArithmeticError", "OverflowError"),
+    *("RecursionError", "UnicodeDecodeError", "JSONDecodeError", "YAMLError", "error", "ClickException"),
+}
+"""Exceptions of Python, of parsers and of the command line, about a value that was given to them."""
+DECODERS = ("readers/",)
+"""Rooms without a client: what their libraries raise is about an object's bytes, and redacted where it is stored."""
+DOORS = {"error_text", "redacted_error", "redact", "without_secrets"}
+LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn"}
+
+
+def _last_name(node: ast.expr) -> str:
+    return ast.unparse(node).split("[")[0].rsplit(".", 1)[-1]
+
+
+@cache
+def _own_errors() -> frozenset[str]:
+    classes = (node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    return frozenset(node.name for node in classes if isinstance(node, ast.ClassDef) and node.name.endswith("Error"))
+
+
+def _foreign(types: ast.expr | None) -> bool:
+    named = types.elts if isinstance(types, ast.Tuple) else [] if types is None else [types]
+    if isinstance(types, ast.BinOp):
+        named = [types.left, types.right]
+    return any(_last_name(one) not in _own_errors() | OF_VALUES for one in named)
+
+
+def _is_own(test: ast.expr, name: str) -> bool:
+    """Return whether the test tells that the named exception is one of the package."""
+    if not isinstance(test, ast.Call) or not (isinstance(test.args[0], ast.Name) and test.args[0].id == name):
+        return False
+    return ast.unparse(test.func) == "is_own" or (ast.unparse(test.func) == "isinstance" and not _foreign(test.args[1]))
+
+
+def _shown(node: ast.AST, name: str) -> Iterator[int]:
+    """Yield the lines on which a text of the named exception is made, but for a door or to compare it."""
+    if isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and _last_name(node.func) in {*DOORS, "search"}):
+        return
+    if isinstance(node, ast.If | ast.IfExp) and _is_own(node.test, name):
+        for rest in node.orelse if isinstance(node.orelse, list) else [node.orelse]:
+            yield from _shown(rest, name)
+        return
+    given = {"value"} if isinstance(node, ast.FormattedValue) else set()
+    if isinstance(node, ast.Call) and _last_name(node.func) in {"str", "repr", *LOGGING}:
+        given = {"args"}
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if field in given and isinstance(child, ast.Name) and child.id == name:
+                yield child.lineno
+            if isinstance(child, ast.AST):
+                yield from _shown(child, name)
+
+
+def _undoored(path: Path) -> Iterator[int]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ExceptHandler) and node.name and _foreign(node.type):
+            yield from (line for statement in node.body for line in _shown(statement, node.name))
+        if isinstance(node, ast.FunctionDef):
+            for argument in node.args.args:
+                kind = argument.annotation
+                if kind and _last_name(kind).endswith(("Exception", "Error")) and _foreign(kind):
+                    yield from (line for statement in node.body for line in _shown(statement, argument.arg))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOGGING:
+            traces = {one.arg: one.value for one in node.keywords}.get("exc_info")
+            if (node.func.attr == "exception" and traces is None) or isinstance(traces, ast.Constant):
+                yield node.lineno
+
+
+@pytest.mark.clause("SEC-14")
+def test_the_text_of_a_foreign_exception_goes_through_the_door() -> None:
+    paths = [path for path in PACKAGE.rglob("*.py") if not path.relative_to(PACKAGE).as_posix().startswith(DECODERS)]
+    found = {path.relative_to(PACKAGE).as_posix(): sorted({*_undoored(path)}) for path in paths}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.clause("SEC-14")
+def test_an_error_is_shown_with_its_causes_redacted_and_its_traceback() -> None:
+    # Given to the function: a traceback shows its lines.
+    secrets = ["s3cr3t-pass", "hunter2hunter2"]
+
+    def refuses(secret: str) -> None:
+        raise OSError(f"no answer of postgresql://kfm:{secret}@db/kfm")
+
+    def fails(first: str, second: str) -> None:
+        try:
+            try:
+                refuses(first)
+            except OSError as error:
+                raise DatabaseUnavailableError(next_step="wait") from error
+        except DatabaseUnavailableError:
+            raise RuntimeError(f"with password={second}")  # noqa: B904 - a context is shown as a cause is
+
+    with pytest.raises(RuntimeError) as raised:
+        fails(*secrets)
+    text = "".join(traceback.format_exception(redacted_error(raised.value)))
+    assert [secret for secret in secrets if secret in text] == []
+    shown = ("RuntimeError", "DatabaseUnavailableError", "OSError", "in refuses")
+    assert [name for name in shown if name not in text] == []

@@ -12,6 +12,8 @@ from typing import Any
 import shapely
 from shapely.geometry import shape
 
+from kfm_dagster.redaction import redact
+
 Matches = Callable[[Mapping[str, Any]], bool]
 
 
@@ -32,7 +34,7 @@ def compiled(text: str | Mapping[str, Any]) -> Matches:
         expression = Expr(dict(text) if isinstance(text, Mapping) else text)
         expression.validate()
     except Exception as error:  # the library raises Exception itself
-        raise WrongFilterError(f"CQL2: {' '.join(str(error).split())[:200]}") from None
+        raise WrongFilterError(f"CQL2: {redact(str(error), 200)}") from None
 
     def matches(item: Mapping[str, Any]) -> bool:
         try:

@@ -27,6 +27,7 @@ from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class Following:
             yield
         except Exception as error:
             self._put_off(turn, error)
-            raise FollowError(observed=f"{type(error).__name__}: {error}") from error
+            raise FollowError(observed=error_text(error)) from None
 
     def _changes(self, turn: _Turn) -> list[ItemChange]:
         """Return what comes next, without the Items' content."""
@@ -249,7 +250,7 @@ class Following:
 
     def _put_off(self, turn: _Turn, error: Exception) -> None:
         doublings: int = 2 ** min(turn.failures, 20)
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_LENGTH]
+        text = error_text(error, ERROR_LENGTH)
         _LOG.warning("%s of %s is put off: %s", turn.follower.name, turn.contract.stac.collection, text)
         with self._database.transaction() as tx:
             tx.run(

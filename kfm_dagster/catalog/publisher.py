@@ -25,6 +25,7 @@ from kfm_dagster.catalog.ranges import Ranges
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
+from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.objects import open_store
 from kfm_dagster.storage.s3 import Store
 
@@ -324,7 +325,7 @@ def _io_error(error: OSError) -> PublishError:
 
 
 def _storage_unavailable(error: Exception) -> PublishError:
-    return PublishError(StacIssue.STORAGE_UNAVAILABLE, str(error).splitlines()[0][:200])
+    return PublishError(StacIssue.STORAGE_UNAVAILABLE, error_text(error, 200))
 
 
 def _sync_file_system(folder: Path) -> None:

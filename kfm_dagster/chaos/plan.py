@@ -19,6 +19,7 @@ from kfm_dagster.documents.checking import DocumentError, checked, line_of
 from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.redaction import error_text
 
 API_VERSION = "kfm.nodd.chaos/v1"
 MAX_DELAY_MS = 60_000
@@ -125,7 +126,7 @@ def load_plan(path: Path) -> Plan:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            "the chaos plan cannot be read", observed=f"{path}: {error}", next_step="correct KFM_CHAOS_PLAN"
+            "the chaos plan cannot be read", observed=f"{path}: {error_text(error)}", next_step="correct KFM_CHAOS_PLAN"
         ) from None
     return parse_plan(text, source=path.name)
 

@@ -16,6 +16,7 @@ from botocore.exceptions import BotoCoreError
 
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.redaction import error_text
 
 EVERY_SECONDS = 15.0
 """As often as Prometheus scrapes mostly; each look is one request to each queue."""
@@ -64,4 +65,4 @@ class QueueWatch:
         try:
             self._found[queue] = (time.monotonic(), ask())
         except (KfmError, BotoCoreError) as error:
-            _LOG.info("the depth of %s is not known: %s", queue, error)
+            _LOG.info("the depth of %s is not known: %s", queue, error_text(error))

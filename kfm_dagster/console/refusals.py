@@ -39,9 +39,9 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
 
 def refusal(error: Exception) -> tuple[int, str]:
     """Return the status and the line for one of REFUSALS."""
-    if not isinstance(error, KfmError):
-        # What a driver says may name a user.
-        return 503, "the database does not answer; next: see its log, then ask again"
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-    # The command line has an exit code for what the ledger or a guard does not allow.
-    return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
+    if isinstance(error, KfmError):
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+        # The command line has an exit code for what the ledger or a guard does not allow.
+        return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
+    # What a driver says may name a user.
+    return 503, "the database does not answer; next: see its log, then ask again"

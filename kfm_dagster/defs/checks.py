@@ -13,6 +13,7 @@ from kfm_dagster.defs.chain import asset_key
 from kfm_dagster.defs.display import day_counts, day_sentence
 from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, failing_of_day
 from kfm_dagster.defs.gate_checks import by_day
+from kfm_dagster.defs.one_line import redacted
 from kfm_dagster.defs.resources import WalResource
 from kfm_dagster.ledger.reports import DayReport, FailingUnit
 from kfm_dagster.ledger.store import Ledger
@@ -38,6 +39,7 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
         "permitted. Warns when units were not the run's any more when it settled them, and when nothing of the day is "
         "known.",
     )
+    @redacted
     def every_unit_succeeded(
         context: dg.AssetCheckExecutionContext, ledger: StageBatch, wal: WalResource
     ) -> dg.AssetCheckResult:

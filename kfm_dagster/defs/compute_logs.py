@@ -20,6 +20,7 @@ from dagster._core.storage.local_compute_log_manager import LocalComputeLogManag
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 from dagster_aws.s3 import S3ComputeLogManager
 
+from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -54,4 +55,4 @@ class BucketComputeLogs(S3ComputeLogManager):
         try:
             super()._on_capture_complete(log_key)
         except (Boto3Error, BotoCoreError, ClientError) as error:
-            _LOG.warning("the compute log %s stays on this machine: %s", "/".join(log_key), error)
+            _LOG.warning("the compute log %s stays on this machine: %s", "/".join(log_key), error_text(error))

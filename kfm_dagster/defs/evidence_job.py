@@ -8,6 +8,7 @@ evidence is collected (`ingest/evidence.py`).
 
 import dagster as dg
 
+from kfm_dagster.defs.one_line import redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -26,6 +27,7 @@ def evidence_job() -> dg.JobDefinition:
         description="Stores the evidence of quarantined units that have none: message, both ends of the object, error, "
         "history.",
     )
+    @redacted
     def collect(pipeline: PipelineResource) -> int:
         opened, collected = pipeline.get(), 0
         while bundles := collect_evidence(opened):

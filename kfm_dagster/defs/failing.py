@@ -6,6 +6,7 @@ import dagster as dg
 
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.rollback import retry_in, roll_back_or_leave
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.stages.node import StageNode
 
 
@@ -19,6 +20,6 @@ def try_again_or_roll_back(node: StageNode, error: BaseException, *, tries: int,
     wait = retry_in(node, error, tries=tries)
     if wait is not None:
         policy = node.pipeline.card.machine.retry_policy
-        raise dg.RetryRequested(max_retries=policy.max_retries, seconds_to_wait=wait) from error
+        raise dg.RetryRequested(max_retries=policy.max_retries, seconds_to_wait=wait) from redacted_error(error)
     if (rollback := roll_back_or_leave(node, error)) is not None:
         log.warning("%s failed for good, its run is rolled back: %s", node.kind, rollback)

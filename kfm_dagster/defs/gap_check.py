@@ -13,7 +13,7 @@ import dagster as dg
 
 from kfm_dagster.defs.chain import QUEUE_KEY
 from kfm_dagster.defs.jobs import GAP_JOB
-from kfm_dagster.defs.one_line import one_line
+from kfm_dagster.defs.one_line import one_line, redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.exports.gap_picture import GapPicture, gap_picture
 from kfm_dagster.exports.gap_svg import draw
@@ -36,6 +36,7 @@ def feed_check() -> dg.AssetChecksDefinition:
         description="Warns when an hour of a followed product lacks objects, or a product is silent or slow now. The "
         "picture shows the last three days. The schedule nodd_gaps keeps it; see docs/gaps.md.",
     )
+    @redacted
     def feeds_are_whole(pipeline: PipelineResource) -> dg.AssetCheckResult:
         opened = pipeline.get()
         look_at_feeds(opened)

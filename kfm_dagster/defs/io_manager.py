@@ -14,6 +14,7 @@ from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import Settle
 from kfm_dagster.ingest.path_arrivals import NODE
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.stages.staged import StagedNode
@@ -60,7 +61,8 @@ class StageIOManager(dg.ConfigurableIOManager):
         except Exception as error:
             step = context.step_context
             try_again_or_roll_back(obj.node, error, tries=step.previous_attempt_count + 1, log=context.log)
-            raise
+            shown = redacted_error(error)
+            raise shown from shown.__cause__
         dataset, noun = dataset_of(context.asset_key), context.asset_key.path[-1]
         maker = node_of(noun)
         if maker is not None:

@@ -1,4 +1,4 @@
-"""A tick that cannot work says why in one line, in place of a traceback. Nothing else."""
+"""How a tick or an op ends that cannot work: in one line, and without the texts of foreign exceptions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 import dagster as dg
 
 from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.redaction import redacted_error
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -16,12 +17,27 @@ Result = TypeVar("Result")
 
 def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipReason]:
     """Let a tick skip, with the reason, where something that it needs is not there. The next tick asks again."""
+    redacting = redacted(tick)
 
     @functools.wraps(tick)
     def ticked(*given: Given.args, **more: Given.kwargs) -> Result | dg.SkipReason:
         try:
-            return tick(*given, **more)
+            return redacting(*given, **more)
         except DependencyUnavailableError as error:
             return dg.SkipReason(str(error))
 
     return ticked
+
+
+def redacted(work: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Raise what the work raises, redacted: Dagster stores an error with the texts of all its causes."""
+
+    @functools.wraps(work)
+    def worked(*given: Given.args, **more: Given.kwargs) -> Result:
+        try:
+            return work(*given, **more)
+        except Exception as error:
+            shown = redacted_error(error)
+            raise shown from shown.__cause__
+
+    return worked

@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from kfm_dagster.defs.one_line import redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision
@@ -49,6 +50,7 @@ def replay_job() -> dg.JobDefinition:
         description="Counts the selection, refuses what a guard refuses, and unless it is a dry run starts the "
         "replay, which the sensor nodd_ledger carries out batch by batch.",
     )
+    @redacted
     def start_replay(
         context: dg.OpExecutionContext, config: ReplayConfig, pipeline: PipelineResource
     ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.defs.old_runs import OldRuns
-from kfm_dagster.defs.one_line import one_line
+from kfm_dagster.defs.one_line import one_line, redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -31,6 +31,7 @@ def retention_job() -> dg.JobDefinition:
         description="Removes what is older than its policy in retention.yaml and needed by nothing: runs of Dagster, "
         "landed messages, outputs of stages, evidence of closed cases. No row of the ledger's database goes.",
     )
+    @redacted
     def remove_what_is_old(context: dg.OpExecutionContext, pipeline: PipelineResource) -> dict[str, Any]:
         try:
             removed = _removed(context, pipeline.get())

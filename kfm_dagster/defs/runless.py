@@ -17,6 +17,7 @@ from kfm_dagster.defs.display import Places, account_of, stage_metadata
 from kfm_dagster.defs.reexecutions import opened_instance
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import environment
 from kfm_dagster.worker.resident import WorkedBatch
 
@@ -48,8 +49,7 @@ class RunlessReports:
             self.close()
             self._unreported += 1
             self._paused_until = time.monotonic() + PAUSE_SECONDS
-            said = " ".join(str(error).split())
-            self._warn(f"Dagster is not told of what is stored, again in {PAUSE_SECONDS:.0f} s: {said}")
+            self._warn(f"Dagster is not told of what is stored, again in {PAUSE_SECONDS:.0f} s: {error_text(error)}")
             return
         if self._unreported:
             self._warn(f"Dagster answers again; it was not told of {self._unreported} batches, which the ledger has")

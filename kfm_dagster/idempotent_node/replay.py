@@ -19,6 +19,7 @@ from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.idempotent_node.node import IdempotentNode, execute
 from kfm_dagster.idempotent_node.transaction import OWN_PARAMETERS, Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
+from kfm_dagster.redaction import error_text, redacted_error
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,8 +58,8 @@ def replay_intents(
         try:
             status = _again(nodes, intent, rebuild)
         except Exception as error:
-            _LOG.warning("intent %d of %s failed again", intent.wal_id, intent.node, exc_info=True)
-            done.failed[intent.wal_id] = f"{type(error).__name__}: {error}"
+            _LOG.warning("intent %d of %s failed again", intent.wal_id, intent.node, exc_info=redacted_error(error))
+            done.failed[intent.wal_id] = error_text(error)
         else:
             (done.applied if status is IntentStatus.APPLIED else done.skipped).append(intent.wal_id)
     return done

@@ -23,6 +23,7 @@ from kfm_dagster.idempotent_node.checkpoint import Checkpoints
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry, compute_content_hash
 from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
 from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 from kfm_dagster.telemetry.measures import StepVolume
@@ -311,8 +312,8 @@ def noted(what: str) -> Iterator[None]:
     """Let what cannot be written down not take the place of the failure that it is about, which asks for a retry."""
     try:
         yield
-    except Exception:
-        _LOG.exception("the failure of %s could not be written down", what)
+    except Exception as error:
+        _LOG.exception("the failure of %s could not be written down", what, exc_info=redacted_error(error))
 
 
 def again(content: Content, *, run_id: str, applied: Intent) -> Content:

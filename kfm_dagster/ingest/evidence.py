@@ -28,6 +28,7 @@ from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase, QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.object_handle import ObjectReadError
 
@@ -104,7 +105,8 @@ def _collect(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase])
         except KfmError:  # of the deployment, so of every case
             raise
         except Exception as error:  # of what this case's message or object holds: the other cases have their evidence
-            _LOG.exception("the evidence of %s has no message and no object", facts.record.wal_id)
+            shown = redacted_error(error)
+            _LOG.exception("the evidence of %s has no message and no object", facts.record.wal_id, exc_info=shown)
             note = FoundObject(state=ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
             content = bundle_of(facts.case, facts.record, facts.history, found=note, message=None)
         return bundles.put(content, suffix="json")

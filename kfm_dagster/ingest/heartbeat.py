@@ -15,6 +15,7 @@ from datetime import timedelta
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DueBackoff
+from kfm_dagster.redaction import error_text
 
 PART = 3
 """A lease is renewed three times in its life, so that one renewal may fail."""
@@ -56,7 +57,7 @@ class Heartbeat:
             try:
                 renew()
             except Exception as error:
-                _log.warning("run %s could not renew its %s: %s: %s", self._run_id, name, type(error).__name__, error)
+                _log.warning("run %s could not renew its %s: %s", self._run_id, name, error_text(error))
 
     def _renew_leases(self) -> None:
         self._pipeline.ledger.leases.renew(self._run_id, self._attempts)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.redaction import error_text
 
 
 def give_back(
@@ -32,7 +33,7 @@ def give_back(
         without_intents = dead(pipeline.nodes.intents.pending_runs())
         without_stages = dead(pipeline.stages.lifecycle.store.unfinished_runs())
     except Exception as error:
-        warn(f"Dagster's run storage does not say which runs are dead: {error}")
+        warn(f"Dagster's run storage does not say which runs are dead: {error_text(error)}")
     pipeline.nodes.intents.fail_runs(without_intents)
     pipeline.stages.lifecycle.close(without_stages)
     pipeline.nodes.intents.give_up_overtaken()

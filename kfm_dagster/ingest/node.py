@@ -26,6 +26,7 @@ from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.heartbeat import Heartbeat
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
@@ -248,7 +249,7 @@ def each_alone(step: UnitStep, *, fail: Callable[[Envelope, Exception], Envelope
         except KfmError:
             raise
         except Exception as error:
-            _LOG.exception("the step of %s fails", unit.wal_id)
+            _LOG.exception("the step of %s fails", unit.wal_id, exc_info=redacted_error(error))
             return fail(unit, error)
 
     return alone

@@ -21,6 +21,7 @@ from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ingest.node import ChainNode, EffectNode
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ledger.reports import RecoverReport
+from kfm_dagster.redaction import error_text, redacted_error
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
@@ -110,7 +111,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     except Exception as error:
         if rollback is None or failed is None or not _is_audited(node, failed):
             raise
-        raise RunStateKeptError(rollback, observed=f"{type(error).__name__}: {error}") from error
+        raise RunStateKeptError(rollback, observed=error_text(error)) from redacted_error(error)
     return rollback
 
 
@@ -128,11 +129,18 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
             with node.pipeline.database.transaction() as tx:
                 _take_back_run_state(node, states, tx)
         except Exception as error:
-            _LOG.exception("run %s is rolled back in %s, run-state not taken back", node.run_id, node.dataset)
+            _LOG.exception(
+                "run %s is rolled back in %s, run-state not taken back",
+                node.run_id,
+                node.dataset,
+                exc_info=redacted_error(error),
+            )
             _audit_failure(node, "run-state not taken back", error)
         return stands.rollback
     except Exception as error:
-        _LOG.exception("run %s could not be rolled back in %s", node.run_id, node.dataset)
+        _LOG.exception(
+            "run %s could not be rolled back in %s", node.run_id, node.dataset, exc_info=redacted_error(error)
+        )
         _audit_failure(node, "run not rolled back", error)
         return None
 
@@ -185,7 +193,7 @@ def _take_back_claims(
 
     Raises ClaimsLostError when one is not the run's any more.
     """
-    why = str(because) if isinstance(because, KfmError) else f"{node.kind}: {type(because).__name__}: {because}"
+    why = str(because) if isinstance(because, KfmError) else f"{node.kind}: {error_text(because)}"
     units = {unit.wal_id for unit in claimed}
     is_compensable = classify(because) not in node.pipeline.card.machine.human_review
     released = node.pipeline.ledger.release_rolled_back(

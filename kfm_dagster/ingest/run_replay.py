@@ -25,6 +25,7 @@ from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, StageComparison, compare_run
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.plural import counted
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.failure import StageRefusedError
@@ -180,7 +181,11 @@ class ReplayedParse(ChainNode):
                 told = self._compensated(batch, tx)
                 store.audit.append([registered.event(AuditKind.COMPENSATION, *told)], tx=tx)
         except Exception as error:
-            _LOG.exception("the Items of run %s could not be taken back before its replay", self.original)
+            _LOG.exception(
+                "the Items of run %s could not be taken back before its replay",
+                self.original,
+                exc_info=redacted_error(error),
+            )
             with self.pipeline.database.transaction() as tx:
                 failed = {"error": type(error).__name__, "because": self.run_id}
                 store.audit.append([registered.event(AuditKind.COMPENSATION, "failed", failed)], tx=tx)

@@ -16,6 +16,7 @@ from kfm_dagster.ingest.feed_watch import watch_feeds
 from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.redaction import redacted_error
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,6 +57,6 @@ def look_after(
         except SQLAlchemyError:
             raise
         except Exception as error:
-            _LOG.exception("%s fails", name)
+            _LOG.exception("%s fails", name, exc_info=redacted_error(error))
             warn(f"{name} fails: {error if isinstance(error, KfmError) else type(error).__name__}")
     return due.keys()

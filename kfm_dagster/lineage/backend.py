@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.lineage.openlineage import Event
+from kfm_dagster.redaction import error_text
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -79,8 +80,8 @@ class ClientBackend:
                 # Every transport raises what its own library raises.
                 status = getattr(getattr(error, "response", None), "status_code", None)
                 if status not in REFUSED:
-                    raise _unavailable(client, f"{type(error).__name__}: {error}") from error
-                refusals.append(f"{client.transport.kind} transport: {error}")
+                    raise _unavailable(client, error_text(error)) from None
+                refusals.append(f"{client.transport.kind} transport: {error_text(error)}")
         return "; ".join(refusals) or None
 
     def flush(self) -> None:

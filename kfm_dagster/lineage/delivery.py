@@ -19,7 +19,8 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.openlineage import Event
-from kfm_dagster.lineage.outbox import BACKEND, ERROR_LENGTH, error_text, pause_after
+from kfm_dagster.lineage.outbox import BACKEND, ERROR_LENGTH, pause_after
+from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class OutboxDelivery:
         try:
             finished = self._send(found, self._events(found.href, found.sha256), until)
         except (*STORE_ERRORS, BackendUnavailableError) as error:
-            found.error = error_text(error)
+            found.error = error_text(error, ERROR_LENGTH)
             self._keep(found, pause_after(found.attempts - 1))
             if isinstance(error, BackendUnavailableError):
                 raise

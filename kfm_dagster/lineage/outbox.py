@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 import pyarrow as pa
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.unit import LineagePath
+from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database, Transaction
 
 _LOG = logging.getLogger(__name__)
@@ -69,11 +69,12 @@ class Failing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """What one destination has not got yet."""
+    """Batches that one destination has not taken; `error` is what it said of one of them, None before it failed."""
 
     batches: int = 0
     units: int = 0
     oldest: datetime | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,11 +147,11 @@ class Outbox:
     def undelivered(self, *, most: int = 20) -> Undelivered:
         """Return what waits, and the batches that failed most often."""
         with self._database.snapshot() as tx:
-            rows = {row.destination: row for row in tx.run("lineage.backlog")}
+            waits = backlog(tx)
             failing = tx.run("lineage.failing", most=most).all()
         return Undelivered(
-            files=_waiting(rows.get(FILES)),
-            backend=_waiting(rows.get(BACKEND)),
+            files=waits[FILES],
+            backend=waits[BACKEND],
             failing=[
                 Failing(
                     batch_id=row.batch_id,
@@ -174,13 +175,13 @@ class Outbox:
             content = pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True)
             self._files.publish(row.href, bytes(content))
         except STORE_ERRORS as error:
-            _LOG.warning("the lineage root does not take %s: %s", row.href, error_text(error))
+            _LOG.warning("the lineage root does not take %s: %s", row.href, error_text(error, ERROR_LENGTH))
             with self._database.transaction() as tx:
                 tx.run(
                     "lineage.put_off_file",
                     batch_id=batch_id,
                     next_attempt_at=rfc3339(self._clock() + pause_after(row.attempts)),
-                    last_error=error_text(error),
+                    last_error=error_text(error, ERROR_LENGTH),
                 )
             return False
         with self._database.transaction() as tx:
@@ -195,12 +196,10 @@ def pause_after(attempts: int) -> timedelta:
     return min(FIRST_PAUSE * doublings, LONGEST_PAUSE)
 
 
-def error_text(error: Exception) -> str:
-    """Return an error in one line, fit for the row."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_LENGTH]
-
-
-def _waiting(row: Any) -> Waiting:
-    if row is None:
-        return Waiting()
-    return Waiting(batches=row.batches, units=int(row.units), oldest=row.oldest_at)
+def backlog(tx: Transaction) -> Mapping[str, Waiting]:
+    """Return what waits for the root (FILES) and for the backend (BACKEND)."""
+    waits = {
+        row.destination: Waiting(batches=row.batches, units=int(row.units), oldest=row.oldest_at, error=row.error)
+        for row in tx.run("lineage.backlog")
+    }
+    return {FILES: Waiting(), BACKEND: Waiting()} | waits

@@ -31,11 +31,12 @@ from kfm_dagster.lineage.failures import FailureEvents
 from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.invalidation import Invalidations
 from kfm_dagster.lineage.openlineage import openlineage_lines
-from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox, Undelivered, error_text
+from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox, Undelivered
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
 from kfm_dagster.lineage.revisions import History, Revision, in_revision
 from kfm_dagster.lineage.step_events import StepEvents
 from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
+from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
 

@@ -16,6 +16,7 @@ from kfm_dagster.contracts.issues import Issue, Severity, StacIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import KfmError
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.storage.fence import Fence
 
 _LOG = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ def stac_register_batch(
             except KfmError:  # of the contract or the catalog, so of every unit
                 raise
             except Exception as error:  # of this unit: its neighbours go on
-                _LOG.exception("no Item of %s", envelope.wal_id)
+                _LOG.exception("no Item of %s", envelope.wal_id, exc_info=redacted_error(error))
                 enriched[position] = envelope.evolve(stac=_no_item(f"the Item ends in {type(error).__name__}"))
     results = catalog.register(list(candidates.values()), fence=fence)
     for position, result in zip(candidates, results, strict=True):

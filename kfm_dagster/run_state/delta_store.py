@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
+from kfm_dagster.redaction import error_text
 from kfm_dagster.run_state.record import ROLLED_BACK_BY, Outcome, RunState, RunStateError
 from kfm_dagster.run_state.store import by_outcome
 from kfm_dagster.run_state.writes import count_write
@@ -181,6 +182,6 @@ def _answering() -> Iterator[None]:
             raise unavailable(error, what="the run-state table", setting="KFM_RUN_STATE") from error
         raise DependencyUnavailableError(
             "the run-state table does not answer",
-            observed=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            observed=error_text(error),
             next_step="check KFM_RUN_STATE",
         ) from error

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError, StoreAccessError
+from kfm_dagster.redaction import error_text
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.audit_events import gate_events
 from kfm_dagster.stages.card import ErrorClass
@@ -84,7 +85,7 @@ class StageFailedError(KfmError):
         self.decision = cause.decision if isinstance(cause, StageRefusedError) else None
         super().__init__(
             f"{dataset_id} failed with {self.error_class}",
-            observed=f"{type(cause).__name__}: {cause}",
+            observed=error_text(cause),
             next_step="see the run's log; units that the run claimed are given back by themselves",
         )
 

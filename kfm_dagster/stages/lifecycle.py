@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import GateIssue, Issue, Severity
 from kfm_dagster.ledger.policy import backoff_seconds
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.audit_events import gate_events
@@ -163,9 +164,10 @@ class StageLifecycle:
         except StageMoveError as gone:
             _LOG.warning("%s", gone)
             return
-        except Exception:
+        except Exception as missed:
             # Run-state outside the database follows the commit: the attempt has failed then, which compensation asks.
-            _LOG.exception("the failure of %s could not be written down", node.kind)
+            why = redacted_error(missed)
+            _LOG.exception("the failure of %s could not be written down", node.kind, exc_info=why)
         if failed is not None:
             self._roll_back(node, failed, received)
 
@@ -244,7 +246,7 @@ class StageLifecycle:
             with self.database.transaction() as tx:
                 self._compensate(node, failed, received, has_checkpoint=has_checkpoint, tx=tx)
         except Exception as error:
-            _LOG.exception("%s could not be compensated", failed.stage)
+            _LOG.exception("%s could not be compensated", failed.stage, exc_info=redacted_error(error))
             with self.database.transaction() as tx:
                 line = failed.event(AuditKind.COMPENSATION, "failed", {"error": type(error).__name__})
                 self.store.audit.append([line], tx=tx)

@@ -24,6 +24,7 @@ from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.node import content_of, transformed
 from kfm_dagster.idempotent_node.transaction import Content, IdempotentNodes, again, noted
 from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.redaction import redacted_error
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.batch import SkipCause, StageBatch
@@ -88,7 +89,7 @@ class StageRunner:
             try:
                 staged.skipped = self._skip(staged)
             except Exception as error:
-                raise StageFailedError(dataset_id=node.kind, cause=error) from error
+                raise StageFailedError(dataset_id=node.kind, cause=error) from redacted_error(error)
             if staged.skipped is None:
                 self._compute(staged, force)
             if staged.skipped is not None and staged.skipped.skipped is not None:
@@ -161,7 +162,7 @@ class StageRunner:
                     staged.made = transformed(staged)
         except Exception as error:
             self._fail(staged, error, snapshot)
-            raise StageFailedError(dataset_id=node.kind, cause=error) from error
+            raise StageFailedError(dataset_id=node.kind, cause=error) from redacted_error(error)
 
     def _done_meanwhile(self, staged: StagedNode, tx: Transaction) -> StageBatch | None:
         """Ask for the skip again where another process of the run has ended the stage since it was asked for.

@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 import orjson
 from sqlalchemy.exc import DBAPIError
 
+from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Transaction, is_conflict
 
 MAX_REASON = 400
@@ -40,7 +41,7 @@ class Refused(NamedTuple, Generic[Item]):
 def refusal_of(error: Exception) -> str | None:
     """Return what the database has against the values it was given; None for any other failure."""
     if not isinstance(error, DBAPIError):
-        return f"{type(error).__name__}: {error}"[:MAX_REASON] if isinstance(error, _UNWRITABLE) else None
+        return error_text(error, MAX_REASON) if isinstance(error, _UNWRITABLE) else None
     original = error.orig
     if error.connection_invalidated or is_conflict(error):
         return None

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import GCO2E_PER_KWH, WATTS_PER_CORE
 
 _LOG = logging.getLogger(__name__)
@@ -105,9 +106,9 @@ class CodecarbonMeter:
             return None
         try:
             self._opened().start_task()
-        except Exception:
+        except Exception as error:
             # The lock stays taken: what could not measure once is not asked again, and no work fails for it.
-            _LOG.warning("codecarbon does not measure here; energy is not told", exc_info=True)
+            _LOG.warning("codecarbon does not measure here; energy is not told: %s", error_text(error))
             return None
         return self._end
 
@@ -115,8 +116,8 @@ class CodecarbonMeter:
         try:
             measured = self._tracker.stop_task()
             return Energy(kwh=measured.energy_consumed, gco2e=measured.emissions * _GRAMS, method=self._method)
-        except Exception:
-            _LOG.warning("codecarbon lost a measurement; its energy is not told", exc_info=True)
+        except Exception as error:
+            _LOG.warning("codecarbon lost a measurement; its energy is not told: %s", error_text(error))
             return None
         finally:
             self._busy.release()

@@ -21,6 +21,7 @@ from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import ensure_ready
 from kfm_dagster.ingest.upkeep import look_after
+from kfm_dagster.redaction import error_text, is_own
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.worker.run_locks import RunLocks
 
@@ -244,5 +245,4 @@ def _is_empty(taken: IntakeReport) -> bool:
 
 def _line(error: Exception) -> str:
     """Return an error as a line: ours say what was observed, of others the class says most."""
-    said = " ".join(str(error).split())
-    return said if type(error).__module__.startswith("kfm_dagster.") else f"{type(error).__name__}: {said}"
+    return " ".join(str(error).split()) if is_own(error) else error_text(error)

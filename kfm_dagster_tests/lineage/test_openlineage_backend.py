@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,23 @@ def test_what_a_transport_gives_up_in_the_background_is_not_swallowed(
     opened.send(EVENT)
     opened.flush()
     assert len(server.taken) == 1
+
+
+@pytest.mark.clause("SEC-14", "BEY-07")
+@pytest.mark.parametrize("status", [401, 422, None], ids=["unauthorized", "refused", "no connection"])
+def test_what_a_backend_says_has_no_credentials_of_its_address(
+    status: int | None, server: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = "127.0.0.1:9" if status is None else server.url.removeprefix("http://")
+    opened = backend_at(f"http://kfm:tr0ub4dor@{host}/?code=c0rrecthorse", monkeypatch)
+    server.answer = lambda _event: status
+    try:
+        said = opened.send(EVENT)
+    except BackendUnavailableError as error:
+        said = "".join(traceback.format_exception(error))
+    assert said is not None
+    assert "HTTPError" in said or "ConnectionError" in said
+    assert [secret for secret in ("tr0ub4dor", "c0rrecthorse") if secret in said] == []
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ class World:
 
     def surprised_by(self, error: Exception) -> None:
         """Raise SurpriseError for an error of a run that no service gave and the product does not know."""
-        cause = error.__cause__ if isinstance(error, StageFailedError) else error
+        cause = error.cause if isinstance(error, StageFailedError) else error
         # The database refuses a transition only where the ledger did not see to it.
         if isinstance(cause, IllegalTransitionError) or not isinstance(cause, (KfmError, BaseError, OSError)):
             raise SurpriseError(f"{type(cause).__name__}: {cause}") from error

@@ -451,7 +451,7 @@ def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
                 broken.setattr(place, attribute, refuse)
         with pytest.raises(StageFailedError) as failed:
             execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
-        assert isinstance(failed.value.__cause__, OSError)
+        assert isinstance(failed.value.cause, OSError)
         assert failed.value.error_class is ErrorClass.E_INTERNAL
         assert runner.lifecycle.retry_in("run", SECOND, failed.value.error_class) is not None
         if away == "all of them":

@@ -79,7 +79,8 @@ WHERE batch_id = :batch_id AND destination = 'backend' AND attempts = :attempts
 RETURNING batch_id;
 
 -- name: backlog
-SELECT waiting.destination, count(*) AS batches, sum(batch.unit_count) AS units, min(batch.created_at) AS oldest_at
+SELECT waiting.destination, count(*) AS batches, sum(batch.unit_count) AS units, min(batch.created_at) AS oldest_at,
+    max(waiting.last_error) AS error
 FROM lineage_outbox AS waiting
 JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
 GROUP BY waiting.destination;

@@ -36,6 +36,7 @@ from kfm_dagster.recovery.replay.selection import (
     load_selection,
     selection_of,
 )
+from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.typed_numbers import LARGEST
 
@@ -102,7 +103,7 @@ def _config(path: Path) -> dict[str, Any]:
         document = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(
-            "--config cannot be read", observed=f"{path}: {error}", next_step="give a YAML file of settings"
+            "--config cannot be read", observed=f"{path}: {error_text(error)}", next_step="give a YAML file of settings"
         ) from None
     known = set(Settings.model_fields)
     if not isinstance(document, dict) or (set(document) - known):

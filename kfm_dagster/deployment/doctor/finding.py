@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum, unique
 
 from kfm_dagster.errors import KfmError
+from kfm_dagster.redaction import error_text
 
 
 @unique
@@ -105,7 +106,7 @@ def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:
         made = [
             fault(
                 "the check itself failed",
-                observed=f"{type(error).__name__}: {error}",
+                observed=error_text(error),
                 expected="a finding",
                 next_step="report it with this line",
             )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.bundle.signature import fingerprint_of
+from kfm_dagster.redaction import redact
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.private import private_folder
 
@@ -188,4 +189,4 @@ def _put(path: Path, text: str, *, mode: int) -> bool:
 
 def _why(error: RuntimeError) -> str:
     # A backtrace follows, and what a parser quotes is not for a terminal.
-    return str(error).partition("\n")[0].rstrip(".")
+    return redact(str(error).partition("\n")[0]).rstrip(".")

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from kfm_dagster.errors import KfmError
+from kfm_dagster.redaction import redact
 from kfm_dagster.stages.gates.known_units import DIMENSION, DIMENSION_OF, SAME
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def ask_dimension_of(unit: str) -> str:
     try:
         return _named(registry().parse_units(unit).dimensionality)
     except Exception as error:  # pint raises whatever its parser comes upon, AssertionError among it
-        raise UnitError(observed=unit, expected="a unit of stages/gates/units.txt", next_step=str(error)) from None
+        raise UnitError(
+            observed=unit, expected="a unit of stages/gates/units.txt", next_step=redact(str(error))
+        ) from None
 
 
 def dimension(text: str) -> str:
@@ -56,7 +59,9 @@ def ask_dimension(text: str) -> str:
     try:
         return _named(registry().get_dimensionality("" if text == "1" else text))
     except Exception as error:  # as above
-        raise UnitError(observed=text, expected="a dimension of stages/gates/units.txt", next_step=str(error)) from None
+        raise UnitError(
+            observed=text, expected="a dimension of stages/gates/units.txt", next_step=redact(str(error))
+        ) from None
 
 
 def same_unit(one: str, other: str) -> bool:

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from kfm_dagster.redaction import error_text
 from kfm_dagster.telemetry.clock.reading import (
     ClockReading,
     ClockState,
@@ -45,7 +46,7 @@ def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUES
         received_at = clock()
         interval = _interval(headers, sent_at=sent_at, received_at=received_at)
     except (OSError, http.client.HTTPException, ValueError, UnusableDateError) as error:
-        _LOG.info("no server tells the time: %s", error)
+        _LOG.info("no server tells the time: %s", error_text(error))
         return None
     return _reading(interval, host=host, at=received_at)
 
