@@ -22,6 +22,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import GapKind
 from kfm_dagster.ledger.reports import FailingUnits, PendingUnits
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.outbox import BACKEND, FILES, Waiting, backlog
 from kfm_dagster.plural import counted
 
 LATE = timedelta(minutes=15)
@@ -106,6 +107,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
             *_of_alerts(pipeline),
             *_of_gaps(pipeline, at),
             *_of_places(pipeline),
+            *_of_lineage(backlog(view), at),
             *_of_announcements(pipeline),
             *_of_rejections(pipeline, at),
         ]
@@ -207,6 +209,19 @@ def _of_places(pipeline: Pipeline) -> Iterator[Matter]:
                 f"{place.last_error}",
                 since=None,
                 next_step="kfm announcements list" if announces else f"kfm stac rebuild --place {place.follower}",
+            )
+
+
+def _of_lineage(waits: Mapping[str, Waiting], at: datetime) -> Iterator[Matter]:
+    places = {FILES: ("the lineage root", "KFM_LINEAGE_URL"), BACKEND: ("the lineage backend", "OPENLINEAGE_URL")}
+    for destination, (place, setting) in places.items():
+        waiting = waits[destination]
+        if waiting.error is not None and waiting.oldest is not None:
+            yield Matter(
+                urgency=Urgency.NOW if at - waiting.oldest > LATE else Urgency.KNOW,
+                what=f"{place} lacks {counted(waiting.batches, 'file')}: {waiting.error}",
+                since=waiting.oldest,
+                next_step=f"correct {setting}, or what answers there (docs/lineage.md)",
             )
 
 

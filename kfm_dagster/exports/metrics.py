@@ -20,6 +20,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.reports import MoveCount, WaitingUnits
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.outbox import Waiting, backlog
 from kfm_dagster.telemetry.totals import kept_totals
 
 ATTEMPTS = (1, 2, 3, 4, 5, 10)
@@ -53,9 +54,11 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
         mismatches = pipeline.ledger.mismatch_counts(tx=view)
         waiting = pipeline.ledger.waiting(tx=view)
         totals = kept_totals(view)
+        lineage = backlog(view)
     datasets = sorted({*pipeline.registry.contracts, *(move.dataset for move in moves), *mismatches})
     yield _depth(depths, env=settings.env)
     yield _age(waiting, primary=settings.sqs_primary_queue, env=settings.env, now=pipeline.clock())
+    yield from _lineage(lineage, env=settings.env, now=pipeline.clock())
     yield _records(moves, datasets)
     yield _replays(moves, datasets)
     yield _attempts(moves, datasets)
@@ -93,6 +96,19 @@ def _age(waiting: Iterable[WaitingUnits], *, primary: str, env: str, now: dateti
             since = getattr(found[queue], member) if queue in found else now
             family.add_metric([queue, env, quantile], max((now - since).total_seconds(), 0.0))
     return family
+
+
+def _lineage(waits: Mapping[str, Waiting], *, env: str, now: datetime) -> Iterator[Metric]:
+    labels = ["destination", "env"]
+    batches = GaugeMetricFamily("nodd_sns_lineage_waiting", "Batches of lineage not delivered yet.", labels=labels)
+    age = GaugeMetricFamily(
+        "nodd_sns_lineage_age_seconds", "Time since the oldest of them was recorded.", labels=labels
+    )
+    for destination, waiting in sorted(waits.items()):
+        batches.add_metric([destination, env], waiting.batches)
+        age.add_metric([destination, env], max((now - (waiting.oldest or now)).total_seconds(), 0.0))
+    yield batches
+    yield age
 
 
 def _records(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:

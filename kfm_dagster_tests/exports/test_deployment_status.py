@@ -17,6 +17,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.deployment_status import LATE, REJECTED_SINCE, Matter, deployment_status
+from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.review import Command
 from kfm_dagster.governance.switches import EVERY_DATASET
@@ -27,6 +28,9 @@ from kfm_dagster.ledger.gaps import FeedWindow
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.files import FolderFiles
+from kfm_dagster.lineage.openlineage import Event
+from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
@@ -35,6 +39,7 @@ from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F401, fixtures
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, PERSON, Clock
+from kfm_dagster_tests.lineage.units import ingest_run, units
 
 SECOND = timedelta(seconds=1)
 RADAR = "nexrad-l2"
@@ -126,6 +131,28 @@ def rejected(planted: Planted) -> None:
     )
 
 
+class Refusing:
+    """A lineage backend that takes no event."""
+
+    def send(self, event: Event) -> str | None:
+        return "http transport: HTTPError: 422 Client Error"
+
+    def flush(self) -> None:
+        """Nothing waits in the background."""
+
+
+def lineage_recorded(planted: Planted) -> Lineage:
+    pipeline = planted.pipeline
+    root = FolderFiles(pipeline.settings.home / "lineage")
+    lineage = Lineage(pipeline.database, root, backend=Refusing(), clock=planted.clock)
+    lineage.emit(units(0, 2), run=ingest_run(), contract=pipeline.registry["goes-abi"], fence=open_fence)
+    return lineage
+
+
+def lineage_refused(planted: Planted) -> None:
+    lineage_recorded(planted).flush()
+
+
 ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str]] = {
     # what is planted: how, urgency, what is said of it, what to do
     "a quarantined unit": (
@@ -146,6 +173,10 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str]] = {
     "a follower that was put off": (
         put_off, "now", "geoparquet lacks 1 change of goes-abi: ", "kfm stac rebuild --place geoparquet"
     ),
+    "a lineage backend that refuses": (
+        lineage_refused, "know", "the lineage backend lacks 1 file: http transport: HTTPError: 422",
+        "correct OPENLINEAGE_URL, or what answers there (docs/lineage.md)",
+    ),
     "a message that was rejected": (
         rejected, "know", "1 message rejected within a day: malformed_json", "kfm wal rejected --reason malformed_json"
     ),
@@ -161,6 +192,27 @@ def test_each_matter_is_found_alone_with_the_command_that_helps(row: str, plante
     assert (found.urgency, found.next_step) == (urgency, next_step)
     assert found.what.startswith(what)
     assert deployment_status(planted.pipeline).well is (urgency == "know")
+
+
+def test_lineage_that_has_not_failed_is_no_matter(planted: Planted) -> None:
+    lineage = lineage_recorded(planted)
+    planted.clock.advance(2 * LATE.total_seconds())
+    assert lineage.undelivered().backend.batches == 1
+    assert planted.matters() == []
+
+
+@pytest.mark.clause("SEC-14", "BEY-07")
+def test_lineage_that_waits_long_needs_attention_and_is_measured(planted: Planted) -> None:
+    lineage_refused(planted)
+    since = planted.clock()
+    planted.clock.advance((LATE + SECOND).total_seconds())
+    [found] = planted.matters()
+    assert (found.urgency, found.since) == ("now", since)
+    metrics = exposition(planted.pipeline).decode()
+    for destination, batches, seconds in (("backend", 1.0, 901.0), ("files", 0.0, 0.0)):
+        labels = f'{{destination="{destination}",env="dev"}}'
+        assert f"nodd_sns_lineage_waiting{labels} {batches}" in metrics
+        assert f"nodd_sns_lineage_age_seconds{labels} {seconds}" in metrics
 
 
 @pytest.mark.parametrize(("waited", "late"), [(LATE, False), (LATE + SECOND, True)])
