@@ -12,6 +12,7 @@ are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: re
 | `@now`, `@days_before(t, n)` | the time now; n days before t |
 | `@utc_day(t)`, `@utc_hour(t)`, `@utc_text(t)` | the day of t as text, its hour as a number, all of it as text |
 | `@seconds(t, u)` | whole seconds from u to t |
+| `@latest(t, u)` | the later one of two times, neither of which is null |
 | `@position(t, u)` | where text u begins in t, from 1; 0 where it does not |
 | `@json_type(j)`, `@json_size(j)` | `object`, `array`, ...; members of an array |
 | `@json_object('a', x, ...)` | an object of JSON |
@@ -76,6 +77,7 @@ _TEXTS = {  # of SQLite, of PostgreSQL
         "CAST(round((julianday($1) - julianday($2)) * 86400) AS integer)",
         "CAST(round(extract(EPOCH FROM $1 - $2)) AS integer)",
     ),
+    "latest": ("max($*)", "greatest($*)"),
     "position": ("instr($1, $2)", "strpos($1, $2)"),
     "bytewise": ("$1", '($1) COLLATE "C"'),
     "utc_day": ("substr($1, 1, 10)", "to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD')"),

@@ -106,6 +106,18 @@ def test_a_redelivery_renews_the_handle_and_a_deleted_message_is_in_flight_again
     assert bench.deliveries.duplicates() == {"nexrad-l2": 0}
 
 
+@pytest.mark.clause("SEC-04", "SEC-11")
+def test_a_redelivery_moves_no_landing_and_makes_no_message_verified(bench: Bench) -> None:
+    unchecked, verified = message(1), dataclasses.replace(message(2), authenticity="verified")
+    receive(bench, unchecked, verified)
+    for authenticity in ("verified", "unchecked"):
+        again = {"landing_sha256": "b" * 64, "authenticity": authenticity}
+        receive(bench, dataclasses.replace(unchecked, **again), dataclasses.replace(verified, **again))
+    rows = bench.ask("SELECT message_id, landing_sha256, signature, receive_count FROM nodd_wal_deliveries ORDER BY 1")
+    assert [tuple(row.values()) for row in rows] == [("m1", SHA, "unchecked", 3), ("m2", SHA, "verified", 3)]
+    assert bench.deliveries.verified(["m1", "m2"]) == {"m2"}
+
+
 @pytest.mark.clause("BEY-03")
 def test_a_deletion_by_a_receipt_that_is_not_the_newest_leaves_the_message_due(bench: Bench) -> None:
     one, two = envelope(1), envelope(2)

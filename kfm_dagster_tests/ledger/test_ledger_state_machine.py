@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sqlite3
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -22,7 +23,7 @@ from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status, check_transition, why_not_succeeded
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.ledger.bench import Bench
+from kfm_dagster_tests.ledger.bench import Bench, make_bench
 
 # Written out once more from the state machine document, section 3, so that code and test cannot err together.
 LEGAL = {
@@ -293,6 +294,10 @@ UNSOUND = {
         "pending",
         f"status = 'in_progress', ingest_run_id = 'r', worker_id = 'w', last_attempt_at = updated_at, {STAMP}",
     ),
+    "time_goes_on": (
+        "failed",
+        f"status = 'quarantined', next_attempt_at = NULL, updated_at = '2025-12-03T11:59:59.999999Z', {STAMP}",
+    ),
     "claim_is_stamped": (
         "pending",
         f"status = 'in_progress', attempts = 1, ingest_run_id = 'r', worker_id = 'w', {STAMP}",
@@ -359,6 +364,27 @@ def test_the_database_refuses_an_unknown_replay_reason(bench: Bench) -> None:
             f"UPDATE nodd_wal_records SET status='pending', next_attempt_at=NULL, replay_reason='whim', {STAMP}"
         )
     assert [record.status for record in bench.ledger.find()] == ["failed"]
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("WSM-07", "WSM-16")
+def test_a_connection_without_foreign_keys_takes_no_reason_and_no_decision(tmp_path: Path, contracts: Any) -> None:
+    """SQLite has them off by default: any word would be a reason, and a decision could stay open."""
+    bench = make_bench(Database.open(f"sqlite:///{tmp_path / 'kfm.db'}"), contracts)
+    bench.bring_to("failed", envelope(1))
+    bench.bring_to("quarantined", envelope(2))
+    retry = f"UPDATE nodd_wal_records SET status='pending', next_attempt_at=NULL, replay_reason='because', {STAMP}"
+    decide = (
+        "INSERT INTO governance_log (at, actor, action, wal_id, record_version, from_status, to_status, reason, "
+        f"change_ref, details) VALUES ('{T}', 'p', 'release', '{envelope(2).wal_id}', 3, 'quarantined', 'pending', "
+        "'x', 'C-1', '{}')"
+    )
+    typing = sqlite3.connect(tmp_path / "kfm.db", isolation_level=None)
+    for statement in (f"{retry} WHERE status = 'failed'", decide):
+        with pytest.raises(sqlite3.IntegrityError, match="foreign_keys_are_on"):
+            typing.execute(statement)
+    typing.close()
+    bench.database.dispose()
 
 
 def test_a_record_is_never_deleted(bench: Bench) -> None:

@@ -127,6 +127,20 @@ def test_settling_a_complete_unit_succeeds_and_keeps_its_item(bench: Bench) -> N
     assert (record.attempts, record.version, record.updated_at) == (1, 3, bench.clock.now)
 
 
+@pytest.mark.clause("WSM-04")
+def test_a_writer_whose_clock_is_behind_keeps_the_time_that_the_record_has(bench: Bench) -> None:
+    ahead = bench.clock.now
+    bench.ledger.ensure([envelope(1), envelope(2)])
+    bench.clock.advance(-60)
+    done, broken = bench.claim()
+    bench.ledger.settle([finished(done), failed(broken)], run_id=RUN)
+    assert bench.ledger.requeue([broken.wal_id], reason="retry") == {broken.wal_id}
+    for unit in (done, broken):
+        record, history = bench.ledger.get(unit.wal_id), bench.ledger.history(unit.wal_id)
+        assert (record.updated_at, record.last_attempt_at) == (ahead, ahead)
+        assert {entry.at for entry in history} == {ahead}
+
+
 INCOMPLETE: list[dict[str, object]] = [
     {"integrity": None},
     {"metadata": None},

@@ -59,9 +59,9 @@ STANDING: dict[str, Sequence[Row]] = {
     "nodd_wal_deliveries": [
         {
             "message_id": message_id, "queue": "q", "receipt_handle": "h", "receive_count": 1, "first_received_at": T,
-            "received_at": T, "landing_sha256": HASH, "state": "in_flight", "settled_at": None,
+            "received_at": T, "landing_sha256": HASH, "state": "in_flight", "settled_at": None, "signature": signature,
         }
-        for message_id in ("m1", "m3")
+        for message_id, signature in (("m1", "unchecked"), ("m3", "verified"))
     ],
     "nodd_wal_delivery_units": [{"message_id": "m1", "wal_id": ONE}],
     "rejected_messages": [

@@ -58,6 +58,7 @@ CANCEL = f"UPDATE backfills SET state = 'cancelled', ended_at = '{LATER}'"
 ASK = f"UPDATE backfill_days SET state = 'requested', requests = requests + 1, requested_at = '{LATER}'"
 LIST = f"UPDATE backfill_days SET state = 'listed', listed_at = '{LATER}', created = 5, requeued = 5"
 COUNT = "UPDATE backfill_days SET created = 5, requeued = 5"
+SIGNED = "UPDATE nodd_wal_deliveries SET signature ="
 WAIT = "UPDATE backfill_days SET state = 'waiting', requests = 0, requested_at = NULL"
 INTEND = (
     "INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status, started_at) "
@@ -69,6 +70,14 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "UPDATE nodd_wal_deliveries SET topic_arn = 'another'", "deliveries_identity_is_immutable"),
     ((), "UPDATE nodd_wal_deliveries SET sns_message_id = 'another'", "deliveries_identity_is_immutable"),
     ((), "UPDATE nodd_wal_deliveries SET receive_count = 0", "deliveries_identity_is_immutable"),
+    ((), f"UPDATE nodd_wal_deliveries SET landing_sha256 = '{'b' * 64}', receive_count = 9",
+     "deliveries_identity_is_immutable"),
+    ((f"{SIGNED} 'invalid' WHERE message_id = 'm1'", f"{SIGNED} 'unchecked' WHERE message_id = 'm1'"),
+     f"{SIGNED} 'verified', receive_count = 9", "deliveries_identity_is_immutable"),
+    ((), f"{SIGNED} NULL WHERE message_id = 'm3'", "deliveries_identity_is_immutable"),
+    (("UPDATE catalog_followers SET change_id = 0", "UPDATE catalog_followers SET change_id = 1"),
+     "UPDATE catalog_followers SET change_id = 2", "followers_are_behind"),
+    ((), f"INSERT INTO catalog_followers VALUES ('f', 'c9', 1, 1, 0, '{T}', NULL)", "followers_are_behind"),
     ((), "UPDATE nodd_wal_delivery_units SET wal_id = 'another'", "delivery_units_are_append_only"),
     ((), "DELETE FROM nodd_wal_delivery_units", "delivery_units_are_append_only"),
     ((), "UPDATE rejected_messages SET reason_code = 'another'", "rejections_are_append_only"),

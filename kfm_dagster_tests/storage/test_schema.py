@@ -101,9 +101,10 @@ def test_both_databases_refuse_by_the_same_rules() -> None:
         texts = "\n".join(first.statements)
         return set(re.findall(r"(?:RAISE\(ABORT, |kfm_refuse\(|EXCEPTION '%', )'(\w+)", texts))
 
-    # What SQLite alone has to refuse, because INSERT OR REPLACE passes by a key.
+    # What SQLite alone has to refuse: INSERT OR REPLACE passes by a key, and connections do without foreign keys.
     assert rules("sqlite") ^ rules("postgresql") == {
-        "kill_switches_one_open_per_dataset", "lineage_emissions_id_names_one_unit", "unit_has_one_record",
+        "foreign_keys_are_on", "kill_switches_one_open_per_dataset", "lineage_emissions_id_names_one_unit",
+        "unit_has_one_record",
     }  # fmt: skip
 
 

@@ -133,6 +133,8 @@ WHERE
 GROUP BY delivery.state;
 
 -- name: record
+-- Of a message that comes again its first landing stays: SQS keeps a body as it was sent. Only a first receive finds it
+-- verified; a message that came unchecked before is checked whenever it comes.
 INSERT INTO nodd_wal_deliveries (
     message_id, queue, receipt_handle, receive_count, first_received_at, received_at, landing_sha256,
     sns_message_id, topic_arn, state, signature
@@ -151,9 +153,11 @@ ON CONFLICT (message_id) DO UPDATE SET
     receipt_handle = excluded.receipt_handle,
     receive_count = nodd_wal_deliveries.receive_count + excluded.receive_count,
     received_at = excluded.received_at,
-    landing_sha256 = excluded.landing_sha256,
     state = excluded.state,
-    signature = excluded.signature,
+    signature = CASE
+        WHEN 'verified' IN (nodd_wal_deliveries.signature, excluded.signature) THEN nodd_wal_deliveries.signature
+        ELSE excluded.signature
+    END,
     settled_at = NULL;
 
 -- name: record_units

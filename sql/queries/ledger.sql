@@ -437,8 +437,8 @@ WHERE
 UPDATE nodd_wal_records SET
     status = 'in_progress',
     attempts = nodd_wal_records.attempts + 1,
-    last_attempt_at = :at,
-    updated_at = :at,
+    last_attempt_at = @latest(nodd_wal_records.updated_at, @as_time(:at)),
+    updated_at = @latest(nodd_wal_records.updated_at, @as_time(:at)),
     ingest_run_id = :run_id,
     worker_id = :worker_id,
     changed_by = :worker_id,
@@ -480,8 +480,8 @@ WITH picked AS (
 UPDATE nodd_wal_records AS record SET
     status = 'in_progress',
     attempts = record.attempts + 1,
-    last_attempt_at = :at,
-    updated_at = :at,
+    last_attempt_at = @latest(record.updated_at, @as_time(:at)),
+    updated_at = @latest(record.updated_at, @as_time(:at)),
     ingest_run_id = :run_id,
     worker_id = :worker_id,
     changed_by = :worker_id,
@@ -519,7 +519,7 @@ UPDATE nodd_wal_records AS record SET
     stac_item_id = unit.stac_item_id,
     stac_collection_id = unit.stac_collection_id,
     stac_item_href = unit.stac_item_href,
-    updated_at = :at,
+    updated_at = @latest(record.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = 'completed',
     batch_limit = NULL,
@@ -566,7 +566,7 @@ UPDATE nodd_wal_records AS record SET
     stac_collection_id = coalesce(unit.stac_collection_id, record.stac_collection_id),
     stac_item_href = coalesce(unit.stac_item_href, record.stac_item_href),
     next_attempt_at = unit.next_attempt_at,
-    updated_at = :at,
+    updated_at = @latest(record.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = unit.error_code,
     batch_limit = NULL,
@@ -592,7 +592,7 @@ UPDATE nodd_wal_records @indexed_by(nodd_wal_records_in_progress) SET
     last_error_code = :error_code,
     last_error_message = :error_message,
     next_attempt_at = :at,
-    updated_at = :at,
+    updated_at = @latest(nodd_wal_records.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = :error_code,
     version = version + 1
@@ -610,7 +610,7 @@ UPDATE nodd_wal_records INDEXED BY nodd_wal_records_in_progress SET
     last_error_code = :error_code,
     last_error_message = :error_message,
     next_attempt_at = :at,
-    updated_at = :at,
+    updated_at = @latest(nodd_wal_records.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = :error_code,
     version = version + 1
@@ -637,7 +637,7 @@ UPDATE nodd_wal_records AS record SET
     last_error_code = :error_code,
     last_error_message = :error_message,
     next_attempt_at = :at,
-    updated_at = :at,
+    updated_at = @latest(record.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = :error_code,
     version = version + 1
@@ -657,7 +657,7 @@ UPDATE nodd_wal_records SET
     ingest_run_id = coalesce(:run_id, ingest_run_id),
     next_attempt_at = NULL,
     batch_limit = coalesce(:batch_limit, batch_limit),
-    updated_at = :at,
+    updated_at = @latest(nodd_wal_records.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = :reason,
     version = version + 1
@@ -706,7 +706,7 @@ UPDATE nodd_wal_records AS record SET
     ingest_run_id = coalesce(:run_id, record.ingest_run_id),
     next_attempt_at = NULL,
     batch_limit = coalesce(CAST(:batch_limit AS integer), record.batch_limit),
-    updated_at = :at,
+    updated_at = @latest(record.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = :reason,
     version = version + 1
@@ -772,7 +772,7 @@ UPDATE nodd_wal_records AS record SET
     replay_reason = :reason,
     replay_run_id = :replay_run_id,
     lane = 'bulk',
-    updated_at = :at,
+    updated_at = @latest(record.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = :reason,
     version = version + 1
@@ -827,7 +827,7 @@ UPDATE nodd_wal_records SET
     status = 'quarantined',
     last_error_code = coalesce(last_error_code, :reason),
     next_attempt_at = NULL,
-    updated_at = :at,
+    updated_at = @latest(nodd_wal_records.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = :reason,
     version = version + 1

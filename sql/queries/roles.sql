@@ -45,8 +45,8 @@ WITH decision (relation, rights) AS (
     ('nodd_wal_transitions', 'SELECT, INSERT'),
     ('nodd_wal_counts', 'SELECT, INSERT, UPDATE (moves), DELETE'),
     ('metric_totals', 'SELECT, INSERT, UPDATE (amount), DELETE'),
-    ('nodd_wal_deliveries', 'SELECT, INSERT, UPDATE (queue, receipt_handle, receive_count, received_at, '
-     || 'landing_sha256, state, signature, settled_at)'),
+    ('nodd_wal_deliveries', 'SELECT, INSERT, UPDATE (queue, receipt_handle, receive_count, received_at, state, '
+     || 'signature, settled_at)'),
     ('nodd_wal_delivery_units', 'SELECT, INSERT'),
     ('rejected_messages', 'SELECT, INSERT'),
     ('rejected_bodies', 'SELECT, INSERT'),

@@ -340,6 +340,12 @@ CREATE TABLE nodd_wal_transitions (
     NEW.version IS DISTINCT FROM OLD.version + 1
 );
 
+-- A history that goes back in time explains nothing. A writer whose clock is behind keeps the time that stands.
+@refuse(
+    nodd_wal_records_time_goes_on, UPDATE ON nodd_wal_records, time_goes_on: wal_id: status,
+    NEW.updated_at < OLD.updated_at
+);
+
 -- attempts counts claims and nothing else (WAL-09).
 @refuse(
     nodd_wal_records_attempts_count_claims, UPDATE ON nodd_wal_records, attempts_count_claims: wal_id: status,
@@ -357,6 +363,12 @@ CREATE TABLE nodd_wal_transitions (
 @refuse(
     nodd_wal_records_replay_has_reason, UPDATE ON nodd_wal_records, replay_has_reason: wal_id: status,
     NEW.status = 'pending' AND NEW.replay_reason IS NULL
+);
+
+-- sqlite: each connection switches its foreign keys on by itself; without them any word would do for a reason.
+@refuse(
+    nodd_wal_records_reasons_are_looked_up, UPDATE ON nodd_wal_records, foreign_keys_are_on,
+    @changed(replay_reason) AND NOT (SELECT p.foreign_keys FROM pragma_foreign_keys AS p)
 );
 
 -- A record that is gone has no status and no history to explain it.
@@ -711,10 +723,14 @@ BEGIN
     SELECT RAISE(ABORT, 'deliveries_are_kept');
 END;
 
--- When a message came first, from where, and how often at least, never changes.
+-- When a message came first, from where, where its bytes were landed then, and how often it came at least, never
+-- changes: evidence and retention look for the bytes there. Only its first receive finds a message verified, because no
+-- later one of a verified message is checked.
 @refuse(
     nodd_wal_deliveries_identity_is_immutable, UPDATE ON nodd_wal_deliveries, deliveries_identity_is_immutable,
-    NEW.receive_count < OLD.receive_count OR @changed(message_id, first_received_at, sns_message_id, topic_arn)
+    NEW.receive_count < OLD.receive_count
+    OR @changed(message_id, first_received_at, landing_sha256, sns_message_id, topic_arn)
+    OR (@changed(signature) AND 'verified' IN (OLD.signature, NEW.signature))
 );
 
 -- Which units a message announced. No foreign key to the records: a unit without one is what conservation has to find.
@@ -887,6 +903,12 @@ CREATE UNIQUE INDEX governance_log_by_proposal ON governance_log (proposal_id)
 WHERE proposal_id IS NOT NULL AND record_version IS NULL;
 
 @append_only(governance_log, governance_log_is_append_only, (entry_id), (wal_id, record_version));
+
+-- sqlite: each connection switches its foreign keys on by itself; without them a decision could stay without its change.
+@refuse(
+    governance_log_decisions_are_looked_up, INSERT ON governance_log, foreign_keys_are_on,
+    NOT (SELECT p.foreign_keys FROM pragma_foreign_keys AS p)
+);
 
 -- The environments that have worked over this database; no row goes. Once prod is one of them, an override waits for a
 -- second person, no matter what a client calls its own environment (WSM-21).
@@ -1839,6 +1861,22 @@ CREATE TABLE catalog_followers (
     CONSTRAINT catalog_followers_error_is_bounded CHECK (length(last_error) <= 500),
     CONSTRAINT catalog_followers_error_is_of_a_failure CHECK ((last_error IS NULL) = (failures = 0))
 ) @without_rowid;
+
+-- A follower beyond the newest change would never get the next one.
+@refuse(
+    catalog_followers_begin_behind, INSERT ON catalog_followers, followers_are_behind,
+    NEW.change_id > 0,
+    NEW.change_id > coalesce(
+        (SELECT max(c.change_id) FROM catalog_changes AS c WHERE c.collection_id = NEW.collection_id), 0
+    )
+);
+@refuse(
+    catalog_followers_stay_behind, UPDATE ON catalog_followers, followers_are_behind,
+    NEW.change_id > 0,
+    NEW.change_id > coalesce(
+        (SELECT max(c.change_id) FROM catalog_changes AS c WHERE c.collection_id = NEW.collection_id), 0
+    )
+);
 
 -- What each subscription of announcements.yaml was sent of an Item: its newest event there, and what became of it.
 CREATE TABLE announcements (
