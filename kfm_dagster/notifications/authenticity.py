@@ -40,7 +40,7 @@ PERIOD_SECONDS = 60.0
 MAX_FETCHES = 8
 """Certificates that are asked for in a period: a topic has one, two while it changes; forged messages can name any."""
 FETCH_SECONDS = 10.0
-"""What asking may last in a period, before no further one is asked for: a tick has a minute for everything."""
+"""What asking may last in a period, however slowly a server answers: a tick has a minute for everything."""
 
 RAW = "no SNS envelope, so nobody signed it; KFM_SNS_VERIFY=off accepts raw delivery"
 
@@ -106,7 +106,7 @@ class Signatures:
             return "other certificates are asked for before its own"
         self._fetches += 1
         try:
-            return self._certificates.fetch(url)
+            return self._certificates.fetch(url, within=FETCH_SECONDS - self._spent)
         except CertificateUnavailableError as error:
             return str(error)
         finally:

@@ -11,17 +11,21 @@ import functools
 import hashlib
 import os
 import re
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
+from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 
 import certifi
-import requests
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.utils import CryptographyDeprecationWarning
+from pyreqwest.client import SyncClientBuilder
+from pyreqwest.exceptions import PyreqwestError
 
 from kfm_dagster.storage.private import private_folder
 
@@ -31,8 +35,7 @@ MAX_CHAIN = 4
 """Certificates below the authority: SNS's own and one issuer today."""
 MAX_KEPT = 32
 """Files that the folder keeps; a region's certificate changes about once a year."""
-TIMEOUT_SECONDS = (3.0, 5.0)
-"""To connect, and between two parts of the answer: a tick has a minute for everything."""
+CONNECT_SECONDS = 3.0
 
 _ISSUER = re.compile(r"http://crt\.[a-z0-9]{1,20}\.amazontrust\.com/[a-z0-9]{1,20}\.cer")
 """Where Amazon Trust Services publishes its issuing certificates; SNS's file holds its own certificate alone. Plain
@@ -47,9 +50,9 @@ class CertificateUnavailableError(Exception):
 
 
 class Fetch(Protocol):
-    """Get the bytes at a URL, by one request. Raises CertificateUnavailableError."""
+    """Get the bytes at a URL, by one request that ends within some seconds. Raises CertificateUnavailableError."""
 
-    def __call__(self, url: str) -> bytes:
+    def __call__(self, url: str, seconds: float) -> bytes:
         """Get them."""
         ...
 
@@ -70,12 +73,16 @@ class Certificates:
                 self._kept[url] = _certificates(content)
         return self._kept.get(url)
 
-    def fetch(self, url: str) -> Chain:
-        """Fetch a certificate and the issuers between it and an authority. Raises CertificateUnavailableError."""
+    def fetch(self, url: str, *, within: float) -> Chain:
+        """Fetch a certificate and the issuers between it and an authority, within so many seconds.
+
+        Raises CertificateUnavailableError.
+        """
+        end = time.monotonic() + within
         try:
-            chain = list(_certificates(self._fetch(url)))
+            chain = list(_certificates(self._fetch(url, within)))
             while len(chain) < MAX_CHAIN and (issuer := _issuer(chain[-1])) is not None:
-                chain.append(x509.load_der_x509_certificate(self._fetch(issuer)))
+                chain.append(x509.load_der_x509_certificate(self._fetch(issuer, end - time.monotonic())))
         except ValueError:
             raise CertificateUnavailableError(f"{url} answers with no certificate") from None
         return tuple(chain)
@@ -97,21 +104,20 @@ class Certificates:
         return self._folder / f"{hashlib.sha256(url.encode()).hexdigest()}.pem"
 
 
-def get(url: str) -> bytes:
-    """Get a small file by one request, which follows no redirect and carries no credentials."""
+def get(url: str, seconds: float) -> bytes:
+    """Get a small file by one request, which follows no redirect, carries no credentials and ends in time."""
+    off, content = False, bytearray()
     try:
-        with requests.Session() as session:
-            # A .netrc of the user's is no business of a public file.
-            session.auth = lambda request: request
-            with session.get(url, allow_redirects=False, stream=True, timeout=TIMEOUT_SECONDS) as answer:
-                status, content = answer.status_code, bytearray()
-                for part in answer.iter_content(MAX_CERTIFICATE_BYTES):
-                    content += part
-                    if len(content) > MAX_CERTIFICATE_BYTES:
-                        break
-    except (requests.RequestException, OSError) as error:
+        limit = timedelta(seconds=max(seconds, 0))
+        client = SyncClientBuilder().follow_redirects(off).connect_timeout(timedelta(seconds=CONNECT_SECONDS))
+        # From the first byte that is sent to the last one that is read: a server cannot hold it by single bytes.
+        with client.timeout(limit).build() as opened, opened.get(url).build_streamed() as answer:
+            status = answer.status
+            while len(content) <= MAX_CERTIFICATE_BYTES and (part := answer.body_reader.read_chunk()) is not None:
+                content += part
+    except (PyreqwestError, OSError) as error:
         raise CertificateUnavailableError(f"{url} does not answer ({type(error).__name__})") from None
-    if status != requests.codes.ok:
+    if status != HTTPStatus.OK:
         raise CertificateUnavailableError(f"{url} answers {status}")
     if len(content) > MAX_CERTIFICATE_BYTES:
         raise CertificateUnavailableError(f"{url} answers with more than {MAX_CERTIFICATE_BYTES} bytes")

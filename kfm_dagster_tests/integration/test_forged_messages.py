@@ -57,7 +57,7 @@ class Sns:
 
         return dataclasses.replace(message, body=json.dumps(self._signer.signed(body, base_url=BASE)))
 
-    def fetch(self, url: str) -> bytes:
+    def fetch(self, url: str, seconds: float) -> bytes:
         self.fetches += 1
         if self.down or url != BASE + CERTIFICATE_PATH:
             raise CertificateUnavailableError(f"{url} does not answer")

@@ -167,7 +167,8 @@ class CertificateServer:
     down: bool = False
     asked: list[str] = field(default_factory=list)
 
-    def __call__(self, url: str) -> bytes:
+    def __call__(self, url: str, seconds: float) -> bytes:
+        assert seconds > 0
         self.asked.append(url)
         if self.down or url not in self.files:
             raise CertificateUnavailableError(f"{url} does not answer")

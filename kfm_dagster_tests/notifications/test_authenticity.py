@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -401,6 +402,9 @@ class _Site(http.server.BaseHTTPRequestHandler):
             return
         self.send_response(404 if self.path == "/missing" else 200)
         self.end_headers()
+        while self.path == "/dripping":
+            self.wfile.write(b"x")
+            time.sleep(0.05)
         self.wfile.write(b"x" * (certificates.MAX_CERTIFICATE_BYTES + (self.path == "/large")))
 
     def log_message(self, *_: Any) -> None:
@@ -432,13 +436,23 @@ def test_the_fetch_follows_no_redirect_and_reads_no_more_than_a_certificate(
     netrc.write_text("machine 127.0.0.1 login user password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
     base = f"http://127.0.0.1:{first.server_port}"
-    assert len(get(f"{base}/certificate")) == certificates.MAX_CERTIFICATE_BYTES
+    assert len(get(f"{base}/certificate", 60)) == certificates.MAX_CERTIFICATE_BYTES
     for path, why in (("/redirect", "302"), ("/missing", "404"), ("/large", "more than")):
         with pytest.raises(CertificateUnavailableError, match=why):
-            get(base + path)
+            get(base + path, 60)
     assert second.asked == []
     assert not any("Authorization" in headers for _, headers in first.asked)
     first.shutdown()
     first.server_close()
     with pytest.raises(CertificateUnavailableError, match="does not answer"):
-        get(f"{base}/certificate")
+        get(f"{base}/certificate", 60)
+
+
+@pytest.mark.clause("SEC-04")
+def test_a_server_that_drips_holds_no_fetch_beyond_its_seconds(sites: tuple[Any, Any], tmp_path: Path) -> None:
+    """No pause between two bytes is long; the whole answer never ends."""
+    url = f"http://127.0.0.1:{sites[0].server_port}/dripping"
+    begun = time.monotonic()
+    with pytest.raises(CertificateUnavailableError, match="does not answer"):
+        Certificates(tmp_path).fetch(url, within=0.5)
+    assert time.monotonic() - begun < 5
