@@ -21,6 +21,8 @@ MOST_CONNECTIONS = 512
 """Half of the file descriptors that a process has by default (1,024); each browser keeps up to six."""
 MOST_REQUESTS = 32
 """Answers that are made at a time; fewer than the 40 threads that make them, so that /healthz always has one."""
+WAIT_SECONDS = 5.0
+"""How long a request waits until it is answered: the others are answered in some tens of milliseconds each."""
 MOST_BODY_BYTES = 64 * 1024
 """Of a request: a form's few fields."""
 
@@ -76,36 +78,61 @@ class BoundedConnection(H11Protocol):
 
 
 class BoundedRequests:
-    """Answers 503 beyond MOST_REQUESTS and 413 to a body that is too long; a request counts once all of it is there.
+    """Answers MOST_REQUESTS at a time, each in its turn, and 413 to a body that is too long.
 
-    `exempt` paths are always answered: a monitor that is refused by a busy console would have it restarted.
+    A request counts once all of it is there. It waits behind those that came before, and for WAIT_SECONDS at most: so a
+    client that sends one request after the other on many connections keeps no other client out. `exempt` paths are
+    always answered: a monitor that is refused by a busy console would have it restarted.
     """
 
     def __init__(self, app: ASGIApp, *, exempt: tuple[str, ...] = ()) -> None:
         self._app = app
         self._exempt = exempt
-        self._under_way = 0
+        self._free = asyncio.Semaphore(MOST_REQUESTS)
+        self._waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         body = await _body(receive)
         if body is None:
-            await PlainTextResponse("the request is too long\n", status_code=413)(scope, receive, send)
+            # The rest of it is not read.
+            too_long = PlainTextResponse("the request is too long\n", status_code=413, headers={"connection": "close"})
+            await too_long(scope, receive, send)
             return
-        if self._under_way >= MOST_REQUESTS and scope["path"] not in self._exempt:
+        if scope["path"] in self._exempt:
+            await self._answer(body, scope, receive, send)
+        elif await self._turn():
+            try:
+                await self._answer(body, scope, receive, send)
+            finally:
+                self._free.release()
+        else:
             text = "too many requests are being answered; next: ask again in some seconds\n"
             await PlainTextResponse(text, status_code=503, headers={"retry-after": "5"})(scope, receive, send)
-            return
+
+    async def _turn(self) -> bool:
+        """Wait for a turn, which asyncio gives in the order of asking; return whether it came in time."""
+        if self._waiting >= MOST_CONNECTIONS:
+            return False
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                return await self._free.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting -= 1
+
+    async def _answer(self, body: Message, scope: Scope, receive: Receive, send: Send) -> None:
         messages = [body]
 
         async def received() -> Message:
             return messages.pop() if messages else await receive()
 
-        self._under_way += 1
-        try:
-            await self._app(scope, received, send)
-        finally:
-            self._under_way -= 1
+        await self._app(scope, received, send)
 
 
 async def _body(receive: Receive) -> Message | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -22,6 +23,7 @@ from kfm_dagster.console import bounds
 from kfm_dagster.console.bounds import MOST_BODY_BYTES, MOST_REQUESTS, BoundedConnection, BoundedRequests
 
 HALF_OPEN = 200
+PIPELINING = 40
 HALF_A_HEADER = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half"
 HALF_A_BODY = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nhalf"
 
@@ -32,11 +34,17 @@ class Server:
     def __init__(self) -> None:
         self.go_on = threading.Event()
         self.begun = threading.Semaphore(0)
+        self.busy = threading.Semaphore(0)
 
     def slow(self, _: Request) -> PlainTextResponse:
         self.begun.release()
         self.go_on.wait(60)
         return PlainTextResponse("slow")
+
+    def short(self, _: Request) -> PlainTextResponse:
+        self.busy.release()
+        time.sleep(0.02)
+        return PlainTextResponse("short")
 
     @contextmanager
     def serving(self) -> Iterator[int]:
@@ -44,6 +52,7 @@ class Server:
             routes=[
                 Route("/", lambda _: PlainTextResponse("ok"), methods=["GET", "POST"]),
                 Route("/slow", self.slow),
+                Route("/short", self.short),
                 Route("/healthz", lambda _: PlainTextResponse("ok")),
             ],
             middleware=[Middleware(BoundedRequests, exempt=("/healthz",))],
@@ -139,7 +148,8 @@ def test_beyond_the_most_connections_the_oldest_that_waits_makes_room(monkeypatc
         assert ask(port).status == 200
 
 
-def test_beyond_the_most_requests_only_a_monitor_is_answered() -> None:
+def test_beyond_the_most_requests_only_a_monitor_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "WAIT_SECONDS", 0.2)
     server = Server()
     with server.serving() as port, ExitStack() as opened:
         for _ in range(MOST_REQUESTS):
@@ -149,6 +159,28 @@ def test_beyond_the_most_requests_only_a_monitor_is_answered() -> None:
         refused = ask(port)
         assert (refused.status, refused.headers["retry-after"]) == (503, "5")
         assert ask(port, "/healthz").status == 200
+
+
+def test_connections_that_send_one_request_after_the_other_keep_no_other_client_out() -> None:
+    server = Server()
+    with server.serving() as port, ExitStack() as opened:
+        for _ in range(PIPELINING):
+            half_open(port, b"GET /short HTTP/1.1\r\nHost: a\r\n\r\n" * 500, opened)
+        for _ in range(2 * PIPELINING):
+            server.busy.acquire()
+        assert [ask(port).status for _ in range(10)] == [200] * 10
+
+
+def test_a_body_in_chunks_is_refused_at_the_bound_and_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So that no deadline closes it.
+    monkeypatch.setattr(bounds, "REQUEST_SECONDS", 600)
+    chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+    with Server().serving() as port, ExitStack() as opened:
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection = half_open(port, head + chunk * (1 + MOST_BODY_BYTES // 0x4000), opened)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+        with pytest.raises(OSError, match=r"(?i)reset|broken pipe"):
+            connection.sendall(chunk * 10_000)
 
 
 def test_a_body_is_as_long_as_all_of_its_parts() -> None:

@@ -114,12 +114,13 @@ def test_nothing_is_decided_without_a_token_or_from_another_site(console: Consol
     assert console.decisions() == []
 
 
-def signed_in(sessions: Sessions, scheme: str = "http") -> tuple[str, set[str]]:
+def signed_in(sessions: Sessions, scheme: str = "http", **headers: str) -> tuple[str, set[str]]:
     """Anna's cookie, and what a browser is told about it."""
     response = Response()
+    sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     assert sessions.sign_in(
         TOKENS["anna"],
-        Request({"type": "http", "scheme": scheme, "server": ("testserver", 80), "path": "/", "headers": []}),
+        Request({"type": "http", "scheme": scheme, "server": ("testserver", 80), "path": "/", "headers": sent}),
         response,
     )
     cookie, *attributes = response.headers["set-cookie"].split("; ")
@@ -132,7 +133,10 @@ def test_a_cookie_is_of_one_person_s_token_and_of_some_hours_whatever_the_browse
     sessions = Sessions.of(SecretStr(" ".join(f"{name}={token}" for name, token in TOKENS.items())))
     cookie, attributes = signed_in(sessions)
     assert attributes == {"HttpOnly", f"Max-Age={SESSION_SECONDS}", "Path=/", "SameSite=strict"}
-    assert signed_in(sessions, "https")[1] - attributes == {"Secure"}
+    # TLS as far as here, or as far as a proxy that says so, or that says nothing.
+    for told in ({"scheme": "https"}, {"x_forwarded_proto": "https, http"}, {"origin": "https://testserver"}):
+        assert signed_in(sessions, **told)[1] - attributes == {"Secure"}
+    assert signed_in(sessions, origin="http://testserver", x_forwarded_proto="http")[1] == attributes
     _, until, signature = cookie.split("|")
     later = f"anna|{int(until) + 1}|{signature}"
     renewed = Sessions.of(SecretStr(f"anna=another-{TOKENS['anna']}"))
@@ -146,6 +150,37 @@ def test_a_cookie_is_of_one_person_s_token_and_of_some_hours_whatever_the_browse
         monkeypatch.setattr(session.time, "time", lambda now=second: now)
         request = Request({"type": "http", "headers": [(b"cookie", f"{COOKIE}={sent}".encode())]})
         assert taker.actor_of(request) == actor, (sent, second)
+
+
+def test_sign_ins_that_fail_are_limited_by_address_and_logged(
+    console: Console, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = console.browser()
+
+    def attempt(token: str, address: str = "192.0.2.1") -> int:
+        asking = TestClient(client.app, client=(address, 5), follow_redirects=False)
+        return asking.post("/sign-in", data={"token": token}).status_code
+
+    with caplog.at_level("INFO", logger="kfm_dagster.console"):
+        assert [attempt("x" * 20) for _ in range(session.MOST_ATTEMPTS - 1)] == [403] * (session.MOST_ATTEMPTS - 1)
+        # Who comes in has forgotten the token a few times.
+        assert attempt(TOKENS["anna"]) == 303
+        assert [attempt("x" * 20) for _ in range(session.MOST_ATTEMPTS)] == [403] * session.MOST_ATTEMPTS
+        assert (attempt("x" * 20), attempt(TOKENS["anna"])) == (429, 429)
+        assert attempt(TOKENS["anna"], "192.0.2.2") == 303
+    said = [record.getMessage() for record in caplog.records if record.name == "kfm_dagster.console.session"]
+    assert len(said) == 2 * session.MOST_ATTEMPTS + 1
+    assert all("192.0.2." in line and TOKENS["anna"] not in line and "xxx" not in line for line in said)
+    now = session.time.monotonic()
+    monkeypatch.setattr(session.time, "monotonic", lambda: now + session.ATTEMPT_SECONDS)
+    assert attempt(TOKENS["anna"]) == 303
+
+
+def test_failed_sign_ins_of_many_addresses_are_bounded() -> None:
+    attempts = session.SignInAttempts()
+    for number in range(session.MOST_ADDRESSES + 10):
+        attempts.take(str(number))
+    assert len(attempts._of) == session.MOST_ADDRESSES
 
 
 @pytest.mark.parametrize(
