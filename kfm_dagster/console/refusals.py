@@ -13,7 +13,13 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 from kfm_dagster.alerts.store import UnknownAlertError
 from kfm_dagster.console.answers import UnknownUnitError
 from kfm_dagster.console.asking import BadRequestError, NotAcceptableError
-from kfm_dagster.errors import ContractError, DependencyUnavailableError, ExitCode, KfmError
+from kfm_dagster.errors import (
+    ContractError,
+    DatabaseUnavailableError,
+    DependencyUnavailableError,
+    ExitCode,
+    KfmError,
+)
 from kfm_dagster.exports.explanations.explanation import UnknownRunError
 from kfm_dagster.exports.rejection_search import UnknownMessageError
 from kfm_dagster.exports.unit_filter import BadFilterError
@@ -39,9 +45,10 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
 
 def refusal(error: Exception) -> tuple[int, str]:
     """Return the status and the line for one of REFUSALS."""
-    if isinstance(error, KfmError):
-        status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-        # The command line has an exit code for what the ledger or a guard does not allow.
-        return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
-    # What a driver says may name a user.
-    return 503, "the database does not answer; next: see its log, then ask again"
+    if not isinstance(error, KfmError) or isinstance(error, DatabaseUnavailableError):
+        # What a driver says may name a user.
+        what = error.what if isinstance(error, KfmError) else "the database does not answer"
+        return 503, f"{what}; next: see its log, then ask again"
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+    # The command line has an exit code for what the ledger or a guard does not allow.
+    return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)

@@ -12,7 +12,7 @@ from obstore.exceptions import BaseError
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError, StoreAccessError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode, KfmError, StoreAccessError
 from kfm_dagster.redaction import error_text
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.audit_events import gate_events
@@ -83,6 +83,14 @@ class StageFailedError(KfmError):
         self.cause = cause
         self.error_class = classify(cause)
         self.decision = cause.decision if isinstance(cause, StageRefusedError) else None
+        if isinstance(cause, DependencyUnavailableError):
+            super().__init__(
+                f"{dataset_id}: {cause.what}",
+                observed=cause.observed,
+                expected=cause.expected,
+                next_step=f"{cause.next_step or 'see why'}; units that the run claimed are given back by themselves",
+            )
+            return
         super().__init__(
             f"{dataset_id} failed with {self.error_class}",
             observed=error_text(cause),

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import GateIssue, Issue, Severity
+from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.run_state.record import Outcome
@@ -198,7 +199,7 @@ class StageLifecycle:
             return None
         attempt, begun = None, None
         # What failed before its attempt was opened, or with the database, the caller alone has counted.
-        with suppress(DBAPIError):
+        with suppress(DBAPIError, DatabaseUnavailableError):
             attempt = self.store.newest(run_id, stage)
             begun = None if attempt is None else self.store.first_opened(run_id, stage)
         if attempt is not None and attempt.state is StageState.SUCCEEDED:

@@ -6,6 +6,8 @@ written to at all. Does not belong here: the providers' objects (`object_handle.
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +23,8 @@ PROBE = ".kfm-preflight"
 """Empty object that shows that a bucket takes what is written: made once, and never written again."""
 
 _MEND = "correct {setting}, the bucket or its permissions"
+NO_ROOM = os.strerror(errno.ENOSPC)
+"""What a folder's file system says, in obstore's text, too."""
 MISSING, REFUSED = "there is no such bucket", "the store refuses access"
 
 
@@ -38,6 +42,10 @@ def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnava
     if (why := refusal(error)) is not None:
         mend = error.next_step if isinstance(error, RedirectRefusedError) else _MEND.format(setting=setting)
         return StoreAccessError(f"{what} cannot be used", observed=why, next_step=mend)
+    if NO_ROOM in str(error):
+        return DependencyUnavailableError(
+            f"the disk of {what} is full", observed=NO_ROOM, next_step=f"free some room, or correct {setting}"
+        )
     return DependencyUnavailableError(f"{what} does not answer", observed=reason(error), next_step=f"check {setting}")
 
 
@@ -52,8 +60,8 @@ def answering(what: str, setting: str) -> Iterator[None]:
         yield
     except AlreadyExistsError:
         raise
-    except (FileNotFoundError, NotFoundError, PermissionError) as error:
-        if refusal(error) is None:
+    except (OSError, NotFoundError) as error:
+        if refusal(error) is None and NO_ROOM not in str(error):
             raise
         raise unavailable(error, what=what, setting=setting) from error
     except BaseError as error:

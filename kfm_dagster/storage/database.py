@@ -34,6 +34,11 @@ SQLITE_CHECKPOINT_PAGES = 4_000
 changes more than SQLite's 1,000, so each of its commits would wait for the copy."""
 NO_DATABASE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 """Result codes of SQLite by which a file is none of its databases, or one that lost its form."""
+NO_ROOM = frozenset({"53100", sqlite3.SQLITE_FULL})
+"""Codes of a full disk: PostgreSQL's (appendix A), and SQLite's, also of a database at its PRAGMA max_page_count."""
+AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "58030", sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
+"""Codes of a server that is stopped, not ready or has no connection left, and of a disk that fails."""
+MAKE_ROOM = "free some room where the database keeps its files"
 CONNECT_TIMEOUT_SECONDS = 10
 INSUFFICIENT_PRIVILEGE = "42501"
 """PostgreSQL's code of a statement that the role may not execute (appendix A)."""
@@ -88,23 +93,29 @@ class Database:
         """Run one transaction: committed when the block ends, rolled back when it raises.
 
         On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot. What
-        was given to `after_commit` runs once all is committed; what it raises is raised on.
+        was given to `after_commit` runs once all is committed; what it raises is raised on. Raises
+        DatabaseUnavailableError where the database goes away or its disk is full.
         """
-        hit(Failpoint.DATABASE_BEGIN)
-        with self.engine.begin() as connection:
-            tx = Transaction(connection)
-            yield tx
-            hit(Failpoint.DATABASE_COMMIT_BEFORE)
-        hit(Failpoint.DATABASE_COMMIT_AFTER)
+        with self._answering():
+            hit(Failpoint.DATABASE_BEGIN)
+            with self.engine.begin() as connection:
+                tx = Transaction(connection)
+                yield tx
+                hit(Failpoint.DATABASE_COMMIT_BEFORE)
+            hit(Failpoint.DATABASE_COMMIT_AFTER)
         for write in tx.committed:
             write()
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
-        """Run one read-only transaction; on SQLite it waits for no writer and holds none up."""
-        hit(Failpoint.DATABASE_BEGIN)
-        with self.engine.connect().execution_options(kfm_read_only=True) as connection, connection.begin():
-            yield Transaction(connection)
+        """Run one read-only transaction; on SQLite it waits for no writer and holds none up.
+
+        Raises DatabaseUnavailableError where the database goes away.
+        """
+        with self._answering():
+            hit(Failpoint.DATABASE_BEGIN)
+            with self.engine.connect().execution_options(kfm_read_only=True) as connection, connection.begin():
+                yield Transaction(connection)
 
     def schema(self) -> int:
         """Return the number of the newest migration that the database has had."""
@@ -114,6 +125,16 @@ class Database:
     def dispose(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Name an outage in one line, without the statement that met it and what it held."""
+        try:
+            yield
+        except DBAPIError as error:
+            if (away := outage(self.engine.url.render_as_string(hide_password=False), error)) is None:
+                raise
+            raise away from None
 
     def _check_schema(self) -> None:
         known = migrations(self.dialect)
@@ -225,6 +246,8 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
         # In WAL mode NORMAL survives a killed process; FULL is needed against power loss, and a commit is per batch.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
+        # Triggers ask whether they are on; a build of SQLite may not let a schema ask.
+        cursor.execute("PRAGMA trusted_schema = ON")
         cursor.execute(f"PRAGMA cache_size = -{SQLITE_CACHE_KIB}")
         cursor.execute(f"PRAGMA wal_autocheckpoint = {SQLITE_CHECKPOINT_PAGES}")
         cursor.close()
@@ -249,6 +272,19 @@ def _make_file(file: Path) -> None:
         ) from None
     with suppress(OSError):  # what cannot be written to is for SQLite to say
         private_file(file)
+
+
+def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
+    """Return that the database is away or has no room, or None for what it refuses and for what passes by itself."""
+    code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+    observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
+    if code in NO_ROOM:
+        return DatabaseUnavailableError("the database's disk is full", observed=observed, next_step=MAKE_ROOM)
+    # What the driver says by itself, of a server that it does not reach or that is gone, has no code.
+    is_lost = error.connection_invalidated or (isinstance(error, OperationalError) and not code)
+    if not (is_lost or code in AWAY) or is_conflict(error):
+        return None
+    return DatabaseUnavailableError(observed=observed, next_step="start the database or correct KFM_WAL_DSN")
 
 
 def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None:

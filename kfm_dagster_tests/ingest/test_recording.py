@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.demo.feed import ObjectEvent
+from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ingest.intake import record
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -214,7 +215,7 @@ def test_a_database_that_does_not_answer_refuses_nothing(database: Database) -> 
     def write(tx: Transaction) -> None:
         write_all_but_refused(tx, [1, 2], gone)
 
-    with pytest.raises(OperationalError), database.transaction() as tx:
+    with pytest.raises(DatabaseUnavailableError), database.transaction() as tx:
         write(tx)
     assert refusal_of(OperationalError("INSERT", {}, Exception("database is locked"))) is None
     assert refusal_of(KeyError("a bug of ours")) is None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
@@ -77,6 +79,35 @@ def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
         raise RuntimeError
     with database.transaction() as tx:
         assert 4242 not in {found.number for found in tx.run("schema.applied")}
+
+
+AWAY = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())"}
+FULL = {
+    "postgresql": "DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$",
+    "sqlite": "CREATE TABLE more AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000) "
+    "SELECT i, hex(randomblob(100)) AS held FROM n",
+}
+
+
+@pytest.mark.parametrize(("typed", "what"), [(AWAY, "the database does not answer"), (FULL, "disk is full")])
+def test_a_database_that_is_lost_or_full_in_a_transaction_is_one_line_without_the_statement(
+    database: Database, typed: dict[str, str], what: str
+) -> None:
+    if database.dialect not in typed:
+        pytest.skip("a file has no server that ends")
+    if database.dialect == "sqlite":
+        # No file is cut to it: it may have as many pages as it has.
+        sa.event.listen(database.engine, "begin", lambda begun: begun.exec_driver_sql("PRAGMA max_page_count = 1"))
+    for ask in (database.transaction, database.snapshot):
+        with pytest.raises(DatabaseUnavailableError, match=what) as lost, ask() as tx:
+            tx.connection.exec_driver_sql(typed[database.dialect])
+        assert "\n" not in str(lost.value)
+        assert not re.search(r"\[SQL|SELECT|DO \$\$", str(lost.value))
+        # Neither is the statement in what a log shows below it.
+        assert lost.value.__cause__ is None
+        assert lost.value.__suppress_context__
+    with database.snapshot() as tx:
+        assert tx.run("schema.applied").all()
 
 
 def test_times_of_rows_are_in_utc_in_a_session_of_any_zone(database: Database) -> None:

@@ -1,0 +1,41 @@
+"""What a store of ours does not do is one line that names the cause, not the driver's text."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from obstore.exceptions import GenericError
+
+from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster.storage.answering import answering
+
+FULL = os.strerror(errno.ENOSPC)
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (GenericError(f"Generic LocalFileSystem error: /srv/x: {FULL} (os error 28)"), "the disk of the store is full"),
+        (OSError(errno.ENOSPC, FULL), "the disk of the store is full"),
+        (GenericError("error sending request for url (http://127.0.0.1:1/?X-Amz-Signature=s3cret)"), "does not answer"),
+    ],
+)
+def test_a_full_disk_says_so_and_a_stage_that_met_it_says_the_same(error: Exception, what: str) -> None:
+    with (
+        pytest.raises(DependencyUnavailableError, match=what) as unavailable,
+        answering("the store", "KFM_STORAGE_URL"),
+    ):
+        raise error
+    failed = StageFailedError(dataset_id="hrrr.stac_register", cause=unavailable.value)
+    assert failed.what == f"hrrr.stac_register: {unavailable.value.what}"
+    assert (failed.observed, failed.error_class) == (unavailable.value.observed, "E_INTERNAL")
+    assert not {"s3cret", "/srv/x"} & set(str(failed).split())
+
+
+def test_what_is_neither_an_outage_nor_a_refusal_is_the_callers() -> None:
+    for error in (FileNotFoundError("x is not there"), OSError(errno.EISDIR, "is a directory")):
+        with pytest.raises(type(error)), answering("the store", "KFM_STORAGE_URL"):
+            raise error
