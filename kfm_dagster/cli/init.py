@@ -63,9 +63,11 @@ def init(*, role: str | None, retention_role: str | None, as_json: bool) -> None
     }
     if settings.stac_api_dsn:
         done["stac api"] = dict(StacApiDatabase(settings.stac_api_dsn).install())
-    for place in done["stores"].values():
+    for name, place in done["stores"].items():
         if "://" not in place:
-            private_folder(Path(place))
+            private_folder(Path(place) if name != "catalog" else settings.home)
+            # A web server may serve it.
+            Path(place).mkdir(parents=True, exist_ok=True)
     if as_json:
         click.echo(json.dumps(done))
         return

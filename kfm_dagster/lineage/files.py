@@ -17,6 +17,7 @@ from obstore.exceptions import BaseError
 
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.objects import open_store
+from kfm_dagster.storage.private import private_folder
 
 STAGING = ".staging"
 """Folder of unfinished files; readers' patterns (`openlineage/**`, `prov/**`) do not reach it."""
@@ -62,7 +63,7 @@ class FolderFiles:
                 os.fsync(file.fileno())
             hit(Failpoint.LINEAGE_STAGE_AFTER)
             final = self._root / href
-            final.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(final.parent)
             hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
             partial.replace(final)
         except OSError:
@@ -78,7 +79,7 @@ class FolderFiles:
     def _staging(self) -> Path:
         """Return the folder of unfinished files, without those that dead processes left."""
         folder = self._root / STAGING
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         for leftover in folder.glob("*.partial"):
             with suppress(FileNotFoundError):  # another process finished or removed it
                 if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:

@@ -34,6 +34,7 @@ from kfm_dagster.storage.object_handle import (
     is_inside,
     request,
 )
+from kfm_dagster.storage.private import private_folder
 from kfm_dagster.storage.s3 import S3Bucket, Store
 
 if TYPE_CHECKING:
@@ -274,7 +275,17 @@ def open_store(location: str) -> Store:
             observed=location.partition("://")[0] + "://",
             expected="a folder or s3://bucket/prefix",
         )
-    return LocalStore(Path(location).absolute(), mkdir=True)
+    private_folder(Path(location).absolute())
+    return PrivateFolder(Path(location).absolute())
+
+
+class PrivateFolder(LocalStore):
+    """A folder of this machine; those that are made in it are its user's alone, as KFM_HOME is."""
+
+    def put(self, path: str, file: Any, **options: Any) -> Any:
+        """Put a file, in folders that obstore would make for everybody."""
+        private_folder(Path(str(self.prefix), path).parent)
+        return super().put(path, file, **options)
 
 
 def _day_of(grammar: KeyGrammarReader, key: str) -> date | None:

@@ -196,6 +196,22 @@ def test_the_deployments_role_gets_its_rights_and_opens_the_ledger(
     assert call("wal", "list", "--json").code == ExitCode.DONE
 
 
+@pytest.mark.clause("SEC-07")
+def test_folders_are_made_for_one_user_and_the_catalog_for_who_serves_it(
+    outside: None, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    umask = os.umask(0o022)
+    for name in ("storage", "catalog", "lineage"):
+        monkeypatch.setenv(f"KFM_{name.upper()}_URL", str(tmp_path / "stores" / name))
+    (tmp_path / "stores").mkdir()
+    try:
+        assert call("init").code == ExitCode.DONE
+    finally:
+        os.umask(umask)
+    modes = {folder.name: oct(folder.stat().st_mode & 0o777) for folder in (tmp_path / "stores").iterdir()}
+    assert modes == {"storage": "0o700", "catalog": "0o755", "lineage": "0o700"}
+
+
 @pytest.mark.clause("WSM-21")
 def test_init_in_prod_makes_the_database_prod_s_for_every_client(
     outside: None, call: Call, home: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,8 +11,13 @@ import pytest
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.lineage.files import open_files
+from kfm_dagster.notifications.landing import Landing
+from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import open_store
 from kfm_dagster_tests.no_settings import unset_settings
 
 pytestmark = pytest.mark.clause("SEC-07")
@@ -48,6 +53,22 @@ def test_a_home_without_a_database_is_made_for_one_user_where_anything_is_kept_i
     stores = {name: f"s3://bucket/{name}" for name in ("storage_url", "catalog_url", "lineage_url")}
     Pipeline.open(Settings.load(home=tmp_path / "unused", wal_dsn=elsewhere, **stores)).close()
     assert not (tmp_path / "unused").exists()
+
+
+def test_what_a_folder_store_gets_is_one_user_s_also_where_its_root_is_not(tmp_path: Path) -> None:
+    roots = {name: tmp_path / name for name in ("storage", "lineage", "made")}
+    for name in ("storage", "lineage"):
+        roots[name].mkdir(mode=0o755)
+    store = open_store(str(roots["storage"]))
+    Landing(store).land([SqsMessage(message_id="m", body="{}")])
+    Artifacts(store).put(b"output", suffix="parquet")
+    Artifacts(store, folder="evidence").put(b"{}", suffix="json")
+    open_files(str(roots["lineage"])).publish("openlineage/2025/12/run.json", b"{}")
+    open_store(str(roots["made"]))
+    made = [folder for folder in tmp_path.rglob("*") if folder.is_dir() and folder not in {*roots.values()}]
+    assert {folder.name for folder in made} >= {"landing", "artifacts", "evidence", "openlineage", "2025"}
+    assert {oct(mode(folder)) for folder in (*made, roots["made"])} == {"0o700"}
+    assert oct(mode(roots["storage"])) == "0o755"
 
 
 def test_what_stood_before_keeps_its_permissions(tmp_path: Path) -> None:
