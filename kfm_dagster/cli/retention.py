@@ -29,8 +29,8 @@ NOTHING = f"everything is kept: no kind has a policy in {RETENTION} (docs/retent
 def retention() -> None:
     """Remove what is old, bulky and needed by nothing, by the policy of retention.yaml.
 
-    Kinds: runs of Dagster, landed messages, outputs of stages, evidence of closed cases. The ledger, its history and
-    the governance log stay.
+    Kinds: runs of Dagster, landed messages, outputs of stages, evidence of closed cases, bodies of rejected messages.
+    The ledger, its history and the governance log stay.
 
     Example: kfm retention plan
     """

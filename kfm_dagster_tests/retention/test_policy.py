@@ -18,7 +18,7 @@ from kfm_dagster.stages.card import Card
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = 'version: "1.0.0"\nkeep:\n'
-LEAST = {"dagster_runs": "1d", "landing": "15d", "artifacts": "8d", "evidence_samples": "1d"}
+LEAST = {"dagster_runs": "1d", "landing": "15d", "artifacts": "8d", "evidence_samples": "1d", "rejected_bodies": "15d"}
 
 
 def loaded(folder: Path, text: str) -> RetentionPolicy:
@@ -45,7 +45,10 @@ def test_the_least_age_of_a_kind_is_taken_and_less_is_refused(tmp_path: Path, ki
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("ledger: 30d", "unknown key 'ledger'; expected one of dagster_runs, landing, artifacts, evidence_samples"),
+        (
+            "ledger: 30d",
+            f"unknown key 'ledger'; expected one of {', '.join(RetentionKind)}",
+        ),
         ("landings: 30d", "unknown key 'landings'; expected landing"),
         ("landing: 30", "a number and one of ms, s, m, h, d, such as 10m"),
         ("landing: a month", "a number and one of ms, s, m, h, d, such as 10m"),

@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ DERIVED = {
 """Counts over the Items, written again from them; places of followers, which may begin again; sizes that records have:
 what a unit was held against is in its own record; and what the ledger lacks, derived from it."""
 VOCABULARY = {"replay_reasons", "schema_version"}
-LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "clock_readings"}
+LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "clock_readings", "rejected_bodies"}
 """Tables whose rows leave by a rule of their own."""
 SUCCESS = STANDING["run_state"][0]
 FAILED = {"outcome": "failed", "artifact_sha256": None, "recorded_at": LATER}
@@ -58,6 +59,8 @@ CANCEL = f"UPDATE backfills SET state = 'cancelled', ended_at = '{LATER}'"
 ASK = f"UPDATE backfill_days SET state = 'requested', requests = requests + 1, requested_at = '{LATER}'"
 LIST = f"UPDATE backfill_days SET state = 'listed', listed_at = '{LATER}', created = 5, requeued = 5"
 COUNT = "UPDATE backfill_days SET created = 5, requeued = 5"
+YOUNG = f"{datetime.now(UTC) - timedelta(days=14, hours=23):%Y-%m-%dT%H:%M:%S.%fZ}"
+"""Of a message that SQS might still give again."""
 SIGNED = "UPDATE nodd_wal_deliveries SET signature ="
 WAIT = "UPDATE backfill_days SET state = 'waiting', requests = 0, requested_at = NULL"
 INTEND = (
@@ -82,6 +85,9 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "DELETE FROM nodd_wal_delivery_units", "delivery_units_are_append_only"),
     ((), "UPDATE rejected_messages SET reason_code = 'another'", "rejections_are_append_only"),
     ((), "DELETE FROM rejected_messages", "rejections_are_append_only"),
+    ((), "UPDATE rejected_bodies SET body = 'another'", "rejected_bodies_are_kept"),
+    (("DELETE FROM rejected_bodies", f"INSERT INTO rejected_bodies VALUES ('m3', '{{}}', '{YOUNG}')"),
+     "DELETE FROM rejected_bodies", "rejected_bodies_are_kept"),
     ((), "UPDATE nodd_wal_counts SET moves = 9", "counts_are_written_by_the_ledger"),
     ((), "UPDATE nodd_wal_counts SET dataset = 'another', moves = moves + 1", "counts_are_written_by_the_ledger"),
     ((), "DELETE FROM nodd_wal_counts", "counts_are_written_by_the_ledger"),
@@ -140,6 +146,7 @@ REPLACED = {
     "run_state": "run_state_success_is_kept",
     "nodd_wal_deliveries": "deliveries_are_kept",
     "rejected_messages": "rejections_are_append_only",
+    "rejected_bodies": "rejected_bodies_are_kept",
     "catalog_items": "catalog_items_revision_grows_by_one",
     "catalog_promotions": "undo_log_is_append_only",
     "catalog_replaced_items": "undo_log_is_append_only",

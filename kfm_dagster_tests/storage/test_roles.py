@@ -39,6 +39,7 @@ WORKING = {
     "lineage_outbox",
     "nodd_wal_counts",
     "nodd_wal_leases",
+    "rejected_bodies",
 }
 """Tables of which the product deletes rows; all others are evidence to the last row, or never shrink. Counts
 are added up by a trigger alone: test_evidence_guards.py."""

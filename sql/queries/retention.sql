@@ -1,5 +1,5 @@
 -- What retention may remove. Of files that are old, the hashes of those that nothing needs; a batch of them costs one
--- look through a table, so that no table has an index for it. Nothing here changes a row.
+-- look through a table, so that no table has an index for it.
 
 -- name: landing
 -- A batch stays while a message of it is on the queue or was received of late, a unit of one may be tried again, or a
@@ -70,3 +70,13 @@ WHERE asked.value NOT IN (
 SELECT DISTINCT r.ingest_run_id AS run_id
 FROM nodd_wal_records AS r
 WHERE r.status IN ('pending', 'in_progress', 'failed') AND r.ingest_run_id IN (@each(:runs));
+
+-- name: rejected_bodies
+SELECT b.message_id, length(b.body) AS characters
+FROM rejected_bodies AS b
+WHERE b.received_at < :before AND b.message_id > :after
+ORDER BY b.message_id
+LIMIT :limit;
+
+-- name: remove_rejected_bodies
+DELETE FROM rejected_bodies WHERE message_id IN (@each(:message_ids));

@@ -49,7 +49,7 @@ WITH decision (relation, rights) AS (
      || 'signature, settled_at)'),
     ('nodd_wal_delivery_units', 'SELECT, INSERT'),
     ('rejected_messages', 'SELECT, INSERT'),
-    ('rejected_bodies', 'SELECT, INSERT'),
+    ('rejected_bodies', 'SELECT, INSERT, DELETE'),
     ('rejected_objects', 'SELECT, INSERT'),
     ('ignored_records', 'SELECT, INSERT'),
     ('partition_first_days', 'SELECT, INSERT'),
@@ -129,13 +129,18 @@ SELECT
 FROM decision;
 
 -- name: retention
--- It looks at everything, and says what it does; files and the runs of Dagster, which it removes, are not in these tables.
+-- It looks at everything, and says what it does. Of what it removes, files and the runs of Dagster are not in these tables;
+-- bodies of rejected messages are.
 SELECT
     c.relname AS relation,
     format(
         'REVOKE ALL ON %1$I.%2$I FROM %3$I; GRANT %4$s ON %1$I.%2$I TO %3$I',
         current_schema(), c.relname, CAST(:role AS text),
-        CASE c.relname WHEN 'governance_log' THEN 'SELECT, INSERT' ELSE 'SELECT' END
+        CASE c.relname
+            WHEN 'governance_log' THEN 'SELECT, INSERT'
+            WHEN 'rejected_bodies' THEN 'SELECT, DELETE'
+            ELSE 'SELECT'
+        END
     ) AS statement
 FROM pg_class AS c
 INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner = ours.relowner

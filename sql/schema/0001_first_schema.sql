@@ -780,7 +780,15 @@ CREATE TABLE rejected_bodies (
     CONSTRAINT rejected_bodies_body_is_bounded CHECK (length(body) <= 1048576)
 ) @strict;
 
-@append_only(rejected_bodies, rejected_bodies_are_kept, (message_id));
+@refuse(rejected_bodies_are_not_changed, UPDATE ON rejected_bodies, rejected_bodies_are_kept);
+@not_truncated(rejected_bodies, rejected_bodies_are_kept);
+@not_replaced(rejected_bodies, rejected_bodies_are_kept, (message_id));
+
+-- Retention may take those that are beyond what SQS keeps a message for; the rejection and its reason stay.
+@refuse(
+    rejected_bodies_are_kept_for_two_weeks, DELETE ON rejected_bodies, rejected_bodies_are_kept,
+    OLD.received_at > @days_before(@now, 15)
+);
 
 -- Objects of a listing that the database refused, each with its words.
 CREATE TABLE rejected_objects (
