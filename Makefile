@@ -69,12 +69,14 @@ soak: $(INSTALLED)  ## everything too long for the tests, for hours; PART="mail-
 docs: $(INSTALLED)  ## build the documentation's site, with its reference from the code, into build/docs/site
 	@$(BIN)/python -m docs_site build/docs
 
-lock:  ## pin every dependency with its hashes, and for the image those that it needs
+lock:  ## pin every dependency with its hashes, and for each image those that it needs
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev --python-version 3.11 \
 		pyproject.toml -o requirements.lock
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate --no-strip-extras \
 		--extra celery --extra cql2 --extra delta --extra energy --extra k8s --extra otlp --extra release --extra stac-api \
 		--constraint requirements.lock --python-version 3.11 pyproject.toml -o deploy/image/requirements.lock
+	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate --no-strip-extras \
+		--constraint requirements.lock --python-version 3.11 deploy/stac-api/requirements.in -o deploy/stac-api/requirements.lock
 
 dist: $(INSTALLED)  ## build wheel and sdist into dist/, with their SBOM and their in-toto statement
 	@rm -rf dist

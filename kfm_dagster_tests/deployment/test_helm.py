@@ -240,6 +240,22 @@ def test_a_run_is_a_job_without_a_right_in_the_cluster(tmp_path: Path, monkeypat
     assert (secret.name, secret.key) == ("kfm-postgresql", "postgresql-password")
 
 
+@pytest.mark.clause("SEC-15")
+def test_init_alone_is_given_the_owners_secret_and_makes_the_roles_of_the_others() -> None:
+    secrets = {
+        name: [one["secretRef"]["name"] for one in pod["containers"][0]["envFrom"] if "secretRef" in one]
+        for name, pod in PODS.items()
+    }
+    # Of two values of a variable the last one counts.
+    assert secrets.pop("kfm-init") == ["kfm-secrets", "kfm-owner"]
+    assert set(map(tuple, secrets.values())) == {("kfm-secrets",)}
+    options = parsed(PODS["kfm-init"]["containers"][0]["args"])
+    assert (options["role"], options["retention_role"]) == ("kfm_deployment", "kfm_retention")
+    assert VALUES["postgresql"]["postgresqlUsername"] == options["role"]
+    [settings] = [one["data"] for one in OBJECTS if one["kind"] == "ConfigMap"]
+    assert settings["KFM_CONSOLE_HOSTS"]
+
+
 @pytest.mark.clause("DAG-09")
 def test_dagsters_tables_are_found_where_kfm_init_makes_them(postgres_url: str) -> None:
     given, server = VALUES["postgresql"], make_url(postgres_url)

