@@ -19,7 +19,7 @@ from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_tags import DATASET_TAG
 from kfm_dagster.defs.stage_run import run_stage
-from kfm_dagster.governance.log import Decision
+from kfm_dagster.governance.log import DAGSTER_UI, Decision
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, chain
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -31,10 +31,9 @@ from kfm_dagster.stages.gates.verdict import Gate
 
 
 class ReplayOf(dg.Config):
-    """The run that is done again as replay_plan.yaml says, and who wants it."""
+    """The run that is done again as replay_plan.yaml says, and why. A person approves it first."""
 
     run_id: str = Field(description="The run: the id that it has in Dagster, the root's of a re-execution.")
-    actor: str = Field(description="Who decides.")
     reason: str = Field(description="Why.")
     change_ref: str = Field(description="The change or incident under which it was approved.")
 
@@ -143,16 +142,18 @@ def _first(dataset: str) -> Callable[..., Iterator[Any]]:
         wal: WalResource,
         stage_io: dg.ResourceParam[StageIOManager],
     ) -> Iterator[Any]:
-        node = _first_node(pipeline.get(), config, dataset, context.partition_key, root_run_id(context.run))
+        node = _first_node(pipeline.get(), config, dataset, context.partition_key, context.run)
         yield from run_stage(context, node, None, wal, stage_io)
 
     return message_parse
 
 
-def _first_node(pipeline: Pipeline, config: MessageParseConfig, dataset: str, day: str, run_id: str) -> ChainNode:
-    parts: dict[str, Any] = {"pipeline": pipeline, "dataset": dataset, "partition": day, "run_id": run_id}
+def _first_node(
+    pipeline: Pipeline, config: MessageParseConfig, dataset: str, day: str, run: dg.DagsterRun
+) -> ChainNode:
+    parts: dict[str, Any] = {"pipeline": pipeline, "dataset": dataset, "partition": day, "run_id": root_run_id(run)}
     if config.replay is not None:
-        return ReplayedParse(**parts, original=config.replay.run_id, decision=_decision(config.replay))
+        return ReplayedParse(**parts, original=config.replay.run_id, decision=_decision(config.replay, run.run_id))
     return MessageParse(
         **parts,
         source=config.source,
@@ -163,10 +164,8 @@ def _first_node(pipeline: Pipeline, config: MessageParseConfig, dataset: str, da
     )
 
 
-def _decision(replay: ReplayOf) -> Decision:
-    decision = Decision(actor=replay.actor, reason=replay.reason, change_ref=replay.change_ref)
-    decision.require_change_ref()
-    return decision
+def _decision(replay: ReplayOf, run_id: str) -> Decision:
+    return Decision(actor=DAGSTER_UI, reason=replay.reason, change_ref=replay.change_ref, dagster_run_id=run_id)
 
 
 def _account(pipeline: Pipeline, config: MessageParseConfig, *, dataset: str, day: str) -> DayListing | None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from kfm_dagster.defs.one_line import redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
-from kfm_dagster.governance.log import Decision
+from kfm_dagster.governance.log import DAGSTER_UI, Decision
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.plan import PlannedReplay
 from kfm_dagster.recovery.replay.selection import API_VERSION, Selection, SelectionError, parse_selection, selection_of
@@ -20,7 +20,7 @@ REPLAY_JOB = "replay"
 
 
 class ReplayConfig(dg.Config):
-    """What to have done again. Either `spec`, or the fields below it."""
+    """What to have done again. Either `spec`, or the fields below it. Who decides is no part of it: DAGSTER_UI does."""
 
     spec: str = Field("", description="A selection spec (YAML), as kfm replay select --save writes it; alone.")
     mode: str = Field("failed-only", description="failed-only, repair-and-replace or backfill.")
@@ -36,7 +36,6 @@ class ReplayConfig(dg.Config):
     must_match: bool = Field(default=False, description="Repeat successes: a result that differs stops the replay.")
     allow_downgrade: bool = Field(default=False, description="Replace results that a newer release has made.")
     replay_reason: str = Field("incident", description="Word of the ledger's vocabulary.")
-    actor: str = Field("", description="Who decides; needed to run.")
     reason: str = Field("", description="Why, for readers of the governance log; needed to run.")
     change_ref: str = Field("", description="Change or incident under which it was approved.")
     dry_run: bool = Field(default=True, description="true: only say what would be done. false: do it.")
@@ -56,7 +55,7 @@ def replay_job() -> dg.JobDefinition:
     ) -> dict[str, Any]:
         engine = ReplayEngine(pipeline=pipeline.get())
         try:
-            found = _started(engine, config)
+            found = _started(engine, config, context.run_id)
         except KfmError as error:
             raise dg.Failure(description=str(error), allow_retries=False) from None
         context.add_output_metadata(_metadata(found))
@@ -65,7 +64,8 @@ def replay_job() -> dg.JobDefinition:
     @dg.job(
         name=REPLAY_JOB,
         description="Have units done again, always through the ledger: the launchpad's form of kfm replay. A dry run "
-        "unless dry_run is false; kfm replay status shows how it goes on.",
+        "unless dry_run is false; kfm replay status shows how it goes on. It acts as dagster-ui: failed units and days "
+        "are let in at once, units that succeeded or are quarantined once a person approves the proposal.",
     )
     def replay() -> None:
         start_replay()
@@ -73,14 +73,14 @@ def replay_job() -> dg.JobDefinition:
     return replay
 
 
-def _started(engine: ReplayEngine, config: ReplayConfig) -> dict[str, Any]:
+def _started(engine: ReplayEngine, config: ReplayConfig, run_id: str) -> dict[str, Any]:
     selection = _selection(engine, config)
     change_ref = config.change_ref or None
     if config.dry_run or selection.spec.options.dry_run:
         plan = engine.plan(selection, change_ref=change_ref)
         plan.refuse()
         return _told(plan, replay_run_id=None, backfill_id=None, proposal_id=None)
-    decision = Decision(actor=config.actor, reason=config.reason, change_ref=change_ref)
+    decision = Decision(actor=DAGSTER_UI, reason=config.reason, change_ref=change_ref, dagster_run_id=run_id)
     started = start(engine, selection, decision)
     return _told(
         started.plan,

@@ -20,7 +20,7 @@ RETENTION_JOB = "retention"
 DAILY = "23 3 * * *"
 """At night over the United States, off the hour at which everybody's jobs begin."""
 ACTOR = "nodd_retention"
-"""Who removes by schedule, in the governance log, where KFM_ACTOR names nobody."""
+"""Who removes by the job, in the governance log, whoever asks for it: the policy decides what goes."""
 
 
 def retention_job() -> dg.JobDefinition:
@@ -78,7 +78,7 @@ def _removed(context: dg.OpExecutionContext, opened: Pipeline) -> dict[str, Any]
         stack.callback(database.dispose)
         runs = OldRuns(instance=context.instance, database=database)
         retention = retention_of(settings, database, runs=runs, clock=opened.clock)
-        for one in retention.run(actor=settings.actor or ACTOR):
+        for one in retention.run(actor=ACTOR):
             removed[one.kind.value] = {"older": one.old, "removed": one.removed, "bytes": one.bytes}
             context.log.info("%s: %s of %s that are older were removed", one.kind, one.removed, one.old)
     return removed

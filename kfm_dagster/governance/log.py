@@ -20,6 +20,9 @@ from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
 
+DAGSTER_UI = "dagster-ui"
+"""Who acts by what is started in the Dagster UI, which asks no visitor for a name; the database knows it, too."""
+
 
 class UnattributedDecisionError(KfmError):
     """A decision needs somebody who made it, a reason, and where it is an override a change reference."""
@@ -69,11 +72,15 @@ class GovernanceAction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Who decides, why, and under which change or incident. Raises UnattributedDecisionError for an empty part."""
+    """Who decides, why, and under which change or incident. Raises UnattributedDecisionError for an empty part.
+
+    `dagster_run_id` is the run that carries it out, where Dagster knows more of it than an actor's name says.
+    """
 
     actor: str
     reason: str
     change_ref: str | None = None
+    dagster_run_id: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name, value, longest in (
@@ -88,6 +95,11 @@ class Decision:
                     expected=f"1 to {longest}",
                     next_step="say who decides, why, and under which change (--actor, --reason, --change-ref)",
                 )
+
+    @property
+    def details(self) -> dict[str, str]:
+        """What an entry has of it besides its columns."""
+        return {"dagster_run_id": self.dagster_run_id} if self.dagster_run_id else {}
 
     def require_change_ref(self) -> None:
         """Refuse a decision without a change reference. Raises UnattributedDecisionError."""
@@ -187,7 +199,7 @@ class GovernanceLog:
             "to_status": None,
             "reason": decision.reason,
             "change_ref": decision.change_ref,
-            "details": dict(details or {}),
+            "details": {**(details or {}), **decision.details},
             "proposal_id": proposal_id,
         }
         (entry_id,) = self.record_many([entry], tx=tx)

@@ -1,7 +1,7 @@
-"""Review: in prod an override waits until a second person has approved it (WSM-21).
+"""Review: an override in prod, or from the Dagster UI, waits until a second person has approved it (WSM-21, SEC-10).
 
 A proposal is an entry of the governance log that moves no unit, and the units at the versions that its proposer saw; a
-decision on it is another entry. The database refuses an override in prod without an approval by another actor for these
+decision on it is another entry. The database refuses such an override without an approval by another actor for these
 very versions, so an approval serves once. Does not belong here: carrying it out (`recovery/overrides.py`).
 """
 
@@ -18,7 +18,7 @@ import orjson
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
-from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
@@ -80,10 +80,13 @@ class OverrideReview:
             with writing(self._database, tx) as change:
                 change.run("governance.work_in", environment=settings.env, actor=settings.worker_id, at=at)
 
-    def required(self, settings: Settings, *, tx: Transaction | None = None) -> bool:
-        """Whether an override waits for a second person: this is prod, or the database is, whatever a client says."""
+    def required(self, settings: Settings, decision: Decision, *, tx: Transaction | None = None) -> bool:
+        """Whether an override waits for a second person.
+
+        It does where this is prod or the database is, whatever a client says; and always from the Dagster UI.
+        """
         self.work_in(settings, tx=tx)
-        return self._is_prod(tx)
+        return _same(decision.actor, DAGSTER_UI) or self._is_prod(tx)
 
     def propose(
         self,
@@ -135,7 +138,7 @@ class OverrideReview:
         Raises ReviewError for an unknown or expired proposal, one that was decided on, and for its own proposer.
         """
         proposal = self._open(proposal_id, tx)
-        if proposal.decision.actor.strip().casefold() == decision.actor.strip().casefold():
+        if _same(proposal.decision.actor, decision.actor):
             raise ReviewError(
                 "a proposal waits for another person than its proposer",
                 observed=f"proposal {proposal_id} by {proposal.decision.actor}, approved by {decision.actor}",
@@ -183,12 +186,21 @@ class OverrideReview:
         self._log.record(action, decision, details=details, proposal_id=proposal.proposal_id, tx=tx)
 
 
+def _same(one: str, other: str) -> bool:
+    return one.strip().casefold() == other.strip().casefold()
+
+
 def _proposal(row: Any) -> Proposal:
     content = dict(row.details)
     return Proposal(
         proposal_id=row.entry_id,
         at=row.at,
-        decision=Decision(actor=row.actor, reason=row.reason, change_ref=row.change_ref),
+        decision=Decision(
+            actor=row.actor,
+            reason=row.reason,
+            change_ref=row.change_ref,
+            dagster_run_id=content.pop("dagster_run_id", None),
+        ),
         command=Command(content.pop("command")),
         units=content.pop("units"),
         content=content,

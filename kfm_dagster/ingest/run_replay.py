@@ -103,7 +103,7 @@ class ReplayedParse(ChainNode):
         """
         ledger = self.pipeline.ledger
         with self.pipeline.database.transaction() as tx:
-            if not ledger.review.required(self.pipeline.settings, tx=tx):
+            if not ledger.review.required(self.pipeline.settings, self.decision, tx=tx):
                 return
             standing = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in units], tx=tx)
             if not ledger.review.unapproved(standing, GovernanceAction.REPEAT, actor=self.decision.actor, tx=tx):

@@ -125,7 +125,7 @@ class LedgerChanges(LedgerQueries):
             actor=decision.actor,
             why=decision.reason,
             change_ref=decision.change_ref,
-            details=as_json(details),
+            details=as_json({**details, **decision.details}),
             at=self._now(),
         )
         return [WalId(row.wal_id) for row in rows]

@@ -39,7 +39,7 @@ def release(
     without a change reference, and UnknownReplayReasonError.
     """
     ledger = pipeline.ledger
-    if ledger.review.required(pipeline.settings, tx=tx):
+    if ledger.review.required(pipeline.settings, decision, tx=tx):
         ledger.check_reason(replay_reason, tx=tx)
         units = {GovernanceAction.RELEASE: seen}
         return ledger.review.propose(Command.RELEASE, decision, units, content={"replay_reason": replay_reason}, tx=tx)

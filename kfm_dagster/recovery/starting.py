@@ -39,7 +39,7 @@ def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Sta
     if not plan.units:
         return Started(plan=plan)
     review = engine.pipeline.ledger.review
-    if plan.overrides and review.required(engine.pipeline.settings):
+    if plan.overrides and review.required(engine.pipeline.settings, decision):
         content = {"selection": selection.as_json()}
         return Started(plan=plan, proposal_id=review.propose(Command.REPLAY, decision, plan.overrides, content=content))
     return Started(plan=plan, replay_run_id=engine.start(selection, decision).replay_run_id)

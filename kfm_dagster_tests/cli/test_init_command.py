@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.demo.cloud import EmbeddedCloud, create_queues
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
@@ -221,7 +222,7 @@ def test_init_in_prod_makes_the_database_prod_s_for_every_client(
         assert call("init").code == ExitCode.DONE
         with opened_pipeline() as pipeline:
             client = pipeline.settings.model_copy(update={"env": Environment.DEV})
-            assert pipeline.ledger.review.required(client) is required
+            assert pipeline.ledger.review.required(client, Decision(actor="ada", reason="drill")) is required
 
 
 @pytest.mark.clause("SEC-07")

@@ -226,6 +226,7 @@ def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_
             _started(
                 ReplayEngine(pipeline=pipeline),
                 ReplayConfig(wal_ids=[units["failed"].wal_id], replay_reason="reprocess-2025"),
+                run_id="run-2",
             )["records"]
             == 1
         )

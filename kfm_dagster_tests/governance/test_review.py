@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.defs.resources import open_pipeline
 from kfm_dagster.errors import ExitCode, IllegalTransitionError
-from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceEntry
+from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction, GovernanceEntry
 from kfm_dagster.governance.review import APPROVED_WITHIN, Command, OverrideReview
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -267,11 +268,32 @@ def test_the_database_takes_no_forged_approval(prod: Pipeline, out: Envelope) ->
 
 
 def test_a_deployment_of_prod_makes_the_database_prod_s(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not deployment.ledger.review.required(deployment.settings)
+    assert not deployment.ledger.review.required(deployment.settings, JANE)
     monkeypatch.setenv("KFM_ENV", "prod")
     open_pipeline(Settings.load()).close()
     assert deployment.settings.env is Environment.DEV
-    assert deployment.ledger.review.required(deployment.settings)
+    assert deployment.ledger.review.required(deployment.settings, JANE)
+
+
+@pytest.mark.clause("SEC-10")
+def test_the_dagster_ui_releases_nothing_by_itself_in_any_environment(call: Call, deployment: Pipeline) -> None:
+    ledger, wal_id = deployment.ledger, envelope(0).wal_id
+    ledger.ensure([envelope(0)])
+    ledger.quarantine([wal_id], reason_code="looked_odd", decision=JANE)
+    before = every_row(deployment.database)
+    for actor in (DAGSTER_UI, " Dagster-UI"):
+        with pytest.raises(IllegalTransitionError, match="override_is_reviewed"):
+            ledger.override(
+                {wal_id: 2},
+                from_status=Status.QUARANTINED,
+                action=GovernanceAction.RELEASE,
+                decision=replace(JANE, actor=actor),
+            )
+    assert every_row(deployment.database) == before
+    number = proposed(call("release", wal_id, *WHY, "--actor", DAGSTER_UI))
+    assert call("governance", "approve", number, *APPROVING, "--actor", DAGSTER_UI).code == ExitCode.REFUSED
+    assert call("governance", "approve", number, *APPROVING).code == ExitCode.DONE
+    assert (status(deployment, envelope(0)), _last(deployment).approved_by) == (Status.PENDING, "bob")
 
 
 def test_outside_prod_one_person_releases_as_ever(

@@ -8,6 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
+from kfm_dagster.recovery.overrides import approve
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.integration import traces
@@ -25,7 +27,7 @@ SCOPE: dict[str, Any] = {
     "event_time_start": "2025-04-01T00:00:00Z",
     "event_time_end": "2025-05-01T00:00:00Z",
 }
-PERSON_SAYS = {"actor": "jane", "reason": "the object is there now", "change_ref": "INC-1"}
+WHY = {"reason": "the object is there now", "change_ref": "INC-1"}
 
 
 def replayed(face: Face, **config: Any) -> dg.ExecuteInProcessResult:
@@ -67,14 +69,14 @@ def test_the_job_is_a_dry_run_unless_told_and_refuses_as_the_command_does(face: 
     [failure] = [event for event in refused.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
     assert "guard scope refused" in str(failure.step_failure_data.error)
     assert not replayed(face, spec="kind: x", **SCOPE).success
-    assert not replayed(face, **SCOPE, dry_run=False).success, "nobody decides"
+    assert not replayed(face, **SCOPE, dry_run=False).success, "it has no reason"
     assert every_table(face.pipeline) == before
 
 
 @pytest.mark.clause("RPL-01", "RPL-05")
 def test_the_job_starts_a_replay_that_the_sensor_carries_out(face: Face, objects: Path) -> None:
     failing(face, objects)
-    started = replayed(face, **SCOPE, **PERSON_SAYS, dry_run=False)
+    started = replayed(face, **SCOPE, **WHY, dry_run=False)
     assert started.success
     replay_run_id = shown(started)["replay_run_id"]
     engine = ReplayEngine(pipeline=face.pipeline)
@@ -87,6 +89,41 @@ def test_the_job_starts_a_replay_that_the_sensor_carries_out(face: Face, objects
     assert traces.statuses(face.pipeline) == {"succeeded": 1}
     [record] = traces.records(face.pipeline).values()
     assert record.replay_run_id == replay_run_id
+    [entry] = face.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED)
+    assert (entry.actor, entry.details["dagster_run_id"]) == (DAGSTER_UI, started.dagster_run.run_id)
+    history = face.pipeline.ledger.history(record.wal_id)
+    assert [move.actor for move in history if move.reason == "incident"] == [DAGSTER_UI]
+
+
+@pytest.mark.clause("SEC-10")
+def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_a_person_s_approval(
+    face: Face, objects: Path
+) -> None:
+    [item] = volumes(1)
+    put(objects, [item])
+    take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
+    face.execute("ingest_nexrad_l2", partition=PARTITION)
+    repair = {**SCOPE, "status": ["succeeded"], "mode": "repair-and-replace", "allow_repair_and_replace": True, **WHY}
+    with pytest.raises(dg.DagsterInvalidConfigError):
+        replayed(face, **repair, actor="jane", dry_run=False)
+
+    proposed = face.repository.get_job("replay").execute_in_process(
+        run_config={"ops": {"start_replay": {"config": {**repair, "dry_run": False}}}},
+        instance=face.instance,
+        tags={"actor": "jane", "kfm/actor": "jane"},
+    )
+    number = shown(proposed)["proposal_id"]
+    engine, ledger = ReplayEngine(pipeline=face.pipeline), face.pipeline.ledger
+    assert (engine.newest(), traces.statuses(face.pipeline)) == ([], {"succeeded": 1})
+    [proposal] = ledger.review.waiting()
+    assert (proposal.proposal_id, proposal.decision.actor) == (number, DAGSTER_UI)
+    assert proposal.decision.dagster_run_id == proposed.dagster_run.run_id
+
+    approve(face.pipeline, number, Decision(actor="bob", reason="seen", change_ref="INC-1"))
+    engine.advance_all()
+    assert traces.statuses(face.pipeline) == {"pending": 1}
+    [entry] = ledger.log.entries(action=GovernanceAction.REPAIR_AND_REPLACE)
+    assert (entry.actor, entry.approved_by) == (DAGSTER_UI, "bob")
 
 
 def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(

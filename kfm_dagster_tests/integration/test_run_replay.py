@@ -17,7 +17,7 @@ from kfm_dagster.configs import parse
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
 from kfm_dagster.exports.validation import validate_report
-from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.nodes import Source, operators
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -274,7 +274,7 @@ def test_a_run_without_checkpoints_is_not_replayed_unless_the_plan_lets_it(
     assert len(list(compare_run(pipeline, dataset="nexrad-l2", run_id="original"))) == len(STAGES)
 
 
-@pytest.mark.clause("PCS-08", "DAG-05")
+@pytest.mark.clause("PCS-08", "DAG-05", "SEC-10")
 def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_dagster(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,8 +293,14 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     for named in (original[:8], "latest"):
         assert compared("compare", named, "--output", "json") == (code, said)
     assert f"run {original}" in compared("compare", "latest")[1].out
-    wanted = {"run_id": original, "actor": "ada", "reason": "drill", "change_ref": "CHG-7"}
+    wanted = {"run_id": original, "reason": "drill", "change_ref": "CHG-7"}
     config = {"ops": {"nexrad_l2__message_parse": {"config": {"replay": wanted}}}}
+    asked = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
+    assert not asked.success
+    [proposal] = face.pipeline.ledger.review.waiting()
+    assert proposal.decision == Decision(actor=DAGSTER_UI, reason="drill", change_ref="CHG-7")
+    assert proposal.decision.dagster_run_id == asked.dagster_run.run_id
+    approve(face.pipeline, proposal.proposal_id, PERSON)
     second = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config)
     assert second.success
     assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {second.dagster_run.run_id}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
@@ -102,8 +102,7 @@ class ReplayEngine:
 
     def attributed(self, selection: Selection, decision: Decision) -> Decision:
         """Return the decision with the reference that the spec names, unless it has one itself."""
-        reference = decision.change_ref or selection.change_ref
-        return Decision(actor=decision.actor, reason=decision.reason, change_ref=reference)
+        return replace(decision, change_ref=decision.change_ref or selection.change_ref)
 
     def advance(self, replay_run_id: str) -> Advance:
         """Do the next thing that a running replay needs, at most one batch; harmless to repeat, by anybody.
