@@ -134,6 +134,12 @@ class Settings(BaseSettings):
         description="Where people open the console (kfm console), https://HOST; the Dagster UI links failing units "
         "there. Default: no links.",
     )
+    allowed_hosts: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._ -]*$",
+        description="Host names, separated by blanks, under which browsers and monitors also reach the Dagster UI and "
+        "the console. Default: localhost, addresses, and the hosts of KFM_DAGSTER_URL and KFM_CONSOLE_URL.",
+    )
     geoparquet: bool = Field(
         True,  # noqa: FBT003
         description="Publish the Items of each day as GeoParquet, too, beside the catalog (docs/stac.md).",

@@ -37,6 +37,7 @@ BAD: dict[str, list[str]] = {
     "stac_api_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
     "anonymous": ["perhaps"],
     "geoparquet": ["perhaps"],
+    "allowed_hosts": ["https://kfm.example.org", "kfm.example.org:3001", "*"],
     "sns_verify": ["on", ""],
     "sns_trusted_url": ["http://sns.example.com", "https://", "http://127.0.0.1@sns.example.com", "ftp://127.0.0.1"],
     "sensor_interval_seconds": ["0", "-1", "soon", "1.5"],

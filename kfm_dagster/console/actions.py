@@ -19,7 +19,7 @@ from starlette.routing import Route
 from kfm_dagster.console.answers import record_of
 from kfm_dagster.console.asking import given, whole_number
 from kfm_dagster.console.pages import Pages, parameters, row_id
-from kfm_dagster.console.session import came_from, own_path, require_own_form
+from kfm_dagster.console.session import came_from, own_path
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.governance.log import Decision, decision_in
 from kfm_dagster.governance.switches import EVERY_DATASET
@@ -86,7 +86,6 @@ def _of_session(pages: Pages) -> list[Route]:
         return pages.page(request, "sign_in.html", refused=False, offered=offered, to=came_from(request))
 
     def sign_in(request: Request, fields: Mapping[str, str]) -> Response:
-        require_own_form(request)
         values = given(list(fields.items()), known=("token", "to"))
         to = own_path(values.get("to", ""))
         answer = see(to)
@@ -95,8 +94,7 @@ def _of_session(pages: Pages) -> list[Route]:
             return pages.page(request, "sign_in.html", status=refused, refused=True, offered=offered, to=to)
         return answer
 
-    def sign_out(request: Request, _: Mapping[str, str]) -> Response:
-        require_own_form(request)
+    def sign_out(_: Request, __: Mapping[str, str]) -> Response:
         answer = see("/")
         pages.sessions.sign_out(answer)
         return answer

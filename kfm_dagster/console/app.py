@@ -9,7 +9,7 @@ belong here: pages (the modules that give routes), or the server (`serving.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from http import HTTPStatus
 
@@ -19,7 +19,6 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -47,6 +46,7 @@ from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import report_sections, report_span
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.web_guard import WebGuard
 
 PATH = "/validate"
 METRICS = "/metrics"
@@ -67,11 +67,11 @@ HEADERS: Mapping[str, str] = {
 def console_app(
     pipeline: Pipeline,
     *,
-    hosts: Sequence[str],
+    hosts: Iterable[str] = (),
     depths: Callable[[], Mapping[str, int]] = lambda: NO_DEPTHS,
     deciding: Pipeline | None = None,
 ) -> Starlette:
-    """Return the application over a pipeline; it answers requests to these host names, "*" for any.
+    """Return the application over a pipeline; `hosts` are its names besides localhost and addresses.
 
     Decisions go through `deciding`; without it nobody can make any. Raises ConfigurationError for wrong tokens.
 
@@ -126,8 +126,7 @@ def console_app(
         middleware=[
             Middleware(_Hardened),
             Middleware(BoundedRequests, exempt=(HEALTH,)),
-            # A page of somebody else's whose name is made to lead here (DNS rebinding) reads nothing.
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(WebGuard, hosts=hosts),
         ],
         exception_handlers=dict.fromkeys((*REFUSALS, HTTPException), refused),
     )

@@ -20,6 +20,7 @@ from kfm_dagster.console.queue_watch import QueueWatch
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.telemetry.otlp import exports
+from kfm_dagster.web_guard import host_names
 
 SHUTDOWN_SECONDS = 5
 """What an answer under way has left after the signal."""
@@ -36,7 +37,7 @@ def serve(
     """
     with _listening(host, port) as listening:
         watch = QueueWatch(pipeline)
-        hosts = hosts_of(host, pipeline.settings.console_hosts)
+        hosts = {host.lower(), *host_names(pipeline.settings)}
         app = console_app(pipeline, hosts=hosts, depths=watch.depths, deciding=deciding)
         config = uvicorn.Config(
             app,
@@ -61,14 +62,6 @@ def _pushing(pipeline: Pipeline, watch: QueueWatch) -> AbstractContextManager[No
     from kfm_dagster.exports.otlp_metrics import pushing  # noqa: PLC0415, an extra that few have installed
 
     return pushing(pipeline, watch.depths)
-
-
-def hosts_of(host: str, named: str) -> list[str]:
-    """Return the host names that are answered: beyond loopback any, unless KFM_CONSOLE_HOSTS names them."""
-    if not named.strip() and not is_loopback(host):
-        return ["*"]
-    # A port that a container publishes on its machine is reached under that machine's loopback.
-    return ["localhost", "127.0.0.1", host, f"[{host}]", *named.split()]
 
 
 def is_loopback(host: str) -> bool:

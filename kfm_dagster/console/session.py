@@ -1,8 +1,7 @@
 """Who decides: a person signs in with a token of KFM_CONSOLE_TOKENS, and a signed cookie says so for some hours.
 
-The governance log has the name that the token belongs to. A form is taken only from a page of this server: the cookie
-goes along with no request of another site (SameSite=Strict), and the Origin that browsers state has to be this host.
-Does not belong here: what is decided (`actions.py`).
+The governance log has the name that the token belongs to. The cookie goes along with no request of another site
+(SameSite=Strict). Does not belong here: what is decided (`actions.py`), refusing forms of other sites (`web_guard.py`).
 """
 
 from __future__ import annotations
@@ -138,8 +137,7 @@ class Sessions:
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
     def require_actor(self, request: Request) -> str:
-        """Return who decides by a form. Raises HTTPException for one that is not signed in, or another site's form."""
-        require_own_form(request)
+        """Return who decides by a form. Raises HTTPException where no person is signed in."""
         actor = self.actor_of(request)
         if actor is None:
             raise HTTPException(HTTPStatus.FORBIDDEN, "sign in to decide; the console only reads without a token")
@@ -158,14 +156,6 @@ def _is_over_tls(request: Request) -> bool:
     """
     proxy = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
     return "https" in {request.url.scheme, urlsplit(request.headers.get("origin", "")).scheme, proxy}
-
-
-def require_own_form(request: Request) -> None:
-    """Refuse a form that a page of another site has sent. Raises HTTPException."""
-    origin = request.headers.get("origin")
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    if (origin is not None and urlsplit(origin).netloc != request.headers.get("host")) or site != "same-origin":
-        raise HTTPException(HTTPStatus.FORBIDDEN, "the form is of another site")
 
 
 def came_from(request: Request) -> str:

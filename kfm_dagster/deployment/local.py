@@ -130,10 +130,8 @@ class Deployment:
             # Sensors, run queue, run monitoring, backfills.
             self._spawn("daemon", ["dagster-daemon", "run", "-w", str(workspace)])
         if self.web_port is not None:
-            self._spawn(
-                "webserver",
-                ["dagster-webserver", "-h", "127.0.0.1", "-p", str(self.web_port), "-w", str(workspace)],
-            )
+            address = ["-h", "127.0.0.1", "-p", str(self.web_port)]
+            self._spawn("webserver", ["python", "-m", "kfm_dagster.defs.web_server", *address, "-w", str(workspace)])
             self._wait("webserver", lambda: _serves(f"{self.url}/server_info"))
         if self.console_port is not None:
             self._spawn("console", ["kfm", "console", "--port", str(self.console_port)])

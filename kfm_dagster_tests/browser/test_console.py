@@ -77,7 +77,7 @@ class Served:
 
 @contextmanager
 def serving(pipeline: Pipeline) -> Iterator[str]:
-    application = console_app(pipeline, hosts=["127.0.0.1"], depths=lambda: DEPTHS, deciding=pipeline)
+    application = console_app(pipeline, depths=lambda: DEPTHS, deciding=pipeline)
     config = uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

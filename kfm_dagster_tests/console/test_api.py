@@ -35,7 +35,7 @@ def api(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Iter
     pipeline = Pipeline(
         settings=Settings(home=tmp_path, geoparquet=False), registry=contracts, database=database, clock=bench.clock
     )
-    with TestClient(console_app(pipeline, hosts=["*"]), base_url="http://localhost") as client:
+    with TestClient(console_app(pipeline, hosts=["testserver"]), base_url="http://localhost") as client:
         yield client
 
 

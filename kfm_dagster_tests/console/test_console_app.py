@@ -55,7 +55,7 @@ def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
     """Ask a server over what settings name, opened as `kfm console` opens it."""
     looking = Pipeline.open(settings, read_only=True)
     looking.clock = clock
-    application = console_app(looking, hosts=["localhost", "127.0.0.1"])
+    application = console_app(looking)
     server = uvicorn.Server(
         uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
     )
@@ -218,7 +218,9 @@ def test_a_live_view_refreshes_itself_until_it_is_paused(ask: Ask) -> None:
         ("/../../etc/passwd", {}, 404, "not found"),
         (PATH, {"method": "POST"}, 405, "method not allowed"),
         (PATH, {"method": "DELETE"}, 405, "method not allowed"),
-        (PATH, {"Host": "evil.example"}, 400, "Invalid host header"),
+        (PATH, {"Host": "evil.example"}, 400, "the host is unknown here"),
+        (PATH, {"Origin": "http://evil.example"}, 403, "of another site"),
+        (PATH, {"Sec-Fetch-Site": "cross-site"}, 403, "of another site"),
     ],
 )
 def test_what_is_wrong_is_one_line_of_plain_text(

@@ -60,7 +60,7 @@ def pipeline(database: Database, contracts: ContractRegistry, tmp_path: Path) ->
 
 @pytest.fixture
 def browser(pipeline: Pipeline) -> Iterator[TestClient]:
-    application = console_app(pipeline, hosts=["*"], depths=lambda: DEPTHS, deciding=pipeline)
+    application = console_app(pipeline, depths=lambda: DEPTHS, deciding=pipeline)
     with TestClient(application, headers={"accept": "text/html"}, base_url="http://localhost") as client:
         yield client
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from datetime import timedelta
 from pathlib import Path
@@ -70,6 +71,10 @@ def test_a_backfill_of_the_ui_over_days_without_objects_succeeds_and_those_days_
         params = {"assetSelection": keys, "partitionNames": names}
         launched = asked(deployment, LAUNCH, params=params)["launchPartitionBackfill"]
         assert launched["__typename"] == "LaunchBackfillSuccess", launched
+        # What it serves is behind the guard (defs/test_web_server.py).
+        foreign = urllib.request.Request(f"{deployment.url}/server_info", headers={"Origin": "https://evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(foreign, timeout=HANG_SECONDS)
         found = ended(deployment, launched["backfillId"])
         shown = asked(deployment, SHOWN, key=keys[-1], days=names)
     assert (found["status"], found["error"]) == ("COMPLETED_SUCCESS", None)

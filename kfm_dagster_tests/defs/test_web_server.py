@@ -1,0 +1,206 @@
+"""The web server of the Dagster UI over loopback: what a page of another site sends is refused, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import yaml
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
+
+from kfm_dagster.deployment.local import free_port
+from kfm_dagster_tests.timeouts import HANG_SECONDS
+
+JSON = {"Content-Type": "application/json"}
+MUTATION = 'mutation { setConcurrencyLimit(concurrencyKey: "%s", limit: 1) }'
+LIMITS = "{ instance { concurrencyLimits { concurrencyKey } } }"
+NAVIGATION = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+Headers = Mapping[str, str]
+pytestmark = pytest.mark.clause("SEC-10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A web server over an empty workspace."""
+
+    port: int
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def ask(self, path: str, *, method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, str]:
+        """Status and text; the text of a refusal has one line."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=HANG_SECONDS)
+        try:
+            connection.request(method, path, body=body, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def limits(self) -> set[str]:
+        """What mutations have changed."""
+        status, text = self.ask("/graphql", method="POST", body=json.dumps({"query": LIMITS}), **JSON)
+        assert status == 200, text
+        return {one["concurrencyKey"] for one in json.loads(text)["data"]["instance"]["concurrencyLimits"]}
+
+    def subscribe(self, query: str, **headers: str) -> dict[str, Any]:
+        """The answer to an operation over a WebSocket. Raises InvalidStatus where it is not opened."""
+        origin = headers.pop("Origin", None)
+        with connect(
+            f"ws://{self.host}/graphql",
+            origin=None if origin is None else Origin(origin),
+            subprotocols=[Subprotocol("graphql-ws")],
+            additional_headers=headers,
+            open_timeout=HANG_SECONDS,
+        ) as socket:
+            socket.send(json.dumps({"type": "start", "id": "1", "payload": {"query": query}}))
+            answer: dict[str, Any] = json.loads(socket.recv(timeout=HANG_SECONDS))
+            return answer
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("web")
+    port = free_port()
+    command = ["-m", "kfm_dagster.defs.web_server", "-h", "127.0.0.1", "-p", str(port), "--empty-workspace"]
+    variables = {"DAGSTER_HOME": str(home), "KFM_DAGSTER_URL": "https://dagster.example.org"}
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=home, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        found = Served(port=port)
+        deadline = time.monotonic() + HANG_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(OSError):
+                if found.ask("/server_info")[0] == 200:
+                    break
+            assert process.poll() is None, (home / "log").read_text()
+            time.sleep(0.2)
+        yield found
+    finally:
+        process.terminate()
+        process.wait(timeout=HANG_SECONDS)
+
+
+def test_a_mutation_by_anything_but_json_or_from_another_site_changes_nothing(served: Served) -> None:
+    def document(name: str) -> str:
+        return json.dumps({"query": MUTATION % name})
+
+    own = f"http://{served.host}"
+    by_link = f"/graphql?query={quote(MUTATION % 'x')}"
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    refused: dict[str, tuple[int, str, str, str | None, Headers]] = {
+        "a link": (405, "GET", by_link, None, {}),
+        "a link that a person follows": (405, "GET", by_link, None, {"Sec-Fetch-Site": "cross-site", **NAVIGATION}),
+        "a link with a line end": (405, "GET", by_link.replace("?", "%0a?"), None, {}),
+        "a form": (415, "POST", by_link, "x=1", form),
+        "no type": (415, "POST", by_link, None, {}),
+        "JSON as text": (415, "POST", "/graphql", document("x"), {"Content-Type": "text/plain"}),
+        "JSON, named beside": (
+            415, "POST", "/graphql", document("x"), {"Content-Type": "text/plain; application/json"},
+        ),
+        "GraphQL": (415, "POST", "/graphql", MUTATION % "x", {"Content-Type": "application/graphql"}),
+        "another origin": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "https://evil.example"}),
+        "no origin's": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "null"}),
+        "another port": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "http://127.0.0.1:1"}),
+        "another site": (403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "cross-site"}),
+        "another port of it": (403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "same-site"}),
+        "a form that a person sends": (
+            403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "cross-site", **NAVIGATION},
+        ),
+        "a name that leads here": (400, "POST", "/graphql", document("x"), {**JSON, "Host": "evil.example"}),
+        "a name like ours": (400, "POST", "/graphql", document("x"), {**JSON, "Host": "localhost.evil.example"}),
+        "an asset": (415, "POST", "/report_asset_materialization/a", None, {}),
+    }  # fmt: skip
+    for name, (status, method, path, body, headers) in refused.items():
+        answered, text = served.ask(path, method=method, body=body, **headers)
+        assert (answered, text.count("\n")) == (status, 1), (name, text)
+    assert served.limits() == set()
+    taken: dict[str, Headers] = {
+        "program": {},
+        "page": {"Origin": own, "Sec-Fetch-Site": "same-origin"},
+        "proxied": {"Host": "dagster.example.org", "Origin": "https://dagster.example.org"},
+        "typed": {"Host": f"LOCALHOST:{served.port}", "Content-Type": "application/json; charset=utf-8"},
+    }
+    for name, headers in taken.items():
+        assert served.ask("/graphql", method="POST", body=document(name), **{**JSON, **headers})[0] == 200, name
+    assert served.limits() == set(taken)
+
+
+def test_a_page_of_another_site_leads_here_and_shows_nothing_of_it(served: Served) -> None:
+    elsewhere = {"Sec-Fetch-Site": "cross-site"}
+    shown: dict[str, tuple[int, Headers]] = {
+        "typed": (200, {"Sec-Fetch-Site": "none", **NAVIGATION}),
+        "followed": (200, {**elsewhere, **NAVIGATION}),
+        "in a frame": (403, {**elsewhere, **NAVIGATION, "Sec-Fetch-Dest": "iframe"}),
+        "fetched": (403, {**elsewhere, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}),
+        "asked by a script": (403, {"Origin": "https://evil.example"}),
+        "a name that leads here": (400, {"Host": "evil.example"}),
+        "a host of no form": (400, {"Host": "localhost@evil.example"}),
+        "a probe of an orchestrator": (200, {"Host": "10.0.0.7:3000"}),
+        "the same over IPv6": (200, {"Host": "[fd00::7]:3000"}),
+    }
+    for name, (status, headers) in shown.items():
+        assert served.ask("/runs", **headers)[0] == status, name
+
+
+def test_a_websocket_is_opened_by_a_page_of_this_server_alone_and_takes_no_mutation(served: Served) -> None:
+    before = served.limits()
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": f"http://{served.host}", "Sec-Fetch-Site": "cross-site"},
+        {"Origin": f"http://{served.host}", "Sec-Fetch-Site": "cross-site", **NAVIGATION},
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            served.subscribe(MUTATION % "x", **headers)
+        assert refused.value.response.status_code == 403, headers
+    assert served.subscribe(MUTATION % "x", Origin=f"http://{served.host}")["type"] == "error"
+    assert served.limits() == before
+
+
+def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kfm_dagster.defs.web_server", "--empty-workspace"],
+        env=os.environ | {"DAGSTER_HOME": str(tmp_path), "KFM_ALLOWED_HOSTS": "https://dagster.example.org"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "KFM_ALLOWED_HOSTS" in done.stderr
+
+
+def test_every_shipped_way_of_serving_starts_it() -> None:
+    deploy = Path(__file__).resolve().parents[2] / "deploy"
+    compose = yaml.safe_load((deploy / "compose" / "compose.yaml").read_text(encoding="utf-8"))["services"]["webserver"]
+    [ecs] = [
+        container
+        for container in yaml.safe_load((deploy / "ecs" / "task-definition.yaml").read_text(encoding="utf-8"))[
+            "containerDefinitions"
+        ]
+        if container["name"] == "webserver"
+    ]
+    for service in (compose, ecs):
+        assert service["command"][:3] == ["python", "-m", "kfm_dagster.defs.web_server"]
+    # Dagster's chart starts `dagster-webserver`, which is this in our image.
+    script = (deploy / "image" / "dagster-webserver").read_text(encoding="utf-8")
+    assert script.splitlines()[1:] == ['exec /opt/kfm/bin/python -m kfm_dagster.defs.web_server "$@"']
+    installed = "RUN install --mode=0755 deploy/image/dagster-webserver /opt/kfm/bin/dagster-webserver"
+    assert installed in (deploy / "image" / "Dockerfile").read_text(encoding="utf-8").splitlines()
