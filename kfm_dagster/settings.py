@@ -302,12 +302,6 @@ class Settings(BaseSettings):
         description="Who may decide in the console (docs/console.md): NAME=TOKEN, separated by blanks; the governance "
         "log has the name. Default: the console only reads.",
     )
-    console_hosts: str = Field(
-        "",
-        description="Host names under which the console is reached, besides localhost and its own address, separated "
-        "by blanks; *.example.org for all below. Requests to another name are refused. Default: none on loopback, any "
-        "elsewhere.",
-    )
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
     )
@@ -316,13 +310,6 @@ class Settings(BaseSettings):
         "local",
         description="Logical worker identity in the ledger, the same in every process of a run; never a host name.",
     )
-
-    @field_validator("console_hosts")
-    @classmethod
-    def _are_hosts(cls, value: str) -> str:
-        if not all(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9][A-Za-z0-9.-]*", name) for name in value.split()):
-            raise ValueError("host names without ports, separated by blanks: console.example.org or *.example.org")
-        return value
 
     @field_validator("dagster_dsn", "stac_api_dsn", "retention_dsn")
     @classmethod

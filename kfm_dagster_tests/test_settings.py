@@ -71,7 +71,6 @@ BAD: dict[str, list[str]] = {
     ],
     "dagster_url": ["dagster", "ftp://dagster.example", f"https://{SECRET}@dagster.example", "https://a.example/?x"],
     "console_url": ["console", "ftp://console.example", f"https://{SECRET}@console.example", "https://a.example/?x"],
-    "console_hosts": ["https://console.example", "console:3001", "console, kfm", "*x.example"],
     "contact": ["someone", "mailto:", "ftp://example.com"],
     "backup_url": ["gs://bucket", "s3://", f"s3://{SECRET}@bucket"],
     "virtual_url": ["gs://bucket", "s3://", "s3:///prefix", f"s3://{SECRET}@bucket"],

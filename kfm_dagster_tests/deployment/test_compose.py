@@ -75,7 +75,7 @@ def test_every_variable_is_a_setting_and_its_value_is_taken() -> None:
             assert re.fullmatch(r"postgresql\+psycopg2://kfm\w*:s3cret@database/(kfm|dagster|stac)", dsn), dsn
         assert settings.env == "prod"
         # The port of the console is published on this machine, whose browser is led by no other name to it.
-        assert settings.console_hosts == "console"
+        assert settings.allowed_hosts == "console"
 
 
 def test_every_command_is_one_with_these_options() -> None:

@@ -61,7 +61,7 @@ def test_init_alone_is_given_the_owners_dsn_and_makes_the_roles_of_the_others() 
     assert all(secrets["KFM_RETENTION_DSN"] != secrets["KFM_WAL_DSN"] for name, secrets in of.items() if name != "init")
     options = parsed(CONTAINERS["init"]["command"])
     assert (options["role"], options["retention_role"]) == ("kfm_deployment", "kfm_retention")
-    [hosts] = {one["value"] for one in CONTAINERS["console"]["environment"] if one["name"] == "KFM_CONSOLE_HOSTS"}
+    [hosts] = {one["value"] for one in CONTAINERS["console"]["environment"] if one["name"] == "KFM_ALLOWED_HOSTS"}
     assert hosts
 
 

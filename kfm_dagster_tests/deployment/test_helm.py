@@ -253,7 +253,7 @@ def test_init_alone_is_given_the_owners_secret_and_makes_the_roles_of_the_others
     assert (options["role"], options["retention_role"]) == ("kfm_deployment", "kfm_retention")
     assert VALUES["postgresql"]["postgresqlUsername"] == options["role"]
     [settings] = [one["data"] for one in OBJECTS if one["kind"] == "ConfigMap"]
-    assert settings["KFM_CONSOLE_HOSTS"]
+    assert settings["KFM_ALLOWED_HOSTS"]
 
 
 @pytest.mark.clause("DAG-09")
