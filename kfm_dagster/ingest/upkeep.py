@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from kfm_dagster.errors import KfmError
+from kfm_dagster.errors import DatabaseUnavailableError, KfmError
 from kfm_dagster.ingest.feed_watch import watch_feeds
 from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -54,7 +54,7 @@ def look_after(
     for name, step in steps.items():
         try:
             step()
-        except SQLAlchemyError:
+        except (SQLAlchemyError, DatabaseUnavailableError):
             raise
         except Exception as error:
             _LOG.exception("%s fails", name, exc_info=redacted_error(error))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ingest import upkeep
 from kfm_dagster.ingest.upkeep import look_after
 from kfm_dagster_tests.integration.chain import open_pipeline
@@ -41,6 +42,6 @@ def test_the_steps_do_not_depend_on_each_other(failing: str, tmp_path: Path, mon
     assert list(due) == ([] if failing == "retry_due" else [("hrrr", "2025-04-02")])
     assert ["OverflowError" in line and "secret" not in line for line in warnings] == [True]
     # Without the database no step goes.
-    error = OperationalError("SELECT", {}, Exception("away"))
-    with pytest.raises(OperationalError):
-        look_after(pipeline, pipeline.ledger, dead=lambda _: (), warn=warnings.append)
+    for error in (OperationalError("SELECT", {}, Exception("away")), DatabaseUnavailableError()):
+        with pytest.raises(type(error)):
+            look_after(pipeline, pipeline.ledger, dead=lambda _: (), warn=warnings.append)

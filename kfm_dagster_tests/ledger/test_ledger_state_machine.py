@@ -343,7 +343,7 @@ def test_each_column_that_a_change_of_status_may_not_touch_is_refused_by_the_gua
     moving = {
         "status", "attempts", "last_attempt_at", "last_error_code", "last_error_message", "ingest_run_id", "worker_id",
         "replay_reason", "updated_at", "version", "next_attempt_at", "changed_by", "change_reason", "lane",
-        "replay_run_id",
+        "replay_run_id", "batch_limit",
     }  # fmt: skip
     assert fixed | moving == set(NoddWalRecord.model_fields)
 

@@ -369,6 +369,7 @@ CASES: dict[str, list[Row]] = {
     "nodd_wal_records_replay_reason_is_governed": [{"replay_reason": "whim"}],
     "nodd_wal_records_wal_id_is_uuid": [{"wal_id": "w-1"}, {"wal_id": THREE.replace("8", "A")}],
     "nodd_wal_records_lane_is_known": [{"lane": "fast"}],
+    "nodd_wal_records_batch_limit_is_positive": [{"batch_limit": 0}],
     "nodd_wal_records_attempts_are_counted": [{"attempts": -1}],
     "nodd_wal_records_version_is_positive": [{"version": 0}],
     "nodd_wal_records_success_is_complete": [
