@@ -45,6 +45,8 @@ from kfm_dagster.storage.roles import grant_retention_role
 from kfm_dagster.telemetry.clock import kernel
 from kfm_dagster.telemetry.clock.decision import ClockRules
 from kfm_dagster.telemetry.clock.kernel import NtpState
+from kfm_dagster.telemetry.clock.log import ClockLog
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
@@ -563,6 +565,30 @@ def test_a_clock_of_which_one_answer_decides_nothing_is_asked_for_once_more(monk
 
     [found] = check_clock(ClockRules(), connect, lambda: now[0])
     assert found.verdict is Health.OK, found
+
+
+@pytest.mark.clause("BEY-11", "PCS-10")
+def test_what_is_recorded_of_the_clock_counts_as_it_does_for_kfm_clock_and_unverified_is_not_wrong(
+    deployed: Deployed, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unkept = NtpState(answer=5, status=0x40, offset=0, maxerror=16_000_000)
+    monkeypatch.setattr(kernel.kernel_clock, "__kwdefaults__", {"ask": lambda: unkept})
+    deployed.set(AWS_ENDPOINT_URL_SQS=GONE)
+    database = Database.open(Settings.load().database_url)
+    for offset, verdict, state in ((None, WARNING, "unlocked"), (0.2, Health.OK, "locked"), (3.0, FAULT, "unlocked")):
+        if offset is not None:
+            reading = ClockReading(
+                at=datetime.now(UTC) - timedelta(hours=1),
+                source="date:s3.example",
+                offset_seconds=offset,
+                uncertainty_seconds=0.55,
+                state=ClockState.UNKNOWN,
+            )
+            ClockLog(database).record([reading])
+        [found] = [one for one in json.loads(call("doctor", "--json").out)["findings"] if one["check"] == "clock"]
+        assert found["verdict"] == verdict, found
+        assert json.loads(call("clock", "--json").out)["state"] == state
+    database.dispose()
 
 
 @pytest.mark.clause("BEY-11")

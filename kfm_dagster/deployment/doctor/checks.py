@@ -5,7 +5,7 @@ Belongs here: which there are, and what each is given. Does not belong here: wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from kfm_dagster.deployment.doctor.places import check_bucket, check_room, check
 from kfm_dagster.deployment.doctor.queues import check_dead_letters, check_queue
 from kfm_dagster.deployment.doctor.receivers import check_receivers
 from kfm_dagster.deployment.doctor.senders import check_senders
-from kfm_dagster.deployment.doctor.times import check_clock
+from kfm_dagster.deployment.doctor.times import check_clock, recorded_readings
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.preflight import stores
@@ -29,6 +29,7 @@ from kfm_dagster.notifications.sqs import Queue, connect
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.decision import ClockRules
+from kfm_dagster.telemetry.clock.reading import ClockReading
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
 
@@ -45,6 +46,9 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
     def heard(dates: AnswerDates) -> Queue:
         return connect(settings, dates=dates)
 
+    def recorded() -> Sequence[ClockReading]:
+        return recorded_readings(settings, clock() - rules.tau_calib)
+
     folders = [settings.home, dagster_home(settings), *(Path(place) for *_, place in chosen if "://" not in place)]
     return {
         "configuration": partial(_configuration, settings),
@@ -53,7 +57,7 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
         "retention": partial(check_retention, settings),
         "queue": partial(check_queue, settings, registry, queue),
         "dead letters": partial(check_dead_letters, settings, queue),
-        "clock": partial(check_clock, rules, heard, clock),
+        "clock": partial(check_clock, rules, heard, clock, recorded=recorded),
         "senders": partial(check_senders, settings, registry),
         "instance": partial(check_instance, settings),
         "daemons": partial(check_daemons, settings),

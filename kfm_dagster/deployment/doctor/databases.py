@@ -17,10 +17,8 @@ from kfm_dagster.storage.database import Database
 
 def check_database(settings: Settings) -> Iterator[Diagnosis]:
     """Open it as a command that only looks does. Raises KfmError where that cannot be done, in words of its own."""
-    url = make_url(settings.database_url)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        # Opening it would make the file.
-        yield fault("there is no ledger yet", observed=url.database, expected="a database", next_step="run kfm init")
+    if (file := missing_file(settings)) is not None:
+        yield fault("there is no ledger yet", observed=file, expected="a database", next_step="run kfm init")
         return
     database = Database.open(settings.database_url, read_only=True)
     try:
@@ -36,6 +34,13 @@ def check_database(settings: Settings) -> Iterator[Diagnosis]:
             )
     finally:
         database.dispose()
+
+
+def missing_file(settings: Settings) -> str | None:
+    """Return the ledger's file where it is missing: opening the database would make it."""
+    url = make_url(settings.database_url)
+    is_missing = url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file()
+    return str(url.database) if is_missing else None
 
 
 def _role(settings: Settings, database: Database) -> Iterator[Diagnosis]:
