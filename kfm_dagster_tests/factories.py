@@ -22,6 +22,9 @@ from kfm_dagster.contracts.envelope import (
 )
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
+from kfm_dagster.notifications.landing import LandedBatch
+from kfm_dagster.storage.database import Database
 
 START = datetime(2025, 12, 3, 0, 6, 24, tzinfo=UTC)
 
@@ -55,6 +58,18 @@ def envelope(number: int = 0, **changes: Any) -> Envelope:
         ),
     )
     return Envelope(**values)
+
+
+def received_long_ago(database: Database, landed: LandedBatch) -> None:
+    """Record a message of a landed batch, which was received years ago and announced nothing."""
+    message = Delivery(
+        message_id=landed.digest,
+        queue="q",
+        receipt_handle="h",
+        landing_sha256=landed.digest,
+        state=DeliveryState.IGNORED,
+    )
+    Deliveries(database, clock=lambda: datetime(2020, 1, 1, tzinfo=UTC)).record([message])
 
 
 def finished(unit: Envelope, *, write_status: StacStatus = StacStatus.CREATED) -> Envelope:

@@ -21,6 +21,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.retention.policy import RETENTION
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
+from kfm_dagster_tests.factories import received_long_ago
 
 pytestmark = pytest.mark.clause("BEY-10")
 
@@ -30,7 +31,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """KFM_HOME of a deployment that has landed a batch long ago, and knows of no message that it is of."""
+    """KFM_HOME of a deployment that landed a batch long ago, which nothing needs any more."""
     for name in os.environ:
         if name.startswith(("KFM_", "DAGSTER_")):
             monkeypatch.delenv(name)
@@ -43,6 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     pipeline = Pipeline.open(Settings.load())
     landed = pipeline.landing.land([])
+    received_long_ago(pipeline.database, landed)
     file = Path(pipeline.settings.storage) / landed.uri
     os.utime(file, (0, 0))
     pipeline.close()

@@ -11,6 +11,7 @@ import pytest
 
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.retention.policy import RETENTION
+from kfm_dagster_tests.factories import received_long_ago
 from kfm_dagster_tests.integration.face import Face
 
 pytestmark = pytest.mark.clause("BEY-10")
@@ -31,7 +32,9 @@ def test_the_schedule_asks_for_the_job_once_there_is_a_policy_and_the_job_remove
     # A schedule finds its instance by reference, which one in memory has not.
     instance = dg.DagsterInstance.local_temp(str(tmp_path))
     pipeline = face.pipeline
-    file = Path(pipeline.settings.storage) / pipeline.landing.land([]).uri
+    landed = pipeline.landing.land([])
+    received_long_ago(pipeline.database, landed)
+    file = Path(pipeline.settings.storage) / landed.uri
     os.utime(file, (0, 0))
 
     def tick() -> Any:

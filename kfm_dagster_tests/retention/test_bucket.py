@@ -16,6 +16,7 @@ from kfm_dagster.retention import stored_files
 from kfm_dagster.retention.policy import RetentionKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
+from kfm_dagster_tests.factories import received_long_ago
 
 pytestmark = [pytest.mark.clause("BEY-10"), pytest.mark.one_database]
 
@@ -38,8 +39,10 @@ def test_old_objects_of_a_bucket_go_and_others_stay(
     s3: Any, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(f"s3://{BUCKET}/storage")
-    for number in range(5):
-        Landing(store).land([SqsMessage(message_id=str(number), body="{}")])
+    messages = [SqsMessage(message_id=str(number), body="{}") for number in range(6)]
+    landed = [Landing(store).land([message]) for message in messages]
+    for batch in landed[:5]:
+        received_long_ago(database, batch)
     s3.put_object(Bucket=BUCKET, Key="storage/landing/README", Body=b"somebody's own")
     s3.put_object(Bucket=BUCKET, Key="other/landing/README", Body=b"of another prefix")
     monkeypatch.setattr(stored_files, "PAGE", 2)
@@ -51,4 +54,4 @@ def test_old_objects_of_a_bucket_go_and_others_stay(
         assert batch.bytes
         pruner.remove(batch)
     left = [found["Key"] for found in s3.list_objects_v2(Bucket=BUCKET)["Contents"]]
-    assert left == ["other/landing/README", "storage/landing/README"]
+    assert left == sorted(["other/landing/README", "storage/landing/README", f"storage/{landed[5].uri}"])

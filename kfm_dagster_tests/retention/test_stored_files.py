@@ -34,6 +34,7 @@ from kfm_dagster_tests.integration.chain import (
     StoredObject,
     announce,
     missing,
+    open_pipeline,
     put,
     run_chain,
     take,
@@ -295,6 +296,28 @@ def test_what_another_retention_has_deleted_meanwhile_is_as_good_as_deleted(
     pruner.remove(batch)
     pruner.remove(batch)
     assert files(store_of(pipeline) / "landing") == set()
+
+
+@pytest.mark.clause("SEC-11")
+def test_files_of_another_ledger_stay_of_every_kind(
+    pipeline: Pipeline, tmp_path: Path, objects: Path, keeping: Keeping
+) -> None:
+    other = open_pipeline(tmp_path / "home", objects)
+    ingest(other, objects, volumes(1)[0], missing(volumes(2)[1]))
+    cases = QuarantineCases(other.database, clock=other.clock)
+    [case] = cases.find(CaseState.OPEN)
+    cases.discard({case.key.wal_id: case.key.version}, decision=JANE)
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(other).now += LATER
+    clock_of(pipeline).now = clock_of(other).now
+    retention = keeping(landing="15d", artifacts="8d", evidence_samples="1d")
+    own = replace(retention, pruners=stored_files.stored_files(other.store, other.database), database=other.database)
+    assert all(one.removed for one in own.plan())
+    before = files(store_of(pipeline))
+    for one in retention.run(actor="jane"):
+        assert (one.old > 0, one.removed) == (True, 0)
+    assert files(store_of(pipeline)) == before
+    other.close()
 
 
 @pytest.mark.one_database

@@ -1,17 +1,17 @@
--- What retention may remove. Of files that are old, the hashes of those that nothing needs; a batch of them costs one
--- look through a table, so that no table has an index for it.
+-- What retention may remove. Of files that are old, the hashes of those that a row here names and nothing needs: a file
+-- that no row names stays, whoever wrote it. A batch of them costs one look through a table, so that no table has an
+-- index for it.
 
 -- name: landing
 -- A batch stays while a message of it is on the queue or was received of late, a unit of one may be tried again, or a
 -- quarantined one has no evidence yet: that shows the message.
-SELECT asked.value AS digest
-FROM (@each(:digests)) AS asked
-WHERE 'sha256:' || asked.value NOT IN (
-    SELECT d.landing_sha256
-    FROM nodd_wal_deliveries AS d
-    WHERE
-        d.landing_sha256 IN (SELECT 'sha256:' || same.value FROM (@each(:digests)) AS same)
-        AND (
+SELECT substr(d.landing_sha256, 8) AS digest
+FROM nodd_wal_deliveries AS d
+WHERE d.landing_sha256 IN (SELECT 'sha256:' || asked.value FROM (@each(:digests)) AS asked)
+GROUP BY d.landing_sha256
+HAVING sum(
+    CASE
+        WHEN
             d.state = 'in_flight'
             OR d.received_at >= :before
             OR EXISTS (
@@ -24,8 +24,10 @@ WHERE 'sha256:' || asked.value NOT IN (
                 INNER JOIN quarantine_cases AS c ON u.wal_id = c.wal_id
                 WHERE u.message_id = d.message_id AND c.evidence_uri IS NULL
             )
-        )
-);
+            THEN 1
+        ELSE 0
+    END
+) = 0;
 
 -- name: artifacts
 -- Outputs of stages alone: listings and products stay, which no stage names. An output is shared by all runs that have
@@ -57,13 +59,11 @@ HAVING
 
 -- name: evidence
 -- Evidence stays while a case that names it is open, or was closed of late.
-SELECT asked.value AS digest
-FROM (@each(:digests)) AS asked
-WHERE asked.value NOT IN (
-    SELECT c.evidence_sha256
-    FROM quarantine_cases AS c
-    WHERE c.evidence_sha256 IS NOT NULL AND (c.state = 'open' OR c.closed_at >= :before)
-);
+SELECT c.evidence_sha256 AS digest
+FROM quarantine_cases AS c
+WHERE c.evidence_sha256 IN (@each(:digests))
+GROUP BY c.evidence_sha256
+HAVING sum(CASE WHEN c.state = 'open' OR c.closed_at >= :before THEN 1 ELSE 0 END) = 0;
 
 -- name: unsettled_runs
 -- Runs of which a unit waits, is in work or has failed.
