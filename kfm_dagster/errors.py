@@ -129,6 +129,12 @@ class PreflightError(DependencyUnavailableError):
     """Nothing is received: what the deployment needs is not there."""
 
 
+class ForeignRootError(KfmError):
+    """A place of files is not known to be this deployment's."""
+
+    exit_code = ExitCode.REFUSED
+
+
 class SchemaVersionError(KfmError):
     """The database has a newer schema than this release knows."""
 

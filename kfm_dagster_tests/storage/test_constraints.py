@@ -43,6 +43,7 @@ _OUTCOME: Row = {"wal_id": ONE, "attempt": 1, "at": T, "run_id": "r", "code_vers
 NO_CHANGE: Row = {"record_version": None, "from_status": None, "to_status": None}
 
 STANDING: dict[str, Sequence[Row]] = {
+    "deployment": [{"only_one": 1, "deployment_id": "a" * 32}],
     "run_state": [
         {
             "dataset_id": "d.o", "run_id": "r", "lakefs_branch": "main", "inputs_hash": f"sha256:{HASH}",
@@ -281,6 +282,7 @@ STANDING: dict[str, Sequence[Row]] = {
 """Rows that every table holds, in an order in which each finds what it refers to."""
 
 ANOTHER: dict[str, Row] = {
+    "deployment": {},
     "node_output": {"content_hash": "b" * 64},
     "etl_checkpoint": {"node": "n2"},
     "etl_wal": {"content_hash": "b" * 64},
@@ -339,6 +341,8 @@ ANOTHER: dict[str, Row] = {
     "backfill_days": {"dataset": "e"},
 }
 """What makes of each table's first row another one that may stand beside it."""
+TYPED = {table: rows for table, rows in STANDING.items() if table != "deployment"}
+"""The rows that are typed: that of `deployment` is made with the database, and no other may stand beside it."""
 
 TERMINAL = {"integrity_status": "ok", "metadata_status": "ok", "stac_status": "created", "provenance_status": "ok"}
 CLAIMED = {"status": "in_progress", "ingest_run_id": "r", "worker_id": "w", "last_attempt_at": T}
@@ -481,6 +485,8 @@ CASES: dict[str, list[Row]] = {
     "governance_log_approval_is_whole": [{"approved_by": "b"}, {**NO_CHANGE, "approved_by": "b", "proposal_id": 1}],
     "governance_log_proposal_is_known": [{"proposal_id": 99}],
     "governance_log_by_proposal": [{**NO_CHANGE, "proposal_id": 1}],
+    "deployment_has_no_second_id": [{"only_one": 2}],
+    "deployment_id_has_32_characters": [{"deployment_id": "a" * 31}],
     "deployment_environments_environment_is_known": [{"environment": "production"}],
     "deployment_environments_is_attributed": [{"actor": ""}, {"actor": "x" * 201}],
     "override_units_version_is_known": [{"version": 9}],
@@ -696,10 +702,10 @@ def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> No
     faults, cases = [], {**CASES, **_primary_keys(database)}
     with database.engine.connect() as connection, connection.begin() as filled:
         _switch_triggers_off(connection)
-        for table, rows in STANDING.items():
+        for table, rows in TYPED.items():
             for row in rows:
                 insert(connection, table, row)
-        for table in STANDING:
+        for table in TYPED:
             assert _refusal(connection, table, {}) is None
         for name, changes in cases.items():
             if name in OF_SQLITE and database.dialect != "sqlite":

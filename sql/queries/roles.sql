@@ -65,6 +65,7 @@ WITH decision (relation, rights) AS (
     ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
     -- What was decided.
     ('governance_log', 'SELECT, INSERT'),
+    ('deployment', 'SELECT'),
     ('deployment_environments', 'SELECT, INSERT'),
     ('override_units', 'SELECT, INSERT'),
     ('kill_switches', 'SELECT, INSERT, UPDATE (released_at, released_by, release_reason)'),

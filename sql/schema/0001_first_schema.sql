@@ -16,6 +16,24 @@ BEGIN
 END
 $$;
 
+-- The id that marks every root of files that is written under this database (kfm_dagster/storage/roots.py).
+CREATE TABLE deployment (
+    only_one integer NOT NULL,
+    deployment_id @id NOT NULL,
+    -- Of two ids a root would be foreign to one half of the processes.
+    CONSTRAINT deployment_has_one_id PRIMARY KEY (only_one),
+    CONSTRAINT deployment_has_no_second_id CHECK (only_one = 1),
+    CONSTRAINT deployment_id_has_32_characters CHECK (length(deployment_id) = 32)
+) @strict;
+
+-- postgresql: its random bytes.
+INSERT INTO deployment (only_one, deployment_id) VALUES (1, replace(gen_random_uuid()::text, '-', ''));
+
+-- sqlite: its random bytes.
+INSERT INTO deployment (only_one, deployment_id) VALUES (1, lower(hex(randomblob(16))));
+
+@append_only(deployment, deployment_id_is_kept, (only_one));
+
 -- Run-state: did this node already do this in this run (run-state pattern, section 1).
 CREATE TABLE run_state (
     dataset_id text NOT NULL,

@@ -1,0 +1,139 @@
+"""Roots: the places that a deployment writes, each marked with the id of the deployment that may.
+
+Two ledgers over one catalog lose each other's Items in silence, and retention under another ledger removes batches of
+units that still wait. So each root has a file with the id of its deployment's database, put only where there is none.
+Belongs here: which roots there are, whose each is, and taking one over. Does not belong here: whether a root takes
+files (`answering.py`), or who asks (`ingest/preflight.py`, `retention/opening.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from obstore.exceptions import AlreadyExistsError, NotFoundError
+
+from kfm_dagster.errors import ForeignRootError
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.answering import PROBE, answering
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import open_store
+
+MARKER = ".kfm-deployment.json"
+"""File of a root that names its deployment; no reader of catalog or lineage is led to it."""
+_NO_CONTENT = re.compile(rf"(.*/)?({re.escape(MARKER)}|{re.escape(PROBE)}|\.staging/.*)")
+"""Files of an empty root: marks and probes, also of roots inside it, and what a killed process left unfinished."""
+_UNREADABLE = "an unreadable id"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Root:
+    """A place that a deployment writes: a folder or s3://bucket/prefix, and the setting that chooses it."""
+
+    name: str
+    setting: str
+    location: str
+
+    def holder(self) -> str | None:
+        """Return the id of the deployment that the root is marked with; None without a mark."""
+        if not self._exists():
+            return None
+        try:
+            with self._answering():
+                content = bytes(open_store(self.location).get(MARKER).bytes())
+        except (FileNotFoundError, NotFoundError):
+            return None
+        try:
+            return str(json.loads(content)["deployment_id"])
+        except (ValueError, TypeError, KeyError):
+            return _UNREADABLE
+
+    def is_empty(self) -> bool:
+        """Tell whether there is no file of anybody's."""
+        if not self._exists():
+            return True
+        with self._answering():
+            pages = open_store(self.location).list()
+            return all(_NO_CONTENT.fullmatch(entry["path"]) for page in pages for entry in page)
+
+    def mark(self, deployment: str) -> None:
+        """Mark the root, unless it is marked already: of several that try at once, one does."""
+        content = json.dumps({"deployment_id": deployment}).encode() + b"\n"
+        with self._answering(), suppress(AlreadyExistsError):
+            open_store(self.location).put(MARKER, content, mode="create")
+
+    def refuse_other(self, holder: str | None, deployment: str) -> None:
+        """Raise ForeignRootError for a holder that is another deployment."""
+        if holder not in {None, deployment}:
+            raise ForeignRootError(
+                f"{self.name} {self.location} is another deployment's",
+                observed=f"{holder} in its {MARKER}",
+                expected=f"this ledger's id, {deployment or 'which it gets when it is made'}",
+                next_step=f"correct KFM_WAL_DSN, KFM_HOME or {self.setting} (docs/deploy.md)",
+            )
+
+    def _exists(self) -> bool:
+        # Opening the store of a folder makes it.
+        return "://" in self.location or Path(self.location).is_dir()
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        with answering(f"{self.name} {self.location}", self.setting):
+            yield
+
+
+def storage_root(settings: Settings) -> Root:
+    """Return the root of landing zone, artifacts and evidence."""
+    return Root(name="storage", setting="KFM_STORAGE_URL", location=settings.storage)
+
+
+def roots(settings: Settings) -> list[Root]:
+    """Return every root of a deployment; GeoParquet is in the catalog's."""
+    chosen = [
+        storage_root(settings),
+        Root(name="catalog", setting="KFM_CATALOG_URL", location=settings.catalog),
+        Root(name="lineage", setting="KFM_LINEAGE_URL", location=settings.lineage),
+        Root(name="virtual stores", setting="KFM_VIRTUAL_URL", location=settings.virtual_url),
+    ]
+    return [root for root in chosen if root.location]
+
+
+def deployment_id(database: Database) -> str:
+    """Return the id that a database was given when it was made."""
+    with database.snapshot() as view:
+        return str(view.run("deployment.id").scalar_one())
+
+
+def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> None:
+    """Mark roots as a deployment's, unless they are. With `adopt` also those that have files and no mark.
+
+    Raises ForeignRootError, before any root is marked, for another deployment's and for one with files and no mark;
+    StoreAccessError and DependencyUnavailableError where a store refuses or does not answer.
+    """
+    for root in refuse_foreign(chosen, deployment, adopt=adopt):
+        root.mark(deployment)
+        # Another deployment may have been first.
+        root.refuse_other(root.holder(), deployment)
+
+
+def refuse_foreign(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> list[Root]:
+    """Return the roots without a mark, which the deployment may take over. Writes nothing; raises what `hold` does."""
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        holders = list(pool.map(Root.holder, chosen))
+    for root, holder in zip(chosen, holders, strict=True):
+        root.refuse_other(holder, deployment)
+    free = [root for root, holder in zip(chosen, holders, strict=True) if holder is None]
+    for root in free:
+        # A process of the same deployment may have marked it, and written, since it was looked at.
+        if not adopt and not root.is_empty() and root.holder() != deployment:
+            raise ForeignRootError(
+                f"{root.name} {root.location} has files, and no {MARKER} says whose they are",
+                expected="an empty place, or this deployment's",
+                next_step=f"correct {root.setting}, or run kfm init --adopt if this ledger wrote them",
+            )
+    return free

@@ -1,0 +1,145 @@
+"""Roots of files: the first deployment marks an empty one, any other is refused, in a folder and in a bucket."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.errors import ForeignRootError
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.answering import PROBE
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import open_store
+from kfm_dagster.storage.roots import MARKER, Root, deployment_id, hold, refuse_foreign, roots
+
+pytestmark = pytest.mark.clause("SEC-11")
+
+ONE, OTHER = "1" * 32, "2" * 32
+BUCKET = "kfm-roots"
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where roots may be: nothing is there yet."""
+    if request.param == "folder":
+        return str(tmp_path / "place")
+    aws: EmbeddedCloud = request.getfixturevalue("aws")
+    aws.client("s3").create_bucket(Bucket=BUCKET)
+    return f"s3://{BUCKET}/{secrets.token_hex(4)}"
+
+
+def root(place: str, name: str = "catalog") -> Root:
+    return Root(name=name, setting="KFM_CATALOG_URL", location=f"{place}/{name}")
+
+
+def put(root: Root, path: str, content: bytes = b"{}") -> None:
+    open_store(root.location).put(path, content)
+
+
+def test_an_empty_root_is_the_first_deployments_and_no_other_takes_it(place: str) -> None:
+    catalog = root(place)
+    assert refuse_foreign([catalog], OTHER) == [catalog]
+    assert (catalog.holder(), catalog.is_empty()) == (None, True)
+    hold([catalog], ONE)
+    hold([catalog], ONE)
+    put(catalog, "catalog.json")
+    assert refuse_foreign([catalog], ONE) == []
+    for adopt in (False, True):
+        with pytest.raises(ForeignRootError, match=f"{catalog.location} is another deployment's; observed {ONE}"):
+            hold([catalog], OTHER, adopt=adopt)
+    assert catalog.holder() == ONE
+
+
+def test_a_root_with_files_and_no_mark_is_taken_over_only_when_that_is_said(place: str) -> None:
+    catalog = root(place)
+    put(catalog, "goes-abi/2025/2025-04-02/item.json")
+    with pytest.raises(ForeignRootError, match=r"has files, and no .* next: .*kfm init --adopt"):
+        hold([catalog], ONE)
+    assert catalog.holder() is None
+    hold([catalog], ONE, adopt=True)
+    assert catalog.holder() == ONE
+
+
+def test_nothing_is_marked_where_one_of_several_roots_is_refused(place: str) -> None:
+    empty, foreign, full = root(place, "storage"), root(place), root(place, "lineage")
+    hold([foreign], ONE)
+    put(full, "prov/a.jsonld")
+    for refused in (foreign, full):
+        with pytest.raises(ForeignRootError):
+            hold([empty, refused], OTHER)
+    assert (empty.holder(), full.holder()) == (None, None)
+
+
+@pytest.mark.parametrize("path", [PROBE, f"inner/{MARKER}", ".staging/tmp1/0"])
+def test_probes_marks_of_inner_roots_and_unfinished_files_leave_a_root_empty(place: str, path: str) -> None:
+    catalog = root(place)
+    put(catalog, path)
+    hold([catalog], ONE)
+    assert catalog.holder() == ONE
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
+def test_a_mark_that_names_nobody_is_nobodys_to_take(place: str, content: bytes) -> None:
+    catalog = root(place)
+    put(catalog, MARKER, content)
+    with pytest.raises(ForeignRootError, match="observed an unreadable id"):
+        hold([catalog], ONE, adopt=True)
+
+
+def test_of_two_deployments_that_see_one_empty_root_one_gets_it(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, both = root(place), threading.Barrier(2, timeout=30)
+    looked = Root.is_empty
+
+    def looked_together(self: Root) -> bool:
+        found = looked(self)
+        both.wait()
+        return found
+
+    monkeypatch.setattr(Root, "is_empty", looked_together)
+
+    def try_to_hold(deployment: str) -> str | None:
+        try:
+            hold([catalog], deployment)
+        except ForeignRootError:
+            return None
+        return deployment
+
+    with ThreadPoolExecutor(2) as pool:
+        held = [found for found in pool.map(try_to_hold, (ONE, OTHER)) if found]
+    assert held == [catalog.holder()]
+
+
+def test_a_process_that_looks_while_another_of_its_deployment_begins_to_write_is_let_in(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = root(place)
+    looked = Root.is_empty
+
+    def looked_later(self: Root) -> bool:
+        self.mark(ONE)
+        put(self, "catalog.json")
+        return looked(self)
+
+    monkeypatch.setattr(Root, "is_empty", looked_later)
+    hold([catalog], ONE)
+    assert catalog.holder() == ONE
+
+
+def test_every_database_is_made_with_an_id_of_its_own(empty_database_url: str, tmp_path: Path) -> None:
+    found = []
+    for url in (empty_database_url, empty_database_url, f"sqlite:///{tmp_path / 'other.db'}"):
+        database = Database.open(url)
+        found.append(deployment_id(database))
+        database.dispose()
+    assert found[0] == found[1] != found[2]
+
+
+def test_every_place_that_is_written_is_a_root(tmp_path: Path) -> None:
+    chosen = {f"{name}_url": f"s3://b/{name}" for name in ("storage", "catalog", "lineage", "virtual")}
+    assert [one.location for one in roots(Settings(home=tmp_path, **chosen))] == list(chosen.values())
+    assert len(roots(Settings(home=tmp_path))) == 3
