@@ -17,7 +17,7 @@ from kfm_dagster.deployment.drain import flush_lineage, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
-from kfm_dagster.ingest.preflight import preflight
+from kfm_dagster.ingest.preflight import hold_roots, preflight
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
 
@@ -40,6 +40,7 @@ def drain(*, timeout: int, as_json: bool) -> None:
     pipeline = Pipeline.open(settings)
     started = utc_now()
     try:
+        hold_roots(pipeline)
         with (
             drain_bar(Console(stderr=True)) as report,
             Deployment(Path(settings.home), environment={}) as deployment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from sqlalchemy.engine import make_url
 from kfm_dagster.addresses import shown
 from kfm_dagster.catalog.stac_api.database import StacApiDatabase
 from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cli.session import opened_database
 from kfm_dagster.deployment.local import default_dagster_yaml
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, ForeignRootError, NoLedgerError, SchemaVersionError
 from kfm_dagster.governance.review import OverrideReview
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.preflight import preflight, stores
@@ -24,6 +26,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.private import private_folder
 from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_role, refuse_no_role
+from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 
 
 @click.command()
@@ -31,9 +34,10 @@ from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_rol
 @click.option(
     "--retention-role", help="Role that retention runs with: it reads, and removes no row (docs/retention.md)."
 )
+@click.option("--adopt", is_flag=True, help="Take over stores that have files and no deployment's id (docs/deploy.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
-def init(*, role: str | None, retention_role: str | None, as_json: bool) -> None:
-    """Bring the ledger's database and Dagster's own up to date, and check that stores and queue are there.
+def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: bool) -> None:
+    """Bring the ledger's database and Dagster's own up to date, and mark stores as this deployment's.
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
     also by two at once. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
@@ -55,19 +59,21 @@ def init(*, role: str | None, retention_role: str | None, as_json: bool) -> None
     refuse_unwritable_home(settings.home)
     # First: a refusal leaves the databases as they are.
     preflight(settings, connect(settings).depth)
-    done: dict[str, dict[str, Any]] = {
-        "ledger": _ledger(settings, role, retention_role),
-        "dagster": _dagster(settings),
-        "stores": {name: place for name, _, place in stores(settings)},
-        "queue": {"name": settings.sqs_primary_queue},
-    }
-    if settings.stac_api_dsn:
-        done["stac api"] = dict(StacApiDatabase(settings.stac_api_dsn).install())
-    for name, place in done["stores"].items():
+    _refuse_foreign_roots(settings, adopt=adopt)
+    places = {name: place for name, _, place in stores(settings)}
+    for name, place in places.items():
         if "://" not in place:
             private_folder(Path(place) if name != "catalog" else settings.home)
             # A web server may serve it.
             Path(place).mkdir(parents=True, exist_ok=True)
+    done: dict[str, dict[str, Any]] = {
+        "ledger": _ledger(settings, role, retention_role, adopt=adopt),
+        "dagster": _dagster(settings),
+        "stores": places,
+        "queue": {"name": settings.sqs_primary_queue},
+    }
+    if settings.stac_api_dsn:
+        done["stac api"] = dict(StacApiDatabase(settings.stac_api_dsn).install())
     if as_json:
         click.echo(json.dumps(done))
         return
@@ -77,11 +83,36 @@ def init(*, role: str | None, retention_role: str | None, as_json: bool) -> None
         click.echo(f"next: export DAGSTER_HOME={done['dagster']['home']}")
 
 
-def _ledger(settings: Settings, role: str | None, retention_role: str | None) -> dict[str, Any]:
+def _refuse_foreign_roots(settings: Settings, *, adopt: bool) -> None:
+    """Raise ForeignRootError before a database is made for roots that it could not hold."""
+    with suppress(SchemaVersionError):  # of another release, which opening the database brings up to date or refuses
+        known = _known_id(settings)
+        try:
+            refuse_foreign(roots(settings), known, adopt=adopt)
+        except ForeignRootError:
+            # Another init may have made the database meanwhile, and marked the roots.
+            if known == _known_id(settings):
+                raise
+
+
+def _known_id(settings: Settings) -> str:
+    """Return the id of the database; an empty one, which no root has, where there is none yet."""
+    try:
+        with opened_database(settings) as database:
+            return deployment_id(database)
+    except NoLedgerError:
+        return ""
+
+
+def _ledger(settings: Settings, role: str | None, retention_role: str | None, *, adopt: bool) -> dict[str, Any]:
     database = Database.open(settings.database_url)
     try:
         OverrideReview(database, clock=lambda: datetime.now(UTC)).work_in(settings)
-        done = {"database": shown(settings.database_url), "schema": database.schema()}
+        deployment = deployment_id(database)
+        for place in (place for _, _, place in stores(settings) if "://" not in place):
+            private_folder(Path(place))
+        hold(roots(settings), deployment, adopt=adopt)
+        done = {"database": shown(settings.database_url), "schema": database.schema(), "deployment": deployment}
         if role is not None:
             done["role"] = f"{role} ({'made' if grant_deployment_role(database, role) else 'was there'})"
         if retention_role is not None:

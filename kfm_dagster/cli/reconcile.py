@@ -20,6 +20,7 @@ from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import DependencyUnavailableError, ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import hold_roots, refuse_foreign_roots
 from kfm_dagster.recovery.reconcile.comparison import ComparedDay, Difference, compare_day
 from kfm_dagster.recovery.reconcile.repair import Repaired, repair_day
 from kfm_dagster.settings import Settings
@@ -77,7 +78,7 @@ def reconcile(
     if repair and reason is not None:
         decision = decision_of(settings, actor=actor, reason=reason, change_ref=change_ref)
     rows, left = [], 0
-    with opened_pipeline(settings, read_only=decision is None) as pipeline, _bar() as bar:
+    with _opened(settings, repairing=decision is not None) as pipeline, _bar() as bar:
         wanted = [pipeline.registry[name].id for name in datasets] or [one.id for one in pipeline.registry]
         today = pipeline.clock().date()
         for dataset, day in _days(pipeline, wanted, _window(today, days, first, last)):
@@ -96,6 +97,14 @@ def reconcile(
     if not as_json:
         _say(rows, names=names)
     return ExitCode.FINISHED_WITH_FAILURES if left else ExitCode.DONE
+
+
+@contextmanager
+def _opened(settings: Settings, *, repairing: bool) -> Iterator[Pipeline]:
+    """Open the deployment, whose files are compared. Raises ForeignRootError where they are another one's."""
+    with opened_pipeline(settings, read_only=not repairing) as pipeline:
+        hold_roots(pipeline) if repairing else refuse_foreign_roots(pipeline)
+        yield pipeline
 
 
 def _window(today: date, days: int, first: datetime | None, last: datetime | None) -> list[date]:

@@ -17,6 +17,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import hold_roots
 
 PLACES = ("pgstac", "geoparquet", "virtual-zarr")
 """Names of the followers that can be filled again; announcements have `kfm announcements resend`."""
@@ -98,6 +99,7 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     Example: kfm stac rebuild --collection goes-abi
     """
     with opened_pipeline() as pipeline:
+        hold_roots(pipeline)
         if place != PLACES[0]:
             show_rows(_refilled(pipeline, place, collections), REFILLED_COLUMNS, as_json=as_json)
             return ExitCode.DONE

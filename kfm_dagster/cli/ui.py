@@ -21,7 +21,7 @@ from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.preflight import preflight
+from kfm_dagster.ingest.preflight import hold_roots, preflight
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings, environment
 
@@ -64,7 +64,8 @@ def ui(*, port: int, cloud: str) -> None:
                 own["KFM_CONSOLE_TOKENS"] = served.token
         else:
             preflight(settings, connect(settings).depth)
-            Pipeline.open(settings).close()
+            with closing(Pipeline.open(settings)) as pipeline:
+                hold_roots(pipeline)
         console.print("starting the Dagster code server, daemon, web server and console ...")
         deployment = stack.enter_context(
             Deployment(settings.home, environment=own, web_port=port, console_port=console_port)
@@ -127,6 +128,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
         feed.deliver(item)
     stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
     with closing(Pipeline.open(settings)) as pipeline:
+        hold_roots(pipeline)
         begin_with(pipeline, SAMPLE_DAY)
     return _Served(
         day=SAMPLE_DAY,

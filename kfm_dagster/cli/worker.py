@@ -18,7 +18,7 @@ from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.preflight import preflight
+from kfm_dagster.ingest.preflight import hold_roots, preflight
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
 from kfm_dagster.worker.resident import WorkedBatch, Worker
@@ -45,6 +45,7 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
     from kfm_dagster.defs.runless import RunlessReports  # noqa: PLC0415
 
     with closing(Pipeline.open(settings)) as pipeline:
+        hold_roots(pipeline)
         # Its answers tell the time, as they do where sensors receive.
         pipeline.connect_queue = partial(connect, dates=pipeline.calibration.answers)
         home = Path(os.environ.get("DAGSTER_HOME") or settings.home.absolute() / "dagster")

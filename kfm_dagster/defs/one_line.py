@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import dagster as dg
 
-from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.errors import DependencyUnavailableError, ForeignRootError
 from kfm_dagster.redaction import redacted_error
 
 Given = ParamSpec("Given")
@@ -16,14 +16,14 @@ Result = TypeVar("Result")
 
 
 def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipReason]:
-    """Let a tick skip, with the reason, where something that it needs is not there. The next tick asks again."""
+    """Let a tick skip, with the reason, where what it needs is not there or not ours. The next tick asks again."""
     redacting = redacted(tick)
 
     @functools.wraps(tick)
     def ticked(*given: Given.args, **more: Given.kwargs) -> Result | dg.SkipReason:
         try:
             return redacting(*given, **more)
-        except DependencyUnavailableError as error:
+        except (DependencyUnavailableError, ForeignRootError) as error:
             return dg.SkipReason(str(error))
 
     return ticked

@@ -90,8 +90,8 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Publish the lineage of a run's steps when the run is over: without a daemon there is no sensor to do it."""
-        if context.run is not None:
-            self.get().lineage.publish_staged()
+        if context.run is not None and (opened := self.get()).held:
+            opened.lineage.publish_staged()
 
 
 @cache

@@ -86,12 +86,12 @@ def ingest_sensors(
     @one_line
     def nodd_ledger(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened, ledger = pipeline.get(), wal.get()
+        # Before evidence, lineage and Items are written, and units keep their attempts while no run could store theirs.
+        ensure_ready(opened)
         say, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
         dead = DeadRuns(context, leased=ledger.leases.held, unleased=opened.asked.unleased, now=opened.clock())
         look_after(opened, ledger, dead=dead, warn=warn)
         dead.forget_ended()
-        # Units keep their attempts while no run could store what it makes of them.
-        ensure_ready(opened)
         advance_replays(opened, say=say)
         advance_intents(opened, say=say)
         cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)

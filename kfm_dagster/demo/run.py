@@ -20,6 +20,7 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.recovery.backfill.days import start_backfill
 from kfm_dagster.settings import EARLIEST_DAY, FeedKind, Settings, environment
@@ -74,6 +75,7 @@ def run_demo(
             pipeline = Pipeline.open(settings)
             earlier = sum(pipeline.deliveries.counts().values())
             try:
+                hold_roots(pipeline)
                 say("publishing objects and their notifications ...")
                 expected = feed_demo(pipeline, feed, objects, all_datasets=all_datasets)
                 say("starting the Dagster code server and daemon ...")

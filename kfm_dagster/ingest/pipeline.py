@@ -119,6 +119,8 @@ class Pipeline:
     """When this process looks at the feeds next (`feed_watch.py`); None: at once."""
     ready: bool = field(default=False, init=False)
     """Whether its stores took what was written when they were last asked (`preflight.py`)."""
+    held: bool = field(default=False, init=False)
+    """Whether its roots are marked as this deployment's (`preflight.py`)."""
 
     @classmethod
     def open(cls, settings: Settings, *, read_only: bool = False) -> Pipeline:

@@ -1,4 +1,4 @@
-"""Preflight: whether what a message needs is there, before one is received.
+"""Preflight: whether what a message needs is there, and this deployment's, before one is received.
 
 A message that is received and cannot be stored stays invisible until its timeout is over, and each time its receive
 count rises towards the dead-letter queue. So stores and queue are asked first, once per process, and again after a
@@ -16,14 +16,13 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.choice import DELTA
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.answering import refuse_unwritable
+from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 
 
 def stores(settings: Settings) -> Sequence[tuple[str, str, str]]:
     """Return what is written to: name, setting that chooses it, location."""
     chosen = [
-        ("storage", "KFM_STORAGE_URL", settings.storage),
-        ("catalog", "KFM_CATALOG_URL", settings.catalog),
-        ("lineage", "KFM_LINEAGE_URL", settings.lineage),
+        *((root.name, root.setting, root.location) for root in roots(settings)),
         ("compute logs", "KFM_COMPUTE_LOGS_URL", settings.compute_logs_url),
         ("run-state", "KFM_RUN_STATE", settings.run_state.removeprefix(DELTA)),
     ]
@@ -44,13 +43,29 @@ def preflight(settings: Settings, *further: Callable[[], object]) -> None:
 
 
 def ensure_ready(pipeline: Pipeline) -> None:
-    """Ask the stores once per process, and again until all is well. Raises PreflightError.
+    """Ask the stores once per process, and again until all is well. Raises PreflightError and ForeignRootError.
 
     The queue is not asked: receiving from one that is not there, or that refuses, receives nothing and says so.
     """
     if not pipeline.ready:
         preflight(pipeline.settings)
+        hold_roots(pipeline)
         pipeline.ready = True
+
+
+def hold_roots(pipeline: Pipeline) -> None:
+    """Mark the roots as this deployment's, once per process; whatever writes files asks first.
+
+    Raises ForeignRootError, StoreAccessError and DependencyUnavailableError.
+    """
+    if not pipeline.held:
+        hold(roots(pipeline.settings), deployment_id(pipeline.database))
+        pipeline.held = True
+
+
+def refuse_foreign_roots(pipeline: Pipeline) -> None:
+    """Raise what `hold_roots` would, and write nothing."""
+    refuse_foreign(roots(pipeline.settings), deployment_id(pipeline.database))
 
 
 def _refusal(ask: Callable[[], object]) -> str | None:

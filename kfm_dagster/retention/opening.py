@@ -12,6 +12,7 @@ from kfm_dagster.retention.stored_files import stored_files
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
+from kfm_dagster.storage.roots import deployment_id, refuse_foreign, storage_root
 
 
 def retention_of(
@@ -19,8 +20,10 @@ def retention_of(
 ) -> Retention:
     """Return the retention of a deployment. `runs` prunes Dagster's, None where there is no Dagster.
 
-    Raises CardError for a wrong policy, and ConfigurationError.
+    Raises CardError for a wrong policy, ConfigurationError, and ForeignRootError where the store is another
+    deployment's, whose files this ledger does not know.
     """
+    refuse_foreign([storage_root(settings)], deployment_id(database))
     pruners: dict[RetentionKind, Pruner] = {
         **stored_files(open_store(settings.storage), database),
         RetentionKind.REJECTED_BODIES: RejectedBodies(database=database),

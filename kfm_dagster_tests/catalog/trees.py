@@ -9,14 +9,21 @@ from typing import Any
 from kfm_dagster.catalog.publisher import STAGING
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.roots import MARKER
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Every published file of the tree by its path; staged ones are not published, and GeoParquet follows later."""
+    """Every published file of the tree by its path, without the mark of its deployment.
+
+    Staged ones are not published, and GeoParquet follows later.
+    """
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
-        if path.is_file() and STAGING not in path.parts and path.relative_to(root).parts[1:2] != ("items",)
+        if path.is_file()
+        and path.name != MARKER
+        and STAGING not in path.parts
+        and path.relative_to(root).parts[1:2] != ("items",)
     }
 
 

@@ -19,6 +19,7 @@ from kfm_dagster.demo.cloud import EmbeddedCloud, create_queues
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.settings import Environment
+from kfm_dagster.storage.roots import Root
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role
@@ -96,6 +97,42 @@ def test_two_at_once_bring_pgstac_into_the_database_of_a_stac_api(
     assert [process.returncode for process in both] == [0, 0]
     [installed] = {json.loads(text)["stac api"]["pgstac"] for text in said}
     assert installed.startswith("0.10.")
+
+
+@pytest.mark.clause("SEC-11")
+@pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_of_two_deployments_that_begin_at_once_on_one_empty_catalog_one_gets_it(
+    kind: str, outside: None, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "shared") if kind == "folder" else "s3://there/shared"
+    both = [_init({"KFM_HOME": str(tmp_path / name), "KFM_CATALOG_URL": place}) for name in ("one", "two")]
+    said = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
+    assert sorted(process.returncode for process in both) == [ExitCode.DONE, ExitCode.REFUSED]
+    [winner] = [json.loads(text)["ledger"]["deployment"] for text in said if text]
+    assert Root(name="catalog", setting="KFM_CATALOG_URL", location=place).holder() == winner
+
+
+@pytest.mark.clause("SEC-11")
+def test_places_of_an_older_home_are_taken_over_when_that_is_said_and_a_foreign_one_never(
+    outside: None, call: Call, home: Path
+) -> None:
+    item = home / "catalog" / "goes-abi" / "collection.json"
+    item.parent.mkdir(parents=True)
+    item.write_text("{}")
+    before = state_of(home)
+    refused = call("init")
+    assert (refused.code, "kfm init --adopt" in refused.err) == (ExitCode.REFUSED, True)
+    assert state_of(home) == before
+    assert call("init", "--adopt").code == call("init").code == ExitCode.DONE
+    for file in home.glob("kfm.db*"):
+        file.unlink()
+    before = state_of(home)
+    for arguments in ((), ("--adopt",)):
+        refused = call("init", *arguments)
+        assert (refused.code, "is another deployment's" in refused.err) == (ExitCode.REFUSED, True)
+        assert refused.err.count("\n") == 1
+    assert state_of(home) == before
 
 
 def _empty(request: pytest.FixtureRequest) -> str:

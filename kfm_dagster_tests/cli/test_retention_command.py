@@ -18,6 +18,7 @@ from kfm_dagster.defs.reexecutions import opened_instance
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.retention.policy import RETENTION
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
@@ -43,6 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
     monkeypatch.setenv("COLUMNS", "200")
     pipeline = Pipeline.open(Settings.load())
+    hold_roots(pipeline)
     landed = pipeline.landing.land([])
     received_long_ago(pipeline.database, landed)
     file = Path(pipeline.settings.storage) / landed.uri

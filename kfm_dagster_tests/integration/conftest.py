@@ -14,6 +14,7 @@ from sqlalchemy.engine import Engine
 
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.databases import migrated_sqlite
@@ -56,6 +57,7 @@ def make_pipeline(tmp_path: Path, objects: Path) -> Iterator[Callable[..., Pipel
 
     def make(*, home: str = "home", **settings: Any) -> Pipeline:
         pipeline = chain.open_pipeline(tmp_path / home, objects, **settings)
+        hold_roots(pipeline)  # as `kfm init` does: tests put files there before the first tick
         opened.append(pipeline)
         return pipeline
 
@@ -120,6 +122,7 @@ def face(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
     pipeline = locked(open_pipeline(Settings.load()))
+    hold_roots(pipeline)
     yield Face(instance=instance, pipeline=pipeline)
     pipeline.close()
     open_pipeline.cache_clear()

@@ -19,6 +19,7 @@ from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.errors import ContractError
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.run_state.record import Outcome
@@ -110,6 +111,7 @@ def persistent(
     monkeypatch.setenv("KFM_OBJECT_ROOT", str(objects))
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
     pipeline = open_pipeline(Settings.load())
+    hold_roots(pipeline)
     (tmp_path / "dagster").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         yield instance, pipeline
@@ -256,7 +258,8 @@ def test_a_reexecution_of_a_run_without_failures_skips_every_node(
 
 
 @pytest.mark.clause("DAG-06")
-def test_the_wal_is_a_resource_and_its_dsn_rules(tmp_path: Path, face: Face) -> None:
+def test_the_wal_is_a_resource_and_its_dsn_rules(tmp_path: Path, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))  # those of `face` are another ledger's
     wal = WalResource(dsn=f"sqlite:///{tmp_path / 'elsewhere.db'}")
     resource = PipelineResource(wal=wal, queue=SqsQueueResource())
     pipeline = resource.get()

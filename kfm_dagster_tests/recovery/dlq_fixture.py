@@ -21,6 +21,7 @@ from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings
@@ -187,6 +188,7 @@ def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRe
         connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
     )
     pipeline.window.make()  # as every ingesting process does
+    hold_roots(pipeline)
     return locked(pipeline)
 
 

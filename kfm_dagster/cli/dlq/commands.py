@@ -23,6 +23,7 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.dead_letters import drain as dead_letter_drain
 from kfm_dagster.recovery.dead_letters import moves as dead_letter_moves
@@ -273,6 +274,7 @@ def _carry_out(
         show_plan(planned, limit=limit)
     wanted = min(planned.selected, limit or planned.selected)
     require_confirmation(f"{name} {counted(wanted, 'message')} of {planned.queue}?", confirmed=confirmed)
+    hold_roots(pipeline)
     with bar(name, total=wanted) as advance:
         done = work(advance)
     if as_json:

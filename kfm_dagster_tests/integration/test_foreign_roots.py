@@ -1,0 +1,151 @@
+"""Two ledgers on one place: whatever would write or remove there under the second one refuses in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.cli.main import main
+from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.preflight import hold_roots
+from kfm_dagster.notifications.landing import Landing
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import open_store
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, put, volumes
+from kfm_dagster_tests.integration.face import Face
+
+pytestmark = pytest.mark.clause("SEC-11")
+
+BUCKET = "kfm-shared"
+REFUSED = "is another deployment's"
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The place of a catalog and a store that both deployments name; the second one has the rest for itself."""
+    place = str(tmp_path / "shared")
+    if request.param == "bucket":
+        aws: EmbeddedCloud = request.getfixturevalue("aws")
+        aws.client("s3").create_bucket(Bucket=BUCKET)
+        place = f"s3://{BUCKET}/{request.node.callspec.params['database_url']}"
+    monkeypatch.setenv("KFM_CATALOG_URL", f"{place}/catalog")
+    return place
+
+
+@pytest.fixture
+def first(shared: str, face: Face, queue: FakeQueue, objects: Path) -> Face:
+    """A deployment that has ingested two volumes into the catalog."""
+    queue.waiting = [announce([item.event()], registry=face.pipeline.registry) for item in _stored(objects, 2)]
+    [asked] = face.tick("nodd_messages").run_requests
+    face.launch(asked)
+    assert traces.statuses(face.pipeline) == {"succeeded": 2}
+    return face
+
+
+@pytest.fixture
+def second(first: Face, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Face:
+    """Another ledger, whose settings name the catalog of the first deployment."""
+    url = f"sqlite:///{tmp_path / 'second.db'}"
+    if first.pipeline.database.dialect == "postgresql":
+        url = str(request.getfixturevalue("empty_postgres_url"))
+    Database.open(url).dispose()
+    monkeypatch.setenv("KFM_WAL_DSN", url)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "second"))
+    return Face(instance=first.instance, pipeline=open_pipeline(Settings.load()))
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run `kfm ...` in this process; return its exit code and what it says on stderr."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        return int(str(ended.value.code)), capfd.readouterr().err
+
+    return run
+
+
+def _stored(objects: Path, count: int) -> list:
+    items = volumes(count)
+    put(objects, items)
+    return items
+
+
+def _files(place: str) -> dict[str, bytes]:
+    store = open_store(place)
+    paths = [entry["path"] for page in store.list() for entry in page]
+    return {path: bytes(store.get(path).bytes()) for path in paths}
+
+
+def test_a_second_ledger_changes_nothing_in_the_catalog_of_the_first(
+    first: Face, second: Face, shared: str, queue: FakeQueue, objects: Path, call: Callable[..., tuple[int, str]]
+) -> None:
+    before = _files(f"{shared}/catalog")
+    queue.waiting = [announce([item.event()], registry=second.pipeline.registry) for item in _stored(objects, 3)]
+    received = queue.receives
+    for sensor in ("nodd_messages", "nodd_ledger"):
+        said = second.tick(sensor).skip_message
+        assert REFUSED in said
+        assert "\n" not in said
+    assert queue.receives == received
+    assert not second.execute("ingest_nexrad_l2", partition=DAY.isoformat(), raise_on_error=False).success
+    assert traces.statuses(second.pipeline) == {}
+    for command in (
+        ("reconcile", "--days", "1"),
+        ("reconcile", "--days", "1", "--repair", "--reason", "x"),
+        ("stac", "rebuild", "--place", "geoparquet"),
+    ):
+        code, said = call(*command)
+        assert (code, REFUSED in said, said.count("\n")) == (ExitCode.REFUSED, True, 1), said
+    assert _files(f"{shared}/catalog") == before
+    # Its own places are as they were, too.
+    assert not any(Path(os.environ["KFM_HOME"]).rglob("*.json*"))
+    second.pipeline.close()
+
+
+def test_retention_under_another_ledger_refuses_the_store_and_removes_nothing(
+    first: Face, second: Face, shared: str, call: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_STORAGE_URL", first.pipeline.settings.storage)
+    for command in ("plan", "run"):
+        code, said = call("retention", command)
+        assert (code, REFUSED in said, said.count("\n")) == (ExitCode.REFUSED, True, 1), said
+    second.pipeline.close()
+
+
+def test_the_mark_is_no_object_of_the_catalog(first: Face, shared: str, call: Callable[..., tuple[int, str]]) -> None:
+    day = DAY.isoformat()
+    code, _ = call("reconcile", "--dataset", "nexrad-l2", "--from", day, "--to", day, "--read")
+    assert code == ExitCode.DONE
+    if "://" not in shared:
+        assert len(traces.items(Path(shared) / "catalog")) == 2
+        assert traces.catalog_tree(Path(shared) / "catalog")
+
+
+def test_the_mark_is_read_once_a_process(first: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr("kfm_dagster.ingest.preflight.hold", refuse)
+    hold_roots(first.pipeline)
+    assert first.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
+
+
+@pytest.mark.one_database
+def test_a_store_without_a_mark_is_refused_to_retention(
+    face: Face, call: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_STORAGE_URL", str(tmp_path / "older"))
+    Landing(open_store(str(tmp_path / "older"))).land([SqsMessage(message_id="m", body="{}")])
+    code, said = call("retention", "plan")
+    assert (code, "kfm init --adopt" in said) == (ExitCode.REFUSED, True)
