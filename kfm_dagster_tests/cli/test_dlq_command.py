@@ -18,6 +18,7 @@ from kfm_dagster.cli.main import main
 from kfm_dagster.demo.cloud import EmbeddedCloud, aws_client
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.storage.roots import MARKER
 from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import MALFORMED, DlqFixture, open_graveyard
 
@@ -157,6 +158,15 @@ def test_a_drain_that_stops_by_itself_ends_with_exit_code_4(dlq_fixture: DlqFixt
     assert answer.code == ExitCode.FINISHED_WITH_FAILURES
     assert "ended at recurrence: 3 drained units came back with missing_object" in answer.err
     assert call("drain", *WHY, "--confirm", "--stop-after", "0").code == ExitCode.DONE
+
+
+@pytest.mark.clause("SEC-11")
+def test_no_letter_is_drained_into_the_store_of_another_deployment(dlq_fixture: DlqFixture, call: Call) -> None:
+    dlq_fixture.bury([dlq_fixture.body(0)])
+    Path(dlq_fixture.pipeline.settings.storage, MARKER).write_text(f'{{"deployment_id": "{"1" * 32}"}}')
+    refused = call("drain", *WHY, "--confirm")
+    assert (refused.code, "is another deployment's" in refused.err) == (ExitCode.REFUSED, True)
+    assert dlq_fixture.pipeline.ledger.find() == []
 
 
 def test_redrive_and_discard_treat_what_they_are_for(dlq_fixture: DlqFixture, call: Call) -> None:

@@ -135,6 +135,17 @@ def test_places_of_an_older_home_are_taken_over_when_that_is_said_and_a_foreign_
     assert state_of(home) == before
 
 
+@pytest.mark.clause("SEC-11")
+@pytest.mark.parametrize("command", [("worker",), ("drain",), ("ui", "--cloud", "aws")], ids=lambda words: words[0])
+def test_nothing_that_ingests_starts_over_the_place_of_another_deployment(
+    command: tuple[str, ...], outside: None, call: Call, home: Path
+) -> None:
+    Root(name="lineage", setting="KFM_LINEAGE_URL", location=str(home / "lineage")).mark("1" * 32)
+    refused = call(*command)
+    assert (refused.code, "is another deployment's" in refused.err) == (ExitCode.REFUSED, True)
+    assert not (home / "dagster").exists()
+
+
 def _empty(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("empty_postgres_url"))
 
