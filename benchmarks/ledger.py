@@ -220,7 +220,7 @@ class Timing:
 
     def _accounts(self) -> None:
         self._time("pending by partition", self.ledger.pending_by_partition, TARGET_MILLISECONDS)
-        self._time("units in flight", self.ledger.in_flight, TARGET_MILLISECONDS)
+        self._time("units in flight", partial(self.ledger.in_flight, today=NOW.date()), TARGET_MILLISECONDS)
         self._time(
             "messages due for deletion", lambda: self.deliveries.due_for_deletion(limit=10_000), TARGET_MILLISECONDS
         )
