@@ -43,12 +43,11 @@ class RunStatePort:
     clock: Callable[[], datetime]
     lakefs_branch: str
 
-    def skip(self, key: RunStateKey, *, is_over: Callable[[], bool], is_ended: Callable[[], bool]) -> StageBatch | None:
+    def skip(self, key: RunStateKey, *, is_over: Callable[[], bool]) -> StageBatch | None:
         """Return what the node has done in this run already, where nothing is left to it. Raises RolledBackError.
 
-        `is_over` is asked where units failed: it tells whether none of them is this run's any more. `is_ended` is asked
-        where the inputs were others (another contract, card or feed): it tells whether the run has no unit any more, so
-        that its record and output stay (RSP-18).
+        `is_over` is asked where units failed, and where the inputs were others (another contract, card or feed): it
+        tells whether no unit is this run's any more, so that its record and output stay (RSP-18).
         """
         earlier = self.run_states.get(key.dataset_id, key.run_id)
         if earlier is None:
@@ -58,7 +57,7 @@ class RunStatePort:
         if earlier.artifact_uri is None:
             return None
         if earlier.inputs_hash != key.inputs_hash:
-            return self._loaded(earlier, skipped=SkipCause.OTHER_INPUTS) if is_ended() else None
+            return self._loaded(earlier, skipped=SkipCause.OTHER_INPUTS) if is_over() else None
         if earlier.outcome is not Outcome.SUCCESS and (earlier.outcome is Outcome.SKIPPED or not is_over()):
             return None
         return self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)

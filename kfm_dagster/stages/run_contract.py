@@ -117,9 +117,7 @@ class StageRunner:
 
     def _skip(self, staged: StagedNode, tx: Transaction | None = None) -> StageBatch | None:
         """Return what the node has done in this run already, where nothing is left to it, and count that."""
-        found = self.port.skip(
-            staged.key, is_over=lambda: self._is_over(staged, tx), is_ended=lambda: self._is_ended(staged, tx)
-        )
+        found = self.port.skip(staged.key, is_over=lambda: self._is_over(staged, tx))
         if found is not None:
             with writing(self.database, tx) as change:
                 self.port.count_skip(staged.key, change)
@@ -128,21 +126,16 @@ class StageRunner:
         return found
 
     def _is_over(self, staged: StagedNode, tx: Transaction | None = None) -> bool:
-        """Tell whether no unit that a node with effects was given is this run's any more: who retries it is another.
+        """Tell whether no unit that a node was given is this run's any more: who retries it is another.
 
-        Asked again, every one would be refused, and that would be recorded over what had come of them.
+        Worked on again, every one would be refused, and that would be recorded over what had come of them.
         """
-        if staged.received is None or not staged.received.envelopes or not isinstance(staged.node, LeavesEffects):
-            return False
+        node = staged.node
         with writing(self.database, tx) as change:
-            return staged.node.count_owned(change) == 0
-
-    def _is_ended(self, staged: StagedNode, tx: Transaction | None = None) -> bool:
-        """Tell whether the run of a node that works on claimed units claims none any more."""
-        if not isinstance(staged.node, HoldsUnits):
-            return False
-        with writing(self.database, tx) as change:
-            return not staged.node.holds_units(change)
+            if isinstance(node, HoldsUnits):
+                return not node.holds_units(change)
+            given = staged.received is not None and bool(staged.received.envelopes)
+            return given and isinstance(node, LeavesEffects) and node.count_owned(change) == 0
 
     def _compute(self, staged: StagedNode, force: str | None) -> None:
         node, run_id, snapshot = staged.node, staged.run_id, list[str]()
