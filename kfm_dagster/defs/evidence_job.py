@@ -8,7 +8,7 @@ evidence is collected (`ingest/evidence.py`).
 
 import dagster as dg
 
-from kfm_dagster.defs.one_line import redacted
+from kfm_dagster.defs.one_line import redacted, refuse_foreign_roots
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -30,6 +30,7 @@ def evidence_job() -> dg.JobDefinition:
     @redacted
     def collect(pipeline: PipelineResource) -> int:
         opened, collected = pipeline.get(), 0
+        refuse_foreign_roots(opened)
         while bundles := collect_evidence(opened):
             collected += bundles
         return collected

@@ -8,7 +8,9 @@ from typing import ParamSpec, TypeVar
 
 import dagster as dg
 
-from kfm_dagster.errors import DependencyUnavailableError, ForeignRootError
+from kfm_dagster.errors import DependencyUnavailableError, ForeignRootError, KfmError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.redaction import redacted_error
 
 Given = ParamSpec("Given")
@@ -27,6 +29,14 @@ def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipR
             return dg.SkipReason(str(error))
 
     return ticked
+
+
+def refuse_foreign_roots(pipeline: Pipeline) -> None:
+    """Raise dg.Failure, in one line, where roots are another deployment's or do not answer. Asked once per process."""
+    try:
+        hold_roots(pipeline)
+    except KfmError as error:
+        raise dg.Failure(description=str(error), allow_retries=not isinstance(error, ForeignRootError)) from None
 
 
 def redacted(work: Callable[Given, Result]) -> Callable[Given, Result]:

@@ -16,11 +16,10 @@ from kfm_dagster.defs.chain import dataset_of
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.gate_checks import gate_results, not_evaluated
 from kfm_dagster.defs.io_manager import StageIOManager
+from kfm_dagster.defs.one_line import refuse_foreign_roots
 from kfm_dagster.defs.resources import WalResource
 from kfm_dagster.defs.run_tags import FORCE_TAG
-from kfm_dagster.errors import ForeignRootError, KfmError
 from kfm_dagster.ingest.node import ChainNode
-from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 
@@ -33,10 +32,7 @@ def run_stage(
     stage_io: StageIOManager,
 ) -> Iterator[Any]:
     """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
-    try:
-        hold_roots(node.pipeline)
-    except KfmError as error:
-        raise dg.Failure(description=str(error), allow_retries=not isinstance(error, ForeignRootError)) from None
+    refuse_foreign_roots(node.pipeline)
     key = context.asset_key
     day = partial(wal.get().day, dataset=dataset_of(key), partition=context.partition_key)
     console = wal.settings().console_url

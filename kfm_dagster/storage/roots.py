@@ -38,6 +38,8 @@ class Root:
     name: str
     setting: str
     location: str
+    served: bool = False
+    """Whether a web server may read a folder of it."""
 
     def holder(self) -> str | None:
         """Return the id of the deployment that the root is marked with; None without a mark."""
@@ -64,6 +66,9 @@ class Root:
     def mark(self, deployment: str) -> None:
         """Mark the root, unless it is marked already: of several that try at once, one does."""
         content = json.dumps({"deployment_id": deployment}).encode() + b"\n"
+        if self.served and "://" not in self.location:
+            # Opening a store makes a folder that no other user may read.
+            Path(self.location).mkdir(parents=True, exist_ok=True)
         with self._answering(), suppress(AlreadyExistsError):
             open_store(self.location).put(MARKER, content, mode="create")
 
@@ -96,9 +101,9 @@ def roots(settings: Settings) -> list[Root]:
     """Return every root of a deployment; GeoParquet is in the catalog's."""
     chosen = [
         storage_root(settings),
-        Root(name="catalog", setting="KFM_CATALOG_URL", location=settings.catalog),
+        Root(name="catalog", setting="KFM_CATALOG_URL", location=settings.catalog, served=True),
         Root(name="lineage", setting="KFM_LINEAGE_URL", location=settings.lineage),
-        Root(name="virtual stores", setting="KFM_VIRTUAL_URL", location=settings.virtual_url),
+        Root(name="virtual stores", setting="KFM_VIRTUAL_URL", location=settings.virtual_url, served=True),
     ]
     return [root for root in chosen if root.location]
 

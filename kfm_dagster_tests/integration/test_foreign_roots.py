@@ -99,6 +99,8 @@ def test_a_second_ledger_changes_nothing_in_the_catalog_of_the_first(
         assert "\n" not in said
     assert queue.receives == received
     assert not second.execute("ingest_nexrad_l2", partition=DAY.isoformat(), raise_on_error=False).success
+    evidence = second.repository.get_job("nodd_evidence")
+    assert not evidence.execute_in_process(instance=second.instance, raise_on_error=False).success
     assert traces.statuses(second.pipeline) == {}
     for command in (
         ("reconcile", "--days", "1"),
