@@ -63,8 +63,8 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
     places = {name: place for name, _, place in stores(settings)}
     for name, place in places.items():
         if "://" not in place:
-            private_folder(Path(place) if name != "catalog" else settings.home)
-            # A web server may serve it.
+            private_folder(Path(place) if name not in {"catalog", "virtual stores"} else settings.home)
+            # A web server may serve those two.
             Path(place).mkdir(parents=True, exist_ok=True)
     done: dict[str, dict[str, Any]] = {
         "ledger": _ledger(settings, role, retention_role, adopt=adopt),
@@ -109,8 +109,6 @@ def _ledger(settings: Settings, role: str | None, retention_role: str | None, *,
     try:
         OverrideReview(database, clock=lambda: datetime.now(UTC)).work_in(settings)
         deployment = deployment_id(database)
-        for place in (place for _, _, place in stores(settings) if "://" not in place):
-            private_folder(Path(place))
         hold(roots(settings), deployment, adopt=adopt)
         done = {"database": shown(settings.database_url), "schema": database.schema(), "deployment": deployment}
         if role is not None:
