@@ -60,6 +60,11 @@ def parts(scale: float) -> list[Part]:
             variables={"KFM_CRASH_STRIDE": str(min(LONGEST_STRIDE, round(1 / scale)))},
         ),
         Part(
+            name="store-answers",
+            command=("-m", "pytest", "-q", "kfm_dagster_tests/fuzz/test_store_answers.py"),
+            variables={"KFM_STORE_ANSWERS": str(max(60, round(10_000 * scale)))},
+        ),
+        Part(
             name="mutants",
             command=("-m", "kfm_dagster_tests.mutants", *sized("--sample", len(load()), least=10)),
         ),

@@ -27,12 +27,24 @@ def sizes(scale: str) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("scale", "simulation", "contention", "stride", "mutants", "generated", "fuzz", "campaign", "mail", "ledger"),
+    (
+        "scale",
+        "simulation",
+        "contention",
+        "stride",
+        "answers",
+        "mutants",
+        "generated",
+        "fuzz",
+        "campaign",
+        "mail",
+        "ledger",
+    ),
     [
-        ("1", [10_000, 1_000_000], 10_000, 1, MUTANTS, 300, 200_000, [10_000, 200], 500_000, 1_000_000),
-        ("0.5", [5_000, 500_000], 5_000, 2, round(MUTANTS / 2), 150, 100_000, [5_000, 100], 250_000, 500_000),
-        ("0.1", [1_000, 100_000], 1_000, 10, round(MUTANTS / 10), 30, 20_000, [1_000, 20], 50_000, 100_000),
-        ("1e-9", [10, 1_000], 500, 15, 10, 10, 200, [500, 10], 1_000, 25_000),
+        ("1", [10_000, 1_000_000], 10_000, 1, 10_000, MUTANTS, 300, 200_000, [10_000, 200], 500_000, 1_000_000),
+        ("0.5", [5_000, 500_000], 5_000, 2, 5_000, round(MUTANTS / 2), 150, 100_000, [5_000, 100], 250_000, 500_000),
+        ("0.1", [1_000, 100_000], 1_000, 10, 1_000, round(MUTANTS / 10), 30, 20_000, [1_000, 20], 50_000, 100_000),
+        ("1e-9", [10, 1_000], 500, 15, 60, 10, 10, 200, [500, 10], 1_000, 25_000),
     ],
 )
 def test_every_part_follows_the_scale_down_to_its_least_size(
@@ -40,6 +52,7 @@ def test_every_part_follows_the_scale_down_to_its_least_size(
     simulation: list[int],
     contention: int,
     stride: int,
+    answers: int,
     mutants: int,
     generated: int,
     fuzz: int,
@@ -52,6 +65,7 @@ def test_every_part_follows_the_scale_down_to_its_least_size(
         "simulation": simulation,
         "contention": [contention],
         "crash-matrix": [stride],
+        "store-answers": [answers],
         "mutants": [mutants],
         "generated-mutants": [generated],
         **{f"fuzz-{subject}": [fuzz] for subject in SUBJECTS},

@@ -35,7 +35,7 @@ from kfm_dagster_tests.integration.chain import (
 )
 
 ANSWERS = int(os.environ.get("KFM_STORE_ANSWERS", "60"))
-"""Odd answers of each dataset; `make soak` takes 20,000."""
+"""Objects with odd answers, of each dataset; `make soak` takes 10,000 of each."""
 SOUND, ODD = 4, 12
 """Objects of a batch whose store answers as S3 does, and those of which it answers oddly."""
 

@@ -223,11 +223,13 @@ def test_a_database_that_does_not_answer_refuses_nothing(database: Database) -> 
 
 @pytest.mark.clause("SEC-07")
 @pytest.mark.parametrize(("table", "column"), [("rejected_bodies", "body"), ("rejected_objects", "detail")])
-def test_what_was_rejected_is_neither_changed_nor_deleted(database: Database, table: str, column: str) -> None:
+def test_what_was_rejected_is_neither_changed_nor_replaced(database: Database, table: str, column: str) -> None:
     with database.engine.connect() as connection, connection.begin() as typing:
         for name in ("nodd_wal_deliveries", table):
             insert(connection, name, STANDING[name][0])
-        taken = [f"UPDATE {table} SET {column} = 'y'", f"DELETE FROM {table}"]
+        taken = [f"UPDATE {table} SET {column} = 'y'"]
+        if table != "rejected_bodies":  # which retention deletes
+            taken.append(f"DELETE FROM {table}")
         if database.dialect == "sqlite":
             taken.append(f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}")
         else:
