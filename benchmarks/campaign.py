@@ -30,6 +30,7 @@ from pathlib import Path
 import click
 
 from benchmarks.campaign_verdict import CampaignError, assert_whole
+from benchmarks.store import StoreServer
 from benchmarks.strikes import Strike, strikes_on
 from kfm_dagster.chaos.counters import FaultCounters
 from kfm_dagster.chaos.injector import state_folder
@@ -88,8 +89,12 @@ def run_campaign(
     timeout_seconds: float = 3600,
     strikes: Sequence[Strike] = (),
     with_worker: bool = False,
+    odd_every: int = 0,
 ) -> CampaignReport:
-    """Run a campaign below `home`, with its strikes spread over the deaths. Raises CampaignError with what is wrong."""
+    """Run a campaign below `home`, with its strikes spread over the deaths. Raises CampaignError with what is wrong.
+
+    With `odd_every` a store serves the objects, and one of so many of its answers is one that S3 does not give.
+    """
     home.mkdir(parents=True, exist_ok=True)
     registry = ContractRegistry.load()
     plan = _write_plan(home, kills=kills, seed=seed)
@@ -97,10 +102,14 @@ def run_campaign(
     with ExitStack() as stack:
         cloud = stack.enter_context(EmbeddedCloud())
         cloud.provision(registry, visibility_timeout=VISIBILITY_SECONDS, max_receive_count=1000)
-        stack.enter_context(environment(cloud.environment() | _variables(home, database_url, plan)))
+        events = list(_objects(home / "objects", units))
+        variables = cloud.environment() | _variables(home, database_url, plan)
+        if odd_every:
+            store = stack.enter_context(StoreServer(home / "objects", latency_ms=0, odd_every=odd_every))
+            variables |= store.environment(all_remote=False) | {"KFM_OBJECT_ROOT": ""}
+        stack.enter_context(environment(variables))
         pipeline = Pipeline.open(Settings.load())
         stack.callback(pipeline.close)
-        events = list(_objects(home / "objects", units))
         Producer(Feed(cloud, registry), Disorder(seed=seed)).announce(events)
         counters = FaultCounters(state_folder(home, load_plan(plan)))
         workers = stack.enter_context(_workers(home, (*CREW, RESIDENT) if with_worker else CREW))
@@ -235,8 +244,9 @@ def _workers(home: Path, crew: Sequence[str]) -> Iterator[Callable[[], None]]:
 @click.option("--database", type=click.Choice(["sqlite", "postgresql"]), default="sqlite", show_default=True)
 @click.option("--seed", default=1, show_default=True, type=int, help="Of deaths and disorder.")
 @click.option("--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds.")
+@click.option("--odd-every", default=0, type=click.IntRange(0), help="Of so many answers of the store one is odd.")
 @click.option("--worker", is_flag=True, help="Let a resident worker (kfm worker) share the queue, and be killed, too.")
-def main(*, units: int, kills: int, database: str, seed: int, timeout: int, worker: bool) -> None:
+def main(*, units: int, kills: int, database: str, seed: int, timeout: int, odd_every: int, worker: bool) -> None:
     """Kill processes while units are ingested, prove that nothing is lost or doubled, and print the figures as JSON.
 
     Example: python -m benchmarks.campaign --units 10000 --kills 200 --database postgresql
@@ -260,6 +270,7 @@ def main(*, units: int, kills: int, database: str, seed: int, timeout: int, work
             timeout_seconds=timeout,
             strikes=strikes,
             with_worker=worker,
+            odd_every=odd_every,
         )
     click.echo(json.dumps(asdict(report)))
 

@@ -44,6 +44,7 @@ def parts(scale: float) -> list[Part]:
 
     simulation = (*sized("--seeds", 10_000, least=10), *sized("--steps", 1_000_000, least=1_000))
     campaign = (*sized("--units", 10_000, least=500), *sized("--kills", 200, least=10), "--worker", "--database")
+    odd = (*sized("--units", 3_000, least=500), *sized("--kills", 60, least=10), "--odd-every", "100", "--database")
     mail = (*sized("--messages", 500_000, least=1_000), "--database")
     ledger = (*sized("--records", 1_000_000, least=25_000), "--database")
     return [
@@ -81,6 +82,8 @@ def parts(scale: float) -> list[Part]:
         ),
         Part(name="chaos-sqlite", command=("-m", "benchmarks.campaign", *campaign, "sqlite")),
         Part(name="chaos-postgresql", command=("-m", "benchmarks.campaign", *campaign, "postgresql")),
+        Part(name="odd-store-sqlite", command=("-m", "benchmarks.campaign", *odd, "sqlite")),
+        Part(name="odd-store-postgresql", command=("-m", "benchmarks.campaign", *odd, "postgresql")),
         Part(name="mail-sqlite", command=("-m", "kfm_dagster_tests.ingest.mail", *mail, "sqlite")),
         Part(name="mail-postgresql", command=("-m", "kfm_dagster_tests.ingest.mail", *mail, "postgresql")),
         Part(name="ledger-sqlite", command=("-m", "benchmarks.ledger", *ledger, "sqlite"), lines=0),

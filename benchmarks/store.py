@@ -25,9 +25,12 @@ REQUESTS = ("GET", "HEAD", "PUT", "DELETE", "LIST", "POST")
 
 
 class StoreServer:
-    """A server over ROOT/bucket/key while the context is open; the objects stay. `latency_ms` comes before answers."""
+    """A server over ROOT/bucket/key while the context is open; the objects stay. `latency_ms` comes before answers.
 
-    def __init__(self, root: Path, *, latency_ms: float) -> None:
+    With `odd_every` one of so many answers about objects is one that S3 does not give.
+    """
+
+    def __init__(self, root: Path, *, latency_ms: float, odd_every: int = 0) -> None:
         self._server = ChildServer(
             name="the store server",
             command=[
@@ -37,6 +40,8 @@ class StoreServer:
                 str(root.absolute()),
                 "--latency-ms",
                 str(latency_ms),
+                "--odd-every",
+                str(odd_every),
             ],
             environment=os.environ,
         )

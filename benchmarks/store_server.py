@@ -1,11 +1,12 @@
 """A store server: the few S3 calls that the product makes, over a folder ROOT/bucket/key, each answered after a time.
 
-    python -m benchmarks.store_server ROOT --latency-ms 50
+    python -m benchmarks.store_server ROOT --latency-ms 50 [--odd-every 100]
 
 GET (whole, by Range, with If-Match), HEAD, PUT (with If-None-Match: *), DELETE and ListObjectsV2, path-style, on
 loopback; signatures are not looked at. It prints its port, and ends with its parent. `GET /__counts` answers with what
 came since it was last asked. A request waits once it is read whole, and waits beside all others, as one to a distant
-store does; bandwidth costs nothing. Does not belong here: who starts it (`store.py`) and what lies in the folder.
+store does; bandwidth costs nothing. One in so many answers about an object is odd: S3 gives none like it. Does not
+belong here: who starts it (`store.py`) and what lies in the folder.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ class Answer(NamedTuple):
 NO_KEY = Answer("404 Not Found", body=b"<Error><Code>NoSuchKey</Code></Error>")
 BAD_REQUEST = Answer("400 Bad Request", body=b"<Error><Code>InvalidRequest</Code></Error>")
 NOT_DONE_HERE = Answer("501 Not Implemented", body=b"<Error><Code>NotImplemented</Code></Error>")
+ODDITIES = (
+    Answer("206 Partial Content", (("Content-Range", f"bytes 0-6/{10**30}"),), b"odd one"),
+    Answer("200 OK", (("Last-Modified", "Wed, 03 Dec 99999 00:04:20 GMT"),), b"odd one"),
+    Answer("206 Partial Content", (("ETag", '"\xff"'), ("Content-Range", "bytes 0-6/7")), b"odd one"),
+    Answer("416 Range Not Satisfiable"),
+    Answer("299 Odd", (("Content-Type", "text/\xff"),)),
+)
 CHANGED = Answer("412 Precondition Failed", body=b"<Error><Code>PreconditionFailed</Code></Error>")
 
 
@@ -62,8 +70,10 @@ def etag_of(path: Path) -> str:
 class Store:
     """The objects below a folder, and the counts of what was asked of them. Used by one thread."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, odd_every: int = 0) -> None:
         self._root = str(root)
+        self._odd_every = odd_every
+        self._answers = 0
         self._folders: set[str] = set()
         self._at_once = 0
         self.counts: Counter[str] = Counter()
@@ -94,6 +104,10 @@ class Store:
     def _of_object(self, method: str, file: str, headers: dict[str, str], body: bytes) -> Answer:
         match method:
             case "GET" | "HEAD":
+                self._answers += 1
+                if self._odd_every and self._answers % self._odd_every == 0:
+                    self.counts["odd"] += 1
+                    return ODDITIES[self._answers // self._odd_every % len(ODDITIES)]
                 return self._get(file, headers, whole=method == "GET")
             case "PUT":
                 return self._put(file, headers, body)
@@ -192,7 +206,7 @@ class Connection(asyncio.Protocol):
         length = len(answer.body) if answer.length is None else answer.length
         head = [f"HTTP/1.1 {answer.status}", *(f"{name}: {value}" for name, value in answer.headers)]
         head.append(f"Content-Length: {length}\r\n\r\n")
-        self._transport.write("\r\n".join(head).encode() + (b"" if method == "HEAD" else answer.body))
+        self._transport.write("\r\n".join(head).encode("latin-1") + (b"" if method == "HEAD" else answer.body))
 
 
 def _content(descriptor: int, size: int, told: tuple[tuple[str, str], ...], asked: str | None) -> Answer:
@@ -227,8 +241,8 @@ def _date(seconds: int) -> str:
     return formatdate(seconds, usegmt=True)
 
 
-async def _serve(root: Path, latency_seconds: float) -> None:
-    store = Store(root)
+async def _serve(root: Path, latency_seconds: float, odd_every: int) -> None:
+    store = Store(root, odd_every=odd_every)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(store, latency_seconds), "127.0.0.1", 0, backlog=1000)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
@@ -239,10 +253,11 @@ async def _serve(root: Path, latency_seconds: float) -> None:
 @click.command()
 @click.argument("root", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--latency-ms", default=0.0, type=click.FloatRange(0, 60_000), help="Before each answer.")
-def main(*, root: Path, latency_ms: float) -> None:
+@click.option("--odd-every", default=0, type=click.IntRange(0), help="Of so many answers about objects one is odd.")
+def main(*, root: Path, latency_ms: float, odd_every: int) -> None:
     """Serve ROOT/bucket/key as S3 on a free loopback port, which is printed; ends when standard input does."""
     end_with_parent()
-    uvloop.run(_serve(root.absolute(), latency_ms / 1000))
+    uvloop.run(_serve(root.absolute(), latency_ms / 1000, odd_every))
 
 
 if __name__ == "__main__":

@@ -150,7 +150,10 @@ class RemoteObject:
                 head = self._understood(found)
                 self._first = bytes(found.bytes())
         except _EmptyRangeError:
-            return self.head(), b""
+            head = self.head()
+            if head.size > 0:
+                raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, "the store answers 416") from None
+            return head, b""
         return head, self._first
 
     def read(self, start: int, length: int) -> bytes:

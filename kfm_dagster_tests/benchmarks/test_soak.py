@@ -60,6 +60,7 @@ def test_every_part_follows_the_scale_down_to_its_least_size(
     mail: int,
     ledger: int,
 ) -> None:
+    odd = [max(500, round(3_000 * float(scale))), max(10, round(60 * float(scale))), 100]
     assert sizes(scale) == {
         "tests": [(os.cpu_count() or 1) + 2],
         "simulation": simulation,
@@ -71,6 +72,8 @@ def test_every_part_follows_the_scale_down_to_its_least_size(
         **{f"fuzz-{subject}": [fuzz] for subject in SUBJECTS},
         "chaos-sqlite": campaign,
         "chaos-postgresql": campaign,
+        "odd-store-sqlite": odd,
+        "odd-store-postgresql": odd,
         "mail-sqlite": [mail],
         "mail-postgresql": [mail],
         "ledger-sqlite": [ledger],

@@ -74,6 +74,7 @@ class Scripted:
     def __init__(self, server: WebServer) -> None:
         self.status = 200
         self.dated = True
+        self.refuses_ranges = False
         self.server = server
         server.answers = self._answer
 
@@ -84,6 +85,8 @@ class Scripted:
     def _answer(self, request: WebRequest) -> WebAnswer:
         headers = {"ETag": '"0123"'} | ({"Last-Modified": "Wed, 03 Dec 2025 00:04:20 GMT"} if self.dated else {})
         status, body = self.status or None, DATA
+        if self.refuses_ranges and "range" in request.headers:
+            status = 416
         if status == 200 and (wanted := request.headers.get("range")):
             first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
             body = DATA[first : last + 1]
@@ -119,10 +122,16 @@ def test_reads_are_cut_at_the_end(stores: ObjectStores) -> None:
 
 
 @pytest.mark.clause("SEC-09")
-def test_a_range_that_is_refused_without_being_requested_is_an_error_of_the_store(scripted: Scripted) -> None:
+def test_a_range_that_is_refused_without_reason_is_an_error_of_the_store(scripted: Scripted) -> None:
+    odd = ObjectStores().open(HRRR, URI)
     scripted.status = 416
     with pytest.raises(ObjectReadError) as refused:
-        ObjectStores().open(HRRR, URI).head()
+        odd.head()
+    assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
+    scripted.refuses_ranges = True
+    scripted.status = 200
+    with pytest.raises(ObjectReadError) as refused:
+        odd.probe(4)
     assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
 
 
