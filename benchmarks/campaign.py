@@ -106,7 +106,8 @@ def run_campaign(
         variables = cloud.environment() | _variables(home, database_url, plan)
         if odd_every:
             store = stack.enter_context(StoreServer(home / "objects", latency_ms=0, odd_every=odd_every))
-            variables |= store.environment(all_remote=False) | {"KFM_OBJECT_ROOT": ""}
+            variables |= store.environment(all_remote=False)
+            del variables["KFM_OBJECT_ROOT"]
         stack.enter_context(environment(variables))
         pipeline = Pipeline.open(Settings.load())
         stack.callback(pipeline.close)

@@ -121,7 +121,7 @@ class OutboxDelivery:
         try:
             finished = self._send(found, self._events(found.href, found.sha256), until)
         except (*STORE_ERRORS, BackendUnavailableError) as error:
-            found.error = error_text(error, ERROR_LENGTH)
+            found.error = error_text(error)
             self._keep(found, pause_after(found.attempts - 1))
             if isinstance(error, BackendUnavailableError):
                 raise
