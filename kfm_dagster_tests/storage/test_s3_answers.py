@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 
 import pytest
 from obstore.exceptions import GenericError
@@ -138,7 +139,7 @@ ENTRY = "<Contents><Key>k</Key><Size>{size}</Size><LastModified>{time}</LastModi
 def test_a_listing_that_cannot_be_is_an_error_of_the_store(page: str) -> None:
     answer = answering(f"200 OK\r\nContent-Length: {len(page)}\r\n\r\n{page}", 0)
     with answer as (bucket, _), pytest.raises(OddAnswerError):
-        list(bucket.list("folder"))
+        list(islice(bucket.list("folder"), 3))
 
 
 def test_the_text_of_a_refusal_may_be_longer_than_the_range() -> None:
