@@ -53,8 +53,10 @@ role's own would stand in for ours in the triggers."""
 class Database:
     """An open database whose schema is the one that this release knows."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, url: str = "") -> None:
         self.engine = engine
+        # As it was typed: a driver quotes it so, and what is secret in it is known by it.
+        self._url = url or engine.url.render_as_string(hide_password=False)
 
     @classmethod
     def open(cls, url: str, *, read_only: bool = False) -> Database:
@@ -67,7 +69,7 @@ class Database:
         ConfigurationError where its folder cannot be made.
         """
         parsed = make_url(url)
-        database = cls(_engine(parsed, read_only=read_only))
+        database = cls(_engine(parsed, read_only=read_only), url)
         try:
             if read_only:
                 database._look_at_schema()
@@ -132,7 +134,7 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            if (away := outage(self.engine.url.render_as_string(hide_password=False), error)) is None:
+            if (away := outage(self._url, error)) is None:
                 raise
             raise away from None
 
