@@ -34,6 +34,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators import stac_register as operators_of_a_batch
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.storage.object_handle import ObjectHandle, UndeclaredObjectError
+from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -269,5 +270,5 @@ def test_a_batch_of_nothing_but_bad_objects_ends_in_order(pipeline: Pipeline, ob
     batch = run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
     assert batch.state.outcome is Outcome.FAILED
     assert traces.statuses(pipeline) == {Status.FAILED: 3}
-    assert not Path(pipeline.settings.catalog).exists()
-    assert not Path(pipeline.settings.lineage).exists()
+    assert trees.files(Path(pipeline.settings.catalog)) == {}
+    assert trees.files(Path(pipeline.settings.lineage)) == {}
