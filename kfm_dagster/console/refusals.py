@@ -45,10 +45,11 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
 
 def refusal(error: Exception) -> tuple[int, str]:
     """Return the status and the line for one of REFUSALS."""
-    if not isinstance(error, KfmError) or isinstance(error, DatabaseUnavailableError):
+    if isinstance(error, DatabaseUnavailableError):
         # What a driver says may name a user.
-        what = error.what if isinstance(error, KfmError) else "the database does not answer"
-        return 503, f"{what}; next: see its log, then ask again"
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-    # The command line has an exit code for what the ledger or a guard does not allow.
-    return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
+        return 503, f"{error.what}; next: see its log, then ask again"
+    if isinstance(error, KfmError):
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+        # The command line has an exit code for what the ledger or a guard does not allow.
+        return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
+    return 503, "the database does not answer; next: see its log, then ask again"

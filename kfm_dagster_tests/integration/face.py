@@ -68,8 +68,10 @@ class Face:
         if request.run_key in self.run_keys:
             return None
         self.run_keys.add(str(request.run_key))
+        if request.partition_key is None:
+            return self.repository.get_job(str(request.job_name)).execute_in_process(instance=self.instance)
         return self.execute(
-            "ingest",
+            str(request.job_name),
             partition=str(request.partition_key),
             run_config=request.run_config,
             asset_selection=request.asset_selection,

@@ -49,7 +49,7 @@ def items(catalog: Path) -> dict[str, dict[str, Any]]:
 
 def catalog_tree(catalog: Path) -> dict[str, Any]:
     """Every published file as JSON, without the runs that Items and Collections name; the tree must be consistent."""
-    if not catalog.exists():
+    if not (catalog / "catalog.json").exists():
         return {}
     trees.assert_consistent(catalog)
     assert not list((catalog / STAGING).iterdir())

@@ -59,6 +59,10 @@ FULL_CHECK_EVERY = 25
 """Commits between two checks that replay every history."""
 
 
+LOST = frozenset({"worker_lost", "lease_expired", "run_rolled_back"})
+"""Why an attempt ends whose run died."""
+
+
 class ViolationError(BaseException):
     """An invariant does not hold. `invariant` is its name. The product must not catch it."""
 
@@ -222,7 +226,8 @@ class Account:
             return
         retry: Retry = self._datasets[dataset].retry
         if (change.from_status, change.to_status) == ("failed", "pending"):
-            granted = retry.attempts_for(unit.error_code or "") + min(unit.lost, 1 + UNITS_PER_RUN.bit_length())
+            spared = min(unit.lost, 1 + UNITS_PER_RUN.bit_length()) if unit.error_code in LOST else 0
+            granted = retry.attempts_for(unit.error_code or "") + spared
             if unit.attempts >= granted:
                 raise ViolationError("attempts_are_bounded", f"{change}: {unit.attempts} of {granted} are used")
         if change.attempts > retry.max_attempts + unit.overrides + unit.lost:
@@ -466,8 +471,7 @@ class Account:
             error_code=error,
             overrides=(known.overrides if known else 0) + ((change.from_status, change.to_status) in OVERRIDES),
             superseded=known.superseded if known else False,
-            lost=(known.lost if known else 0)
-            + (change.to_status == "failed" and change.reason in {"worker_lost", "lease_expired", "run_rolled_back"}),
+            lost=(known.lost if known else 0) + (change.to_status == "failed" and change.reason in LOST),
         )
         happened = self.world.scheduler.happened
         happened[f"{change.from_status} > {change.to_status}"] += 1

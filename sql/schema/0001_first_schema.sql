@@ -26,10 +26,10 @@ CREATE TABLE deployment (
     CONSTRAINT deployment_id_has_32_characters CHECK (length(deployment_id) = 32)
 ) @strict;
 
--- postgresql: its random bytes.
+-- postgresql: its function of random bytes, as a UUID of version 4.
 INSERT INTO deployment (only_one, deployment_id) VALUES (1, replace(gen_random_uuid()::text, '-', ''));
 
--- sqlite: its random bytes.
+-- sqlite: its function of random bytes, which has no UUID.
 INSERT INTO deployment (only_one, deployment_id) VALUES (1, lower(hex(randomblob(16))));
 
 @append_only(deployment, deployment_id_is_kept, (only_one));

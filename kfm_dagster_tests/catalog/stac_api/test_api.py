@@ -20,6 +20,7 @@ from kfm_dagster_tests.catalog.stac_api.api import Api, without_links
 
 pytestmark = pytest.mark.one_database
 
+PASSWORDS = ("STAC_PASSWORD", "DEPLOYMENT_PASSWORD", "STAC_API_PASSWORD")
 WEST = (-140.0, 20.0, -120.0, 50.0)
 EAST = (-80.0, 20.0, -60.0, 50.0)
 SCANS = 130
@@ -104,7 +105,10 @@ def test_the_compose_file_is_one_and_names_no_registry() -> None:
         pytest.skip("docker-compose is not on the PATH")
     checked = subprocess.run(
         ["docker-compose", "--file", str(COMPOSE), "config", "--quiet"],
-        env={"PATH": "/usr/bin:/bin", "STAC_PASSWORD": "p"},
+        env={
+            "PATH": "/usr/bin:/bin",
+            **dict.fromkeys(("STAC_PASSWORD", "DEPLOYMENT_PASSWORD", "STAC_API_PASSWORD"), "p"),
+        },
         capture_output=True,
         text=True,
         timeout=60,
