@@ -131,7 +131,7 @@ def items(cloud: EmbeddedCloud) -> Counter[str]:
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKETS["KFM_CATALOG_URL"])
     keys = [entry["Key"] for page in pages for entry in page.get("Contents", []) if entry["Key"].endswith(".json")]
     bodies = (s3.get_object(Bucket=BUCKETS["KFM_CATALOG_URL"], Key=key)["Body"].read() for key in keys)
-    return Counter(one["id"] for one in map(json.loads, bodies) if one["type"] == "Feature")
+    return Counter(one["id"] for one in map(json.loads, bodies) if one.get("type") == "Feature")
 
 
 def done_by(instance: dg.DagsterInstance) -> Counter[str]:
