@@ -241,6 +241,27 @@ def test_while_nothing_may_be_received_the_worker_rests(
     assert (queue.receives - receives, round(desk.time.now, 6)) == (0, LONG_POLL_SECONDS)
 
 
+@pytest.mark.clause("SEC-12")
+@pytest.mark.parametrize(("received", "every"), [(1, 60), (0, 20)], ids=["busy", "idle"])
+def test_a_busy_worker_collects_evidence_once_a_minute_and_an_idle_one_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, received: int, every: int
+) -> None:
+    rounds = iter(range(0, 121, 20))
+    collected: list[float] = []
+
+    def take_in(*_: object, **__: object) -> IntakeReport:
+        desk.time.now = next(rounds)
+        if desk.time.now == 120:
+            worker.stop()
+        return IntakeReport(received=received)
+
+    monkeypatch.setattr(resident, "take_in", take_in)
+    monkeypatch.setattr(resident, "collect_evidence", lambda _: collected.append(desk.time.now))
+    worker = desk.worker()
+    worker.work()
+    assert collected == list(range(0, 121, every))
+
+
 def in_work(pipeline: Pipeline, run_id: str) -> None:
     """Let a run claim what is pending, and go no further."""
     dies_at = Failpoint(operator=StacRegister.operator, point="computed")

@@ -3,15 +3,13 @@
 Those of the list, of which every one must be killed; or with `--generated` those that are generated, drawn from all
 rooms and SQL in turn; or with `--changed [COMMIT]` those generated from the lines that are new since a commit, drawn
 from its rooms in turn, by default since the base of the change (`change.py`). Of the generated ones 90 % must be
-killed, of a few as many as 90 % give but for chance. With `--seconds N` as many as there is time for. Prints a line for
-each and the survivors at the end; ends with 1 when too many survived, and when a change has mutants of which none was
-examined.
+killed. With `--seconds N` as many as there is time for. Prints a line for each and the survivors at the end; ends with
+1 when too many survived, and when a change has mutants of which none was examined.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import sys
@@ -37,10 +35,8 @@ from kfm_dagster_tests.mutants.examining import (
 )
 from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files, room
 
-EQUIVALENT = 0.1
-"""Share of the mutants that need not be killed: some change nothing that can be seen."""
-MANY, CHANCE = 60, 0.02
-"""A draw of so many is held to that share; a smaller one to what it exceeds by chance no more often than this."""
+EQUIVALENT, FEW = 0.1, 2
+"""Share of the mutants that need not be killed: some change nothing that anybody could see. So many of a few."""
 COPIES = min(os.cpu_count() or 1, 4)
 """Mutants that are examined at the same time."""
 CONFIRMING = 0.15
@@ -104,18 +100,8 @@ def conclude(found: list[Examined]) -> int:
         say(f"{one.fate}: {one.mutant.file}: {one.mutant.rule}\n    {one.why}")
     counts = Counter(one.fate for one in found)
     say(f"{len(found)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in StepResult))
-    return 1 if len(left) > allowed(len(found)) or any(one.mutant.required for one in left) else 0
-
-
-def allowed(examined: int) -> int:
-    """Return how many of the examined mutants may be left."""
-    if examined >= MANY:
-        return int(EQUIVALENT * examined)
-    share = [
-        math.comb(examined, left) * EQUIVALENT**left * (1 - EQUIVALENT) ** (examined - left)
-        for left in range(examined + 1)
-    ]
-    return next(left for left in range(examined + 1) if sum(share[left + 1 :]) <= CHANCE)
+    too_many = len(left) > max(FEW, EQUIVALENT * len(found))
+    return 1 if too_many or any(one.mutant.required for one in left) else 0
 
 
 def listed(only: list[str] | None, *, sample: int | None, seed: int) -> list[Mutant]:

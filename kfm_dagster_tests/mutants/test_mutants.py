@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster_tests.change import base_commit
-from kfm_dagster_tests.mutants.__main__ import allowed
 from kfm_dagster_tests.mutants.examining import (
     RETIRED,
     ROOT,
@@ -164,8 +163,3 @@ def test_a_copy_in_which_no_test_runs_is_refused(copy: Copy) -> None:
         assert "nothing_of_that_name" in (copy.refusal() or "")
     finally:
         conftest.write_text(sound, encoding="utf-8")
-
-
-@pytest.mark.parametrize(("examined", "left"), [(0, 0), (9, 3), (20, 5), (59, 11), (60, 6), (607, 60)])
-def test_a_small_draw_may_leave_what_chance_gives_and_a_large_one_a_tenth(examined: int, left: int) -> None:
-    assert allowed(examined) == left

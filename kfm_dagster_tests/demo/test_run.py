@@ -1,0 +1,24 @@
+"""The demo's folder: one of another deployment is refused before anything is published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.demo.run import run_demo
+from kfm_dagster.errors import ForeignRootError
+from kfm_dagster.storage.roots import MARKER
+
+
+@pytest.mark.clause("SEC-11")
+def test_a_folder_of_another_deployment_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    mark = tmp_path / "catalog" / MARKER
+    mark.parent.mkdir()
+    mark.write_text(json.dumps({"deployment_id": "another"}))
+    said: list[str] = []
+    with pytest.raises(ForeignRootError):
+        run_demo(tmp_path, objects=None, timeout_seconds=60, report=lambda _: None, say=said.append)
+    assert [line for line in said if line.startswith("publishing")] == []
+    assert list(mark.parent.iterdir()) == [mark]
