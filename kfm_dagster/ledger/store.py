@@ -102,13 +102,18 @@ class Ledger(LedgerChanges):
         Live units come before bulk ones (with `lane`, only that lane's), then urgent and old ones first. A unit that
         another run claims at the same time is that run's: the version is compared and swapped (WSM-04). Nothing is
         claimed of a dataset that is switched off. Units whose runs died come first, in batches that `release_lost` has
-        halved.
+        halved; one that is to be alone shares its run with no unit of another dataset, either.
         """
         with self._changing(tx) as changing:
             if self.switches.off([dataset], tx=changing):
                 return []
             place = {"dataset": dataset, "partition": partition, "lane": lane}
-            batch_limit = None if wal_ids is not None else changing.run("ledger.smallest_batch", place).scalar()
+            batch_limit = None
+            if wal_ids is None:
+                bounds = changing.run("ledger.batch_bounds", place, run_id=run_id).one()
+                batch_limit = bounds.batch_limit
+                if bounds.claimed_limit == 1 or (batch_limit == 1 and bounds.claimed):
+                    return []
             claimed = claimed_envelopes(
                 changing.run(
                     "ledger.claim",
@@ -366,10 +371,10 @@ def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
 
     The first death gives the size of the batch, each further one half of it; a unit whose limit is 1 was alone.
     """
-    sizes = Counter((row.ingest_run_id, row.dataset) for row in lost)
+    sizes = Counter(row.ingest_run_id for row in lost)
     limits: dict[WalId, int] = {}
     for row in lost:
-        size = sizes[row.ingest_run_id, row.dataset]
+        size = sizes[row.ingest_run_id]
         if size > 1 and row.batch_limit != 1:
             limits[WalId(row.wal_id)] = size if row.batch_limit is None else max(1, min(size, row.batch_limit) // 2)
     return limits

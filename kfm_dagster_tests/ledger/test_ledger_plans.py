@@ -35,7 +35,7 @@ FIND = {"error_code": None, "check_status": None}
 
 PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.claim", {"wal_ids": None}, "to_claim"),
-    ("ledger.smallest_batch", {}, "bisected"),
+    ("ledger.batch_bounds", {}, "(?s)bisected.*in_progress|in_progress.*bisected"),
     ("ledger.find", FIND, "by_selection"),
     ("ledger.find", FIND | {"status": "succeeded"}, "by_selection"),
     ("ledger.find", FIND | {"error_code": "missing_object"}, "by_selection|by_work|records_failing"),

@@ -416,6 +416,46 @@ def test_a_run_that_dies_again_is_halved_until_its_cause_is_alone(bench: Bench, 
     assert bench.ledger.counts()["nexrad-l2"][Status.SUCCEEDED] == 19
 
 
+@pytest.mark.clause("WSM-11", "SEC-09")
+def test_what_ends_a_process_costs_the_units_of_another_dataset_in_its_run_nothing(bench: Bench) -> None:
+    """A run over several datasets is one process."""
+    volumes = [envelope(number) for number in range(12)]
+    scans = [envelope(number, dataset="goes-abi", object_uri=f"s3://b/{number}") for number in range(6)]
+    cause = volumes[7].wal_id
+    bench.ledger.ensure([*volumes, *scans])
+    for number in range(60):
+        run_id = f"run-{number}"
+        claimed = [
+            unit
+            for dataset in ("nexrad-l2", "goes-abi")
+            for unit in bench.ledger.claim(dataset=dataset, partition=DAY, run_id=run_id, limit=50)
+        ]
+        if cause in {unit.wal_id for unit in claimed}:
+            bench.ledger.release_lost(run_ids=[run_id])
+        else:
+            bench.ledger.settle([finished(unit) for unit in claimed], run_id=run_id)
+    assert [record.wal_id for record in bench.ledger.find(status=Status.QUARANTINED)] == [cause]
+    assert sum(counts[Status.SUCCEEDED] for counts in bench.ledger.counts().values()) == 17
+
+
+@pytest.mark.clause("SEC-09")
+def test_a_unit_that_is_to_be_alone_shares_its_run_with_no_unit_of_another_dataset(bench: Bench) -> None:
+    def claim(dataset: str, run_id: str) -> list[str]:
+        return [unit.dataset for unit in bench.ledger.claim(dataset=dataset, partition=DAY, run_id=run_id, limit=50)]
+
+    lost, fresh = ("nexrad-l2", "goes-abi"), "hrrr"
+    bench.ledger.ensure(
+        envelope(number, dataset=dataset, object_uri=f"s3://b/{dataset}/{number}")
+        for dataset in (*lost, fresh)
+        for number in range(2)
+    )
+    for number in range(3):
+        assert [claim(dataset, f"dies-{number}") for dataset in lost] == [[dataset] * 2 for dataset in lost]
+        bench.ledger.release_lost(run_ids=[f"dies-{number}"])
+    assert [claim(dataset, "alone") for dataset in (*lost, fresh)] == [["nexrad-l2"], [], []]
+    assert [claim(dataset, "taken") for dataset in (fresh, *lost)] == [[fresh] * 2, [], []]
+
+
 @pytest.mark.clause("WSM-11")
 def test_a_rollback_for_what_no_unit_caused_charges_each_its_attempt(bench: Bench) -> None:
     units = [envelope(number) for number in range(2)]

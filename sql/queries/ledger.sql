@@ -425,12 +425,19 @@ WHERE wal_id IN (@each(:wal_ids))
 @in_order(wal_id)
 @lock(FOR UPDATE);
 
--- name: smallest_batch
--- What one run may claim together of the units whose runs died; NULL where there are none.
-SELECT min(batch_limit) FROM nodd_wal_records @indexed_by(nodd_wal_records_bisected)
-WHERE
-    status = 'pending' AND dataset = :dataset AND partition_key = :partition AND batch_limit IS NOT NULL
-    AND (:lane IS NULL OR lane = :lane);
+-- name: batch_bounds
+-- How many units the run may claim together of those whose runs died (NULL where there are none), and the same bound of
+-- what it has claimed of any dataset.
+SELECT
+    (
+        SELECT min(batch_limit) FROM nodd_wal_records @indexed_by(nodd_wal_records_bisected)
+        WHERE
+            status = 'pending' AND dataset = :dataset AND partition_key = :partition AND batch_limit IS NOT NULL
+            AND (:lane IS NULL OR lane = :lane)
+    ) AS batch_limit,
+    min(claimed.batch_limit) AS claimed_limit, count(*) AS claimed
+FROM nodd_wal_records AS claimed @indexed_by(nodd_wal_records_in_progress)
+WHERE claimed.status = 'in_progress' AND claimed.ingest_run_id = :run_id;
 
 -- name: claim
 -- sqlite: by rowid, so that the row that was picked is not looked for again.
