@@ -62,10 +62,10 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
     preflight(settings, connect(settings).depth)
     _refuse_foreign_roots(settings, adopt=adopt)
     places = {name: place for name, _, place in stores(settings)}
+    served = {root.name for root in roots(settings) if root.served}
     for name, place in places.items():
         if "://" not in place:
-            private_folder(Path(place) if name not in {"catalog", "virtual stores"} else settings.home)
-            # A web server may serve those two.
+            private_folder(settings.home if name in served else Path(place))
             Path(place).mkdir(parents=True, exist_ok=True)
     done: dict[str, dict[str, Any]] = {
         "ledger": _ledger(settings, role, retention_role, adopt=adopt),

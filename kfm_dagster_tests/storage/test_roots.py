@@ -142,5 +142,7 @@ def test_every_database_is_made_with_an_id_of_its_own(empty_database_url: str, t
 
 def test_every_place_that_is_written_is_a_root(tmp_path: Path) -> None:
     chosen = {f"{name}_url": f"s3://b/{name}" for name in ("storage", "catalog", "lineage", "virtual")}
-    assert [one.location for one in roots(Settings(home=tmp_path, **chosen))] == list(chosen.values())
+    every = roots(Settings(home=tmp_path, **chosen))
+    assert [one.location for one in every] == list(chosen.values())
+    assert [one.setting for one in every] == [f"KFM_{name.upper()}" for name in chosen]
     assert len(roots(Settings(home=tmp_path))) == 3
