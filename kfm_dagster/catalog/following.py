@@ -39,7 +39,6 @@ TURN = timedelta(minutes=10)
 FIRST_PAUSE = timedelta(seconds=15)
 LONGEST_PAUSE = timedelta(minutes=10)
 """Pauses between two tries double from the first to the longest, as those of the lineage outbox."""
-ERROR_LENGTH = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,7 +249,7 @@ class Following:
 
     def _put_off(self, turn: _Turn, error: Exception) -> None:
         doublings: int = 2 ** min(turn.failures, 20)
-        text = error_text(error, ERROR_LENGTH)
+        text = error_text(error)
         _LOG.warning("%s of %s is put off: %s", turn.follower.name, turn.contract.stac.collection, text)
         with self._database.transaction() as tx:
             tx.run(

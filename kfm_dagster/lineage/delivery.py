@@ -19,7 +19,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.openlineage import Event
-from kfm_dagster.lineage.outbox import BACKEND, ERROR_LENGTH, pause_after
+from kfm_dagster.lineage.outbox import BACKEND, pause_after
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database
 
@@ -188,7 +188,7 @@ class OutboxDelivery:
                 events_done=found.safe.done,
                 not_taken=json.dumps(found.safe.not_taken),
                 next_attempt_at=rfc3339(self._clock() + pause),
-                last_error=None if found.error is None else found.error[:ERROR_LENGTH],
+                last_error=found.error,
             )
             return kept.first() is not None
 

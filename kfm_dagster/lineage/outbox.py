@@ -32,7 +32,6 @@ FIRST_PAUSE = timedelta(seconds=15)
 LONGEST_PAUSE = timedelta(minutes=10)
 """Pauses between two tries of a batch double from the first to the longest."""
 
-ERROR_LENGTH = 300
 
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
@@ -175,13 +174,13 @@ class Outbox:
             content = pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True)
             self._files.publish(row.href, bytes(content))
         except STORE_ERRORS as error:
-            _LOG.warning("the lineage root does not take %s: %s", row.href, error_text(error, ERROR_LENGTH))
+            _LOG.warning("the lineage root does not take %s: %s", row.href, error_text(error))
             with self._database.transaction() as tx:
                 tx.run(
                     "lineage.put_off_file",
                     batch_id=batch_id,
                     next_attempt_at=rfc3339(self._clock() + pause_after(row.attempts)),
-                    last_error=error_text(error, ERROR_LENGTH),
+                    last_error=error_text(error),
                 )
             return False
         with self._database.transaction() as tx:
