@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,14 @@ from kfm_dagster_tests.timeouts import HANG_SECONDS
 SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 
 
+def status(port: int, host: str) -> int:
+    """What a request that is for a host is answered with."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/healthz", headers={"Host": host})
+    with closing(connection):
+        return connection.getresponse().status
+
+
 @pytest.mark.clause("PCS-16")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_it_is_told_to_end(
@@ -39,14 +49,22 @@ def test_it_serves_until_it_is_told_to_end(
     arguments = [sys.executable, "-c", SERVE, "console", "--port", str(port)]
     path = os.pathsep.join(sys.path)
     with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "KFM_ALLOWED_HOSTS": "console.example"},
     ) as serving:
         try:
             assert serving.stdout is not None
             address = serving.stdout.readline().strip()
             assert address == f"http://127.0.0.1:{port}/"
+            assert [status(port, name) for name in ("console.example", "another.example")] == [200, 400]
             with urllib.request.urlopen(f"{address}validate?days=1", timeout=60) as answer:
                 served = json.load(answer)
+            assert {name: status(port, name) for name in ("console.example", "another.example")} == {
+                "console.example": 200, "another.example": 400,
+            }  # fmt: skip
             said = json.loads(call("validate", "--days", "1", "--json").out)
             # How long the oldest has waited goes on.
             for report in (served, said):

@@ -19,7 +19,7 @@ from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
-from kfm_dagster.retention.policy import RETENTION
+from kfm_dagster.retention.policy import RETENTION, RetentionKind
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster_tests.factories import received_long_ago
@@ -77,6 +77,13 @@ def row(out: str) -> dict[str, Any]:
     [line] = out.splitlines()
     found: dict[str, Any] = json.loads(line)
     return found
+
+
+def test_every_kind_has_a_plan(call: Call, home: Path) -> None:
+    policy(home, "".join(f"  {kind}: 30d\n" for kind in RetentionKind if kind is not RetentionKind.DAGSTER_RUNS))
+    code, out, _ = call("plan", "--json")
+    planned = [json.loads(line)["kind"] for line in out.splitlines()]
+    assert (code, sorted([*planned, RetentionKind.DAGSTER_RUNS])) == (ExitCode.DONE, sorted(RetentionKind))
 
 
 def test_a_plan_changes_nothing_and_a_run_does_what_it_says(call: Call, home: Path) -> None:

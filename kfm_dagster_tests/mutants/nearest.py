@@ -40,11 +40,13 @@ MARKS = "not deployment and not browser"
 """Of the cases of a module, those that start neither a daemon nor a browser."""
 EXCEPTIONS: dict[str, list[str]] = {
     "kfm_dagster/failpoints.py": ["ledger/test_ledger_store.py"],
+    "kfm_dagster/console/serving.py": ["cli/test_console_command.py"],
     "kfm_dagster/demo/run.py": ["demo/test_run.py"],
     "kfm_dagster/ingest/intake.py": ["integration/test_forged_messages.py", "integration/test_acknowledgement.py"],
     "kfm_dagster/ingest/recording.py": ["integration/test_completion.py", "integration/test_kill_switch.py"],
     "kfm_dagster/ingest/senders.py": ["integration/test_forged_messages.py"],
     "kfm_dagster/ledger/cases.py": ["governance/test_evidence.py"],
+    "kfm_dagster/retention/opening.py": ["cli/test_retention_command.py"],
     "kfm_dagster/recovery/overrides.py": ["governance/test_review.py", "governance/test_governing_commands.py"],
 }
 """Tests that come first for a file, against the rules."""

@@ -11,7 +11,7 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Wal
 from kfm_dagster.contracts.issues import IntegrityIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.peers import Peers, PeerSizes
-from kfm_dagster.operators.integrity_check import integrity_check
+from kfm_dagster.operators.integrity_check import integrity_check, unreadable
 from kfm_dagster.storage.objects import ObjectHead, ObjectReadError
 
 HRRR = ContractRegistry.load()["hrrr"]
@@ -215,3 +215,11 @@ def test_object_announced_as_empty_is_asked_for_its_head_only() -> None:
     handle = Recorded(b"")
     assert [issue.code for issue in check(handle, announced={"object_size": 0}).issues] == ["size_zero"]
     assert handle.asked == ["head"]
+
+
+@pytest.mark.clause("SEC-09")
+def test_a_check_that_ends_in_an_error_is_an_issue_without_its_text() -> None:
+    found = unreadable(HRRR, OverflowError("a secret"))
+    [issue] = found.issues
+    assert (found.status, issue.code) == (CheckStatus.FAILED, IntegrityIssue.STORAGE_UNAVAILABLE)
+    assert ("OverflowError" in issue.message, "secret" in issue.message) == (True, False)

@@ -19,7 +19,7 @@ from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
-from kfm_dagster.operators.metadata_extract import OpenSidecar, metadata_extract
+from kfm_dagster.operators.metadata_extract import OpenSidecar, metadata_extract, unreadable
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Reader, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.storage.objects import ObjectReadError
@@ -398,3 +398,22 @@ def test_an_object_goes_when_it_is_read_and_waits_for_no_collector(
         assert [one() for one in objects] == [None, None]
     finally:
         gc.enable()
+
+
+@pytest.mark.clause("SEC-09")
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (
+            ObjectReadError(IntegrityIssue.ACCESS_DENIED, "s3://b/k", "the store refuses access"),
+            MetadataIssue.STORAGE_UNAVAILABLE,
+            "refuses access",
+        ),
+        (OverflowError("a secret"), MetadataIssue.UNREADABLE_FORMAT, "OverflowError"),
+    ],
+)
+def test_an_error_about_one_object_is_an_issue_of_its_unit(error: Exception, code: str, words: str) -> None:
+    found = unreadable(HRRR, error)
+    [issue] = found.issues
+    assert (found.status, issue.code, words in issue.message) == (CheckStatus.FAILED, code, True)
+    assert "secret" not in issue.message

@@ -99,6 +99,16 @@ class FakeEffectNode(FakeNode):
         return len(self.received) if self.is_owned else 0
 
 
+@dataclass
+class FakeClaimingNode(FakeNode):
+    """One whose run claims units."""
+
+    holds: bool = False
+
+    def holds_units(self, tx: Transaction) -> bool:
+        return self.holds
+
+
 def execute(
     runner: StageRunner, node: FakeNode, *, run_id: str = "run", upstream: StageBatch | None = None
 ) -> StageBatch:

@@ -18,12 +18,13 @@ from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailable
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
+from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.failure import RolledBackError, StageFailedError
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster_tests.factories import envelope, failed
-from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
+from kfm_dagster_tests.stages.fake_node import NOW, FakeClaimingNode, FakeNode, execute
 
 
 @pytest.fixture
@@ -68,6 +69,24 @@ def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
     batch = execute(runner, node, upstream=other if change == "upstream" else upstream)
     assert node.calls == ["transform", "apply", "after_commit"]
     assert batch.skipped is None
+
+
+@pytest.mark.clause("RSP-18")
+@pytest.mark.parametrize("holds", [False, True], ids=["ended", "still with units"])
+def test_other_inputs_leave_the_record_of_a_run_that_has_no_unit_any_more(runner: StageRunner, *, holds: bool) -> None:
+    first = execute(runner, FakeClaimingNode([envelope(1)]))
+    node = FakeClaimingNode([envelope(2)], setting=2, holds=holds)
+    batch = execute(runner, node)
+    recorded = runner.run_states.get("nexrad-l2.integrity_check", "run")
+    lines = runner.lifecycle.store.audit.of_stage("run", "nexrad-l2.integrity_check")
+    noted = [line["kind"] for line in lines if line["event"] == SkipCause.OTHER_INPUTS]
+    if holds:
+        assert (batch.skipped, noted) == (None, [])
+        assert recorded == batch.state != first.state
+    else:
+        assert (batch.skipped, noted, node.calls) == (SkipCause.OTHER_INPUTS, [AuditKind.STOP], [])
+        assert recorded == batch.state == first.state
+        assert list(batch.envelopes) == list(first.envelopes)
 
 
 @pytest.mark.clause("IEN-07")

@@ -377,6 +377,13 @@ def planned(typed: Connection) -> Connection:
     return typed
 
 
+def test_a_follower_begins_and_goes_as_far_as_the_newest_change(typed: Connection) -> None:
+    follower = STANDING["catalog_followers"][0]
+    insert(typed, "catalog_followers", {**follower, "follower": "newest"})
+    insert(typed, "catalog_followers", {**follower, "follower": "first", "change_id": 0})
+    typed.exec_driver_sql("UPDATE catalog_followers SET change_id = 1 WHERE follower = 'first'")
+
+
 def test_a_replay_begins_planned_and_a_unit_undecided_before_it_runs(planned: Connection) -> None:
     unit = {**STANDING["replay_units"][0], "replay_run_id": "p2"}
     decided = {"state": "skipped", "skip_reason": "x", "decided_at": T}
