@@ -109,7 +109,7 @@ class Filling:
     def _cell(self, tx: Transaction, number: int, *, pending: bool, claimed: bool) -> None:
         units = [_unit(number, place) for place in range(CELL)]
         stamp = {"at": units[-1]["event_time"], "actor": "benchmark"}
-        tx.run("ledger.ensure", stamp, batch=_json(units), lane="live")
+        tx.run("ledger.ensure", stamp, batch=units, lane="live")
         self._deliver(tx, units, stamp, gone=[] if pending else [unit["wal_id"] for unit in units])
         if pending:
             return
@@ -146,14 +146,14 @@ class Filling:
                 item = {"stac_item_id": unit["wal_id"], "stac_item_href": f"{unit['dataset']}/{unit['wal_id']}.json"}
                 ends["succeeded"].append(found | SUCCESS | item)
         out = [row["wal_id"] for row in ends["quarantined"]]
-        tx.run("ledger.settle_succeeded", stamp, batch=_json(ends["succeeded"]), run_id=run_id).close()
-        tx.run("ledger.settle_failed", stamp, batch=_json(ends["failed"] + ends["quarantined"]), run_id=run_id).close()
-        tx.run("ledger.quarantine", stamp, wal_ids=_json(out), reason="attempts_exhausted").close()
+        tx.run("ledger.settle_succeeded", stamp, batch=ends["succeeded"], run_id=run_id).close()
+        tx.run("ledger.settle_failed", stamp, batch=ends["failed"] + ends["quarantined"], run_id=run_id).close()
+        tx.run("ledger.quarantine", stamp, wal_ids=out, reason="attempts_exhausted").close()
         outcomes = [
             {"wal_id": row["wal_id"], "attempt": 1, "item_sha256": "0" * 64, "superseded": False}
             for row in ends["succeeded"]
         ]
-        tx.run("ledger.record_outcomes", batch=_json(outcomes), run_id=run_id, at=stamp["at"], code_version="0.1.0")
+        tx.run("ledger.record_outcomes", batch=outcomes, run_id=run_id, at=stamp["at"], code_version="0.1.0")
 
     def _deliver(self, tx: Transaction, units: list[dict[str, Any]], stamp: dict[str, str], *, gone: list[str]) -> None:
         messages = [
@@ -168,9 +168,9 @@ class Filling:
             for unit in units
         ]
         pairs = [{"message_id": f"m-{unit['wal_id']}", "wal_id": unit["wal_id"]} for unit in units]
-        tx.run("deliveries.record", batch=_json(messages), at=stamp["at"])
-        tx.run("deliveries.record_units", batch=_json(pairs))
-        tx.run("deliveries.mark_deleted", message_ids=_json([f"m-{wal_id}" for wal_id in gone]), at=stamp["at"])
+        tx.run("deliveries.record", batch=messages, at=stamp["at"])
+        tx.run("deliveries.record_units", batch=pairs)
+        tx.run("deliveries.mark_deleted", message_ids=[f"m-{wal_id}" for wal_id in gone], at=stamp["at"])
 
 
 @dataclass(kw_only=True)

@@ -13,9 +13,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import Any
 
-import orjson
-from sqlalchemy import RowMapping
-
 from kfm_dagster.alerts.plan import AlertRule, Level
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
@@ -84,7 +81,7 @@ class Terms:
             "rule": self.rule,
             "threshold": self.threshold,
             "audience": sorted(self.audience),
-            **{name: None if at is None else rfc3339(at) for name, at in times.items()},
+            **times,
         }
 
 
@@ -188,27 +185,27 @@ class AlertStore:
                 {**finding, "level": levels[AlertRule(finding["rule"])]}
                 for finding in _findings(tx, terms, limits, now)
             ]
-            given = {"now": rfc3339(now), "findings": _json(found), "terms": _json([term.row() for term in terms])}
+            given = {"now": now, "findings": found, "terms": [term.row() for term in terms]}
             resolved = _ids(tx, "alerts.resolve", now=given["now"], findings=given["findings"])
             tx.run("alerts.see", now=given["now"], findings=given["findings"])
             opened = _ids(tx, "alerts.open", now=given["now"], findings=given["findings"])
             escalated = _ids(tx, "alerts.escalate", now=given["now"], terms=given["terms"])
             told = tx.run("alerts.tell", now=given["now"], terms=given["terms"]).all()
-            tx.run("alerts.queue", now=given["now"], batch=_json(_messages(told, escalated, listeners)))
+            tx.run("alerts.queue", now=given["now"], batch=_messages(told, escalated, listeners))
         return Changes(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in told])
 
     def claim(self, leads: Collection[tuple[int, str]]) -> QueuedNotification | None:
         """Take the oldest message that is due, and that nobody is at, to an endpoint by one of its channels."""
         now = self._clock()
-        given = {"now": rfc3339(now), "leads": _json(sorted(leads))}
+        given = {"now": now, "leads": sorted(leads)}
         with self._database.snapshot() as view:
             if view.run("alerts.due", given).one_or_none() is None:
                 return None
         with self._database.transaction() as tx:
-            row = tx.run("alerts.claim", given, until=rfc3339(now + CLAIM)).one_or_none()
+            row = tx.run("alerts.claim", given, until=now + CLAIM).one_or_none()
             if row is None:
                 return None
-            alert = _alert(tx.run("alerts.get", alert_id=row.alert_id).mappings().one())
+            [alert] = tx.rows(Alert, "alerts.get", alert_id=row.alert_id)
         return QueuedNotification(
             alert=alert,
             number=row.number,
@@ -227,10 +224,10 @@ class AlertStore:
         }
         with self._database.transaction() as tx:
             if error is None:
-                tx.run("alerts.taken", key, at=rfc3339(self._clock()))
+                tx.run("alerts.taken", key, at=self._clock())
             else:
                 pause = min(FIRST_PAUSE * 2 ** min(notification.attempts - 1, 10), LONGEST_PAUSE)
-                tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH], until=rfc3339(self._clock() + pause))
+                tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH], until=self._clock() + pause)
 
     def listed(
         self,
@@ -244,23 +241,21 @@ class AlertStore:
 
         The last id of a page as `after` gives the next one.
         """
-        since = None if resolved_since is None else rfc3339(resolved_since)
-        given = {"resolved_since": since, "rule": rule, "after": after, "limit": limit}
+        given = {"resolved_since": resolved_since, "rule": rule, "after": after, "limit": limit}
         with self._database.snapshot() as view:
-            return [_alert(row) for row in view.run("alerts.listed", given).mappings()]
+            return view.rows(Alert, "alerts.listed", given)
 
     def acknowledge(self, alert_id: int, decision: Decision) -> Alert:
         """Take an alert on, in the governance log too. Raises UnknownAlertError, NotFiringError."""
         log = GovernanceLog(self._database, clock=self._clock)
         with self._database.transaction() as tx:
-            row = tx.run("alerts.get", alert_id=alert_id).mappings().one_or_none()
-            if row is None:
+            before = tx.row(Alert, "alerts.get", alert_id=alert_id)
+            if before is None:
                 raise UnknownAlertError(observed=alert_id, next_step="kfm alerts list --days 30")
-            before = _alert(row)
             moved = tx.run(
                 "alerts.acknowledge",
                 alert_id=alert_id,
-                at=rfc3339(self._clock()),
+                at=self._clock(),
                 actor=decision.actor,
                 reason=decision.reason,
             )
@@ -271,18 +266,19 @@ class AlertStore:
                 )
             details = {"alert_id": alert_id, "rule": before.rule, "subject": before.subject, "level": before.level}
             log.record(GovernanceAction.ALERT_ACKNOWLEDGED, decision, details=details, tx=tx)
-            return _alert(tx.run("alerts.get", alert_id=alert_id).mappings().one())
+            [taken] = tx.rows(Alert, "alerts.get", alert_id=alert_id)
+            return taken
 
 
 def _findings(tx: Transaction, terms: Iterable[Terms], limits: ClockLimits, now: datetime) -> list[dict[str, Any]]:
     rows = tx.run(
         "alerts.findings",
-        terms=_json([term.row() for term in terms]),
-        now=rfc3339(now),
+        terms=[term.row() for term in terms],
+        now=now,
         max_offset=limits.max_offset,
-        calibrated_since=rfc3339(limits.calibrated_since),
+        calibrated_since=limits.calibrated_since,
     )
-    return [{**row, "last_event_at": rfc3339(row["last_event_at"])} for row in rows.mappings()]
+    return [dict(row) for row in rows.mappings()]
 
 
 def _messages(told: Iterable[Any], escalated: Collection[int], listeners: Iterable[Listener]) -> list[dict[str, Any]]:
@@ -308,18 +304,5 @@ def _reason(row: Any, escalated: Collection[int]) -> NotificationReason:
     return NotificationReason.OPENED if row.notifications == 1 else NotificationReason.REPEATED
 
 
-def _ids(tx: Transaction, name: str, **given: str) -> list[int]:
+def _ids(tx: Transaction, name: str, **given: Any) -> list[int]:
     return sorted(tx.run(name, given).scalars())
-
-
-def _alert(columns: RowMapping) -> Alert:
-    words = {
-        "rule": AlertRule(columns["rule"]),
-        "state": AlertState(columns["state"]),
-        "level": Level(columns["level"]),
-    }
-    return Alert(**{**columns, **words})
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

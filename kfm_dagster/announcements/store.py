@@ -12,8 +12,6 @@ from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
-import orjson
-
 from kfm_dagster.announcements.event import OutgoingEvent
 from kfm_dagster.catalog.changes import ChangeKind
 from kfm_dagster.contracts.identity import rfc3339
@@ -90,7 +88,7 @@ class AnnouncementStore:
     def announced(self, collection: str, item_ids: Iterable[str]) -> dict[str, Announced]:
         """Return what was announced of Items, by their ids."""
         with self._database.snapshot() as view:
-            rows = view.run("announcements.known", self._key(collection), item_ids=_json(list(item_ids)))
+            rows = view.run("announcements.known", self._key(collection), item_ids=list(item_ids))
             return {
                 row.item_id: Announced(
                     change_id=row.change_id,
@@ -110,7 +108,7 @@ class AnnouncementStore:
         """
         if not events:
             return set()
-        given = {**self._key(collection), "events": _json([event.row() for event in events])}
+        given = {**self._key(collection), "events": [event.row() for event in events]}
         with self._database.transaction() as tx:
             return {
                 event_id
@@ -123,9 +121,7 @@ class AnnouncementStore:
         if events:
             with self._database.transaction() as tx:
                 rows = [_named(event) for event in events]
-                tx.run(
-                    "announcements.taken", self._key(collection), events=_json(rows), now=rfc3339(self._clock())
-                ).close()
+                tx.run("announcements.taken", self._key(collection), events=rows, now=self._clock()).close()
 
     def failed(
         self, collection: str, events: Sequence[tuple[OutgoingEvent, str]], *, begun_at: datetime
@@ -138,9 +134,7 @@ class AnnouncementStore:
             return {}
         rows = [{**_named(event), "error": error[:ERROR_LENGTH]} for event, error in events]
         with self._database.transaction() as tx:
-            found = tx.run(
-                "announcements.failed", self._key(collection), events=_json(rows), begun_at=rfc3339(begun_at)
-            )
+            found = tx.run("announcements.failed", self._key(collection), events=rows, begun_at=begun_at)
             return {row.event_id: row.attempts for row in found}
 
     def refused(self, collection: str, events: Sequence[tuple[OutgoingEvent, str]]) -> None:
@@ -150,9 +144,7 @@ class AnnouncementStore:
         ]
         if rows:
             with self._database.transaction() as tx:
-                tx.run(
-                    "announcements.refused", self._key(collection), events=_json(rows), now=rfc3339(self._clock())
-                ).close()
+                tx.run("announcements.refused", self._key(collection), events=rows, now=self._clock()).close()
 
     def forget(self, collection: str) -> None:
         """Have all that stands sent again."""
@@ -203,7 +195,3 @@ class AnnouncementStore:
 
 def _named(event: OutgoingEvent) -> dict[str, Any]:
     return {"item_id": event.item_id, "event_id": event.event_id}
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()

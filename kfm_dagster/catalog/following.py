@@ -24,7 +24,6 @@ from kfm_dagster.catalog.changes import ChangeKind, Follower, FollowError, ItemC
 from kfm_dagster.catalog.index import CollectionIndex
 from kfm_dagster.catalog.item import content_sha256
 from kfm_dagster.catalog.publisher import Publisher
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.redaction import error_text
@@ -126,26 +125,15 @@ class Following:
     def places(self) -> list[Place]:
         """Return how far every follower has come."""
         with self._database.snapshot() as view:
-            return [
-                Place(
-                    follower=row.follower,
-                    collection_id=row.collection_id,
-                    change_id=row.change_id,
-                    behind=row.behind,
-                    failures=row.failures,
-                    next_attempt_at=row.next_attempt_at,
-                    last_error=row.last_error,
-                )
-                for row in view.run("catalog.places")
-            ]
+            return view.rows(Place, "catalog.places")
 
     def _behind(self, follower: Follower) -> list[DatasetContract]:
         with self._database.snapshot() as view:
             rows = view.run(
                 "catalog.behind",
                 follower=follower.name,
-                collections=orjson.dumps([[collection] for collection in self._owners]).decode(),
-                now=rfc3339(self._clock()),
+                collections=[[collection] for collection in self._owners],
+                now=self._clock(),
             )
             return [self._owners[row.collection_id] for row in rows]
 
@@ -156,8 +144,8 @@ class Following:
                 "catalog.take_turn",
                 follower=follower.name,
                 collection_id=contract.stac.collection,
-                now=rfc3339(now),
-                busy_until=rfc3339(now + TURN),
+                now=now,
+                busy_until=now + TURN,
             ).one_or_none()
         if row is None:
             return None
@@ -228,7 +216,7 @@ class Following:
                 for row in view.run(
                     "catalog.contents",
                     collection_id=contract.stac.collection,
-                    item_ids=orjson.dumps([change.item_id for change in changes]).decode(),
+                    item_ids=[change.item_id for change in changes],
                 )
             }
         current = [change for change in changes if standing.get(change.item_id) == change.content_sha256]
@@ -245,7 +233,7 @@ class Following:
 
     def _end(self, turn: _Turn, *, change_id: int) -> None:
         with self._database.transaction() as tx:
-            tx.run("catalog.end_turn", turn.key, change_id=change_id, now=rfc3339(self._clock()))
+            tx.run("catalog.end_turn", turn.key, change_id=change_id, now=self._clock())
 
     def _put_off(self, turn: _Turn, error: Exception) -> None:
         doublings: int = 2 ** min(turn.failures, 20)
@@ -255,7 +243,7 @@ class Following:
             tx.run(
                 "catalog.put_off_follower",
                 turn.key,
-                next_attempt_at=rfc3339(self._clock() + min(FIRST_PAUSE * doublings, LONGEST_PAUSE)),
+                next_attempt_at=self._clock() + min(FIRST_PAUSE * doublings, LONGEST_PAUSE),
                 last_error=text,
             )
 

@@ -104,25 +104,8 @@ class CollectionIndex:
 
     def current(self, item_ids: Iterable[str]) -> dict[str, CatalogEntry]:
         """Return what stands, by Item id."""
-        rows = self._tx.run("catalog.standing", collection_id=self._collection, item_ids=_json(item_ids))
-        return {
-            row.item_id: CatalogEntry(
-                item_id=row.item_id,
-                partition=row.partition_key,
-                page=row.page,
-                content_sha256=row.content_sha256,
-                object_uri=row.object_uri,
-                wal_id=WalId(row.wal_id),
-                replaces=row.replaces_wal_id,
-                precedence=row.precedence,
-                sequencer=row.sequencer,
-                event_time=row.event_time,
-                revision=row.revision,
-                promotion_id=row.promotion_id,
-                summaries=row.summaries,
-            )
-            for row in rows
-        }
+        rows = self._tx.rows(CatalogEntry, "catalog.standing", collection_id=self._collection, item_ids=list(item_ids))
+        return {entry.item_id: entry for entry in rows}
 
     def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:
         """Compare and swap; returns what was applied, by page. A write whose base is outdated is not among them."""
@@ -135,8 +118,8 @@ class CollectionIndex:
         found = self._tx.run(
             "catalog.apply",
             collection_id=self._collection,
-            rows=orjson.dumps(rows).decode(),
-            updated_at=rfc3339(datetime.now(UTC)),
+            rows=rows,
+            updated_at=datetime.now(UTC),
         )
         swapped = {row.item_id for row in found}
         applied: dict[Page, list[Write]] = defaultdict(list)
@@ -171,8 +154,8 @@ class CollectionIndex:
         pages: set[Page] = set()
         moved: dict[str, list[Any]] = {}
         for statement, count, parameters in (
-            ("catalog.take_back", -1, {"collection_id": self._collection, "item_ids": _json(taken_back)}),
-            ("catalog.put_back", 1, {"promotion_ids": _json(put_back)}),
+            ("catalog.take_back", -1, {"collection_id": self._collection, "item_ids": taken_back}),
+            ("catalog.put_back", 1, {"promotion_ids": put_back}),
         ):
             for row in self._tx.run(statement, parameters).all():
                 pages.add((row.partition_key, row.page))
@@ -193,8 +176,8 @@ class CollectionIndex:
 
     def _log_changes(self, changes: Iterable[Sequence[Any]]) -> None:
         """Tell followers what is otherwise when this transaction is committed, each Item once."""
-        now = rfc3339(datetime.now(UTC))
-        rows = orjson.dumps(list(changes)).decode()
+        now = datetime.now(UTC)
+        rows = list(changes)
         self._tx.run("catalog.log_changes", collection_id=self._collection, rows=rows, changed_at=now)
 
     def _count_summaries(self, change: Counter[tuple[str, str]]) -> None:
@@ -294,10 +277,6 @@ class CollectionIndex:
             if short or numbers:
                 found[name] = [*short, *numbers]
         return found
-
-
-def _json(values: Iterable[str | int]) -> str:
-    return orjson.dumps(list(values)).decode()
 
 
 def _change_of(write: Write) -> list[str]:

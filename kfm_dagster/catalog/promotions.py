@@ -16,12 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-import orjson
 import pyarrow as pa
 
 from kfm_dagster.catalog import outcomes
 from kfm_dagster.catalog.index import CatalogEntry, Write
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
 
@@ -75,12 +73,12 @@ class PromotionLog:
             "catalog.log_promotions",
             collection_id=self._collection,
             dataset=self._contract.id,
-            rows=_json(self._rows(logged, self._keep(logged, files))),
-            logged_at=_now(),
+            rows=self._rows(logged, self._keep(logged, files)),
+            logged_at=datetime.now(UTC),
         )
         entries = {row.item_id: row.promotion_id for row in found}
         if any(write.base for write in logged):
-            self._tx.run("catalog.log_replaced", promotion_ids=_json(entries.values()))
+            self._tx.run("catalog.log_replaced", promotion_ids=entries.values())
         return [
             write if outcomes.is_restoration(write) else replace(write, promotion_id=entries[write.candidate.item_id])
             for write in writes
@@ -96,34 +94,21 @@ class PromotionLog:
     def of_items(self, item_ids: Iterable[str]) -> dict[str, list[Promotion]]:
         """Return every entry of each Item, oldest first, by Item id."""
         entries: dict[str, list[Promotion]] = defaultdict(list)
-        for row in self._tx.run(
-            "catalog.promotions_of_items", collection_id=self._collection, item_ids=_json(item_ids)
+        for entry in self._tx.rows(
+            Promotion, "catalog.promotions_of_items", collection_id=self._collection, item_ids=list(item_ids)
         ):
-            entries[row.item_id].append(
-                Promotion(
-                    promotion_id=row.promotion_id,
-                    run_id=row.run_id,
-                    dataset=row.dataset,
-                    item_id=row.item_id,
-                    partition=row.partition_key,
-                    after_sha256=row.after_sha256,
-                    before_promotion_id=row.before_promotion_id,
-                    before_revision=row.before_revision,
-                    before_sha256=row.before_sha256,
-                    withdrawn=bool(row.withdrawn),
-                )
-            )
+            entries[entry.item_id].append(entry)
         return entries
 
     def withdraw(self, promotion_ids: Iterable[int]) -> None:
         """Say that entries are undone, so that undoing a later one never brings their Items back."""
-        self._tx.run("catalog.withdraw", promotion_ids=_json(promotion_ids), withdrawn_at=_now())
+        self._tx.run("catalog.withdraw", promotion_ids=promotion_ids, withdrawn_at=datetime.now(UTC))
 
     def kept(self, digests: Iterable[str]) -> dict[str, bytes]:
         """Return earlier bytes by their SHA-256."""
         return {
             row.sha256: bytes(pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True))
-            for row in self._tx.run("catalog.kept_files", digests=_json(digests))
+            for row in self._tx.run("catalog.kept_files", digests=digests)
         }
 
     def _rows(self, writes: Sequence[Write], before: Mapping[str, str]) -> list[list[str | int | None]]:
@@ -150,7 +135,7 @@ class PromotionLog:
         overwritten = [write for write in writes if write.base and write.path in files]
         if not overwritten:
             return {}
-        item_ids = _json(write.candidate.item_id for write in overwritten)
+        item_ids = [write.candidate.item_id for write in overwritten]
         left: dict[tuple[str, str, int | None, int], str | None] = {
             (row.item_id, row.after_sha256, row.before_promotion_id, row.before_revision): row.before_sha256
             for row in self._tx.run("catalog.rivals", collection_id=self._collection, item_ids=item_ids)
@@ -186,11 +171,3 @@ class PromotionLog:
 def sha256(content: bytes) -> str:
     """Hash of a file's bytes, hex; not the content hash of an Item, which leaves out what differs from run to run."""
     return hashlib.sha256(content).hexdigest()
-
-
-def _json(values: Iterable[object]) -> str:
-    return orjson.dumps(list(values)).decode()
-
-
-def _now() -> str:
-    return rfc3339(datetime.now(UTC))

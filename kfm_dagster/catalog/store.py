@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import orjson
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.catalog import layout, outcomes, tree
@@ -162,17 +161,7 @@ class Catalog:
     def orphans(self, wal_ids: Iterable[WalId]) -> list[Orphan]:
         """Return the Items of those of the given units that are in quarantine and whose lineage does not stand."""
         with self._database.snapshot() as view:
-            rows = view.run("catalog.orphans", wal_ids=orjson.dumps(sorted(wal_ids)).decode())
-            return [
-                Orphan(
-                    dataset=row.dataset,
-                    run_id=row.run_id,
-                    item_id=row.item_id,
-                    wal_id=WalId(row.wal_id),
-                    promotion_id=row.promotion_id,
-                )
-                for row in rows
-            ]
+            return view.rows(Orphan, "catalog.orphans", wal_ids=sorted(wal_ids))
 
     @contextmanager
     def _undoing(self, what: str) -> Iterator[None]:

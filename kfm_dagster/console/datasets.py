@@ -20,7 +20,6 @@ from kfm_dagster.console.asking import given
 from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
 from kfm_dagster.console.pages import Pages, parameters
 from kfm_dagster.contracts.cadence import floor_hour
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.exports.unit_search import failure_groups
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -70,7 +69,7 @@ def _times(
     """Return how many units ended in each hour, well and not, and the median and 95th percentile of their seconds."""
     with pipeline.database.snapshot() as view:
         stages = view.run(
-            "console.settled", stage=f"{dataset}.settle", since=rfc3339(since - timedelta(hours=6)), limit=MOST_RUNS
+            "console.settled", stage=f"{dataset}.settle", since=since - timedelta(hours=6), limit=MOST_RUNS
         ).all()
         units = view.run("console.newest_successes", dataset=dataset, limit=MOST_UNITS).all()
     ended: dict[datetime, Counter[str]] = defaultdict(Counter)

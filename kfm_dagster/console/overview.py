@@ -23,7 +23,6 @@ from kfm_dagster.console.pages import Pages, duration, parameters
 from kfm_dagster.console.state_diagram import state_diagram
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 
 FRONT = "/"
@@ -86,7 +85,7 @@ def newest_boxes(pipeline: Pipeline) -> Iterator[dict[str, Any]]:
                 dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view
             )
         ]
-        rows = view.run("catalog.boxes_of_units", wal_ids=as_json(wal_ids)).all()
+        rows = view.run("catalog.boxes_of_units", wal_ids=wal_ids).all()
     for row in rows:
         parts = [(row.west, row.east)] if row.west <= row.east else [(row.west, 180.0), (-180.0, row.east)]
         rings = [

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
-import orjson
 from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from kfm_dagster.defs.io_manager import root_run_id
@@ -97,7 +96,7 @@ class OldRuns:
 
     def _unsettled(self, runs: Sequence[OldRun]) -> set[str]:
         with self.database.snapshot() as tx:
-            asked = orjson.dumps(sorted({run.root for run in runs})).decode()
+            asked = sorted({run.root for run in runs})
             return {row.run_id for row in tx.run("retention.unsettled_runs", runs=asked)}
 
     def _is_free(self, run: OldRun) -> bool:

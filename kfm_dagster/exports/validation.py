@@ -52,7 +52,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         length, head = store.audit.head(tx=view)
         counts = pipeline.ledger.counts(tx=view)
         waiting_since = pipeline.ledger.oldest_waiting(tx=view)
-        replays = [row.created_at for row in view.run("stages.replays_since", since=rfc3339(since))]
+        replays = [row.created_at for row in view.run("stages.replays_since", since=since)]
     readings = ClockLog(pipeline.database).recent(since=since)
     recorded = RecordedSpan(attempts=attempts, lines=lines, replays=replays, readings=readings)
     closure = dimensional_closure(pipeline, since=since)
@@ -107,7 +107,7 @@ def _reports_of_metadata(
 ) -> Iterator[dict[str, Any]]:
     stage = f"{contract.id}.{MetadataExtract.operator}"
     with pipeline.database.snapshot() as view:
-        rows = view.run("stages.newest_outputs", stage=stage, since=rfc3339(since)).all()
+        rows = view.run("stages.newest_outputs", stage=stage, since=since).all()
     read = set()
     for row in rows:
         # Outputs are stored under their content: those of all runs that found nothing are one, which is read once.

@@ -12,8 +12,6 @@ from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
-import orjson
-
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.settings import Environment
@@ -211,7 +209,7 @@ class GovernanceLog:
         if not batch:
             return []
         with writing(self._database, tx) as change:
-            rows = change.run("governance.record", batch=orjson.dumps(batch).decode(), at=rfc3339(self._clock()))
+            rows = change.run("governance.record", batch=batch, at=self._clock())
             return [row.entry_id for row in rows]
 
     def holds(self, action: GovernanceAction, *, dataset: str, run_id: str, tx: Transaction) -> bool:
@@ -230,23 +228,6 @@ class GovernanceLog:
     ) -> list[GovernanceEntry]:
         """Return the newest entries, newest first."""
         with reading(self._database, tx) as view:
-            rows = view.run("governance.entries", action=action, dataset=dataset, wal_id=wal_id, limit=limit).all()
-        return [
-            GovernanceEntry(
-                entry_id=row.entry_id,
-                at=row.at,
-                actor=row.actor,
-                action=row.action,
-                dataset=row.dataset,
-                wal_id=row.wal_id,
-                record_version=row.record_version,
-                from_status=row.from_status,
-                to_status=row.to_status,
-                reason=row.reason,
-                change_ref=row.change_ref,
-                details=row.details,
-                proposal_id=row.proposal_id,
-                approved_by=row.approved_by,
+            return view.rows(
+                GovernanceEntry, "governance.entries", action=action, dataset=dataset, wal_id=wal_id, limit=limit
             )
-            for row in rows
-        ]

@@ -13,8 +13,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import Any
 
-import orjson
-
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
@@ -76,7 +74,7 @@ class OverrideReview:
     def work_in(self, settings: Settings, *, tx: Transaction | None = None) -> None:
         """Record that a deployment of prod works over this database, which is prod's from then on."""
         if settings.env is Environment.PROD and not self._is_prod(tx):
-            at = rfc3339(self._clock())
+            at = self._clock()
             with writing(self._database, tx) as change:
                 change.run("governance.work_in", environment=settings.env, actor=settings.worker_id, at=at)
 
@@ -107,7 +105,7 @@ class OverrideReview:
         details = {**(content or {}), "command": command, "units": len(batch)}
         with writing(self._database, tx) as change:
             proposal_id = self._log.record(GovernanceAction.OVERRIDE_PROPOSED, decision, details=details, tx=change)
-            change.run("governance.propose_units", proposal_id=proposal_id, batch=orjson.dumps(batch).decode())
+            change.run("governance.propose_units", proposal_id=proposal_id, batch=batch)
             return proposal_id
 
     def waiting(self, *, tx: Transaction | None = None) -> list[Proposal]:
@@ -129,7 +127,7 @@ class OverrideReview:
     ) -> frozenset[WalId]:
         """Return the units for which nobody has approved that this actor does it, at this version."""
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in versions.items()]
-        rows = tx.run("governance.unapproved", batch=orjson.dumps(batch).decode(), action=action, actor=actor)
+        rows = tx.run("governance.unapproved", batch=batch, action=action, actor=actor)
         return frozenset(WalId(row.wal_id) for row in rows)
 
     def approve(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:

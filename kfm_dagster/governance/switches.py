@@ -64,18 +64,18 @@ class KillSwitches:
                 next_step="give a later expiry, or none",
             )
         with writing(self._database, tx) as change:
-            change.run("governance.close_expired", dataset=dataset, at=rfc3339(now))
+            change.run("governance.close_expired", dataset=dataset, at=now)
             if dataset in self.engaged(tx=change):
                 raise KillSwitchError(
                     "the kill switch is on already",
                     observed=dataset,
                     next_step=f"kfm kill-switch off {dataset}, or leave it on",
                 )
-            expiry = None if expires_at is None else rfc3339(expires_at)
+            expiry = expires_at
             change.run(
                 "governance.engage",
                 dataset=dataset,
-                at=rfc3339(now),
+                at=now,
                 actor=decision.actor,
                 reason=decision.reason,
                 change_ref=decision.change_ref,
@@ -87,7 +87,7 @@ class KillSwitches:
 
     def release(self, dataset: str, decision: Decision, *, tx: Transaction | None = None) -> None:
         """Switch a dataset on again. Raises KillSwitchError when it was not off."""
-        now = rfc3339(self._clock())
+        now = self._clock()
         with writing(self._database, tx) as change:
             change.run("governance.close_expired", dataset=dataset, at=now)
             released = change.run(
@@ -102,18 +102,8 @@ class KillSwitches:
     def engaged(self, *, tx: Transaction | None = None) -> dict[str, KillSwitch]:
         """Return the switches that are on now, by dataset."""
         with reading(self._database, tx) as view:
-            rows = view.run("governance.engaged", at=rfc3339(self._clock())).all()
-        return {
-            row.dataset: KillSwitch(
-                dataset=row.dataset,
-                engaged_at=row.engaged_at,
-                engaged_by=row.engaged_by,
-                reason=row.reason,
-                change_ref=row.change_ref,
-                expires_at=row.expires_at,
-            )
-            for row in rows
-        }
+            switches = view.rows(KillSwitch, "governance.engaged", at=self._clock())
+        return {switch.dataset: switch for switch in switches}
 
     def off(self, datasets: Iterable[str], *, tx: Transaction | None = None) -> frozenset[str]:
         """Return those of the datasets that are switched off, by their own switch or by the one for all."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 
@@ -41,5 +40,5 @@ class Checkpoints:
             "idempotent_node.advance_checkpoint",
             node=node,
             content_hash=content_hash,
-            at=rfc3339(self._clock()),
+            at=self._clock(),
         )

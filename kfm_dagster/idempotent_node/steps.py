@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.energy import Energy, EnergyAssumption, EnergyMeter, NoEnergyMeter
@@ -42,7 +41,7 @@ class StepEnd:
             {**asdict(self.volume), **asdict(self.spent)},
             wal_id=wal_id,
             status=status,
-            ended_at=rfc3339(at),
+            ended_at=at,
             error=None if self.error is None else self.error[:_ERROR_LENGTH],
         )
 

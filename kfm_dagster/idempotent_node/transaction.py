@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.idempotent_node.checkpoint import Checkpoints
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry, compute_content_hash
 from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
@@ -167,7 +166,7 @@ class IdempotentNodes:
             content_hash=intent.content_hash,
             record=_json(made.record),
             lineage=None if made.lineage is None else _json(made.lineage),
-            at=rfc3339(at),
+            at=at,
         )
         end = StepEnd(volume=made.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
         if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, tx=tx):
@@ -239,7 +238,7 @@ class IdempotentNodes:
     def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
         """Return what a stage applied last in each partition in which it applied something since then, newest first."""
         with self._database.snapshot() as tx:
-            asked = {"prefix": f"{stage}@", "since": rfc3339(since)}
+            asked = {"prefix": f"{stage}@", "since": since}
             return [_output(row) for row in tx.run("idempotent_node.newest_outputs_of_stage", asked)]
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
@@ -247,7 +246,7 @@ class IdempotentNodes:
 
         Left out are those in which `later` applied something at `before` or after it: it has had its turn of late.
         """
-        asked = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": rfc3339(since), "before": rfc3339(before)}
+        asked = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self._database.snapshot() as tx:
             return {row.partition_key: _output(row) for row in tx.run("idempotent_node.outputs_ahead", asked)}
 
@@ -303,7 +302,7 @@ class IdempotentNodes:
         at = self._clock()
         previous = self.checkpoints.get(intent.node, tx=tx)
         if previous is not None:
-            tx.run("idempotent_node.close_output", content_hash=previous.last_applied_hash, at=rfc3339(at))
+            tx.run("idempotent_node.close_output", content_hash=previous.last_applied_hash, at=at)
         return at
 
 

@@ -16,7 +16,6 @@ from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.idempotent_node.steps import DIED, StepEnd
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
@@ -74,18 +73,18 @@ class Intents:
         """Write an intent as PENDING; what the same run left unresolved for the same content is taken up again."""
         which = {"run_id": run_uuid(run_id), "node": node, "step": step, "content_hash": content_hash}
         with writing(self._database, tx) as change:
-            row = change.run("idempotent_node.standing", which).one_or_none()
-            if row is None:
-                document = json.dumps(payload, sort_keys=True, allow_nan=False)
-                row = change.run("idempotent_node.append", which, payload=document, at=rfc3339(self._clock())).one()
-            return _intent(row)
+            if (unresolved := change.row(Intent, "idempotent_node.standing", which)) is not None:
+                return unresolved
+            document = json.dumps(payload, sort_keys=True, allow_nan=False)
+            [intent] = change.rows(Intent, "idempotent_node.append", which, payload=document, at=self._clock())
+            return intent
 
     def resolve(
         self, intent: Intent, status: IntentStatus, *, end: StepEnd | None = None, tx: Transaction | None = None
     ) -> bool:
         """Move an unresolved intent, and keep how it ended; False when it was resolved already, or is where it goes."""
         at = self._clock()
-        applied_at = rfc3339(at) if status is IntentStatus.APPLIED else None
+        applied_at = at if status is IntentStatus.APPLIED else None
         with writing(self._database, tx) as change:
             found = change.run(
                 "idempotent_node.resolve", wal_id=intent.wal_id, status=status.value, applied_at=applied_at
@@ -100,19 +99,17 @@ class Intents:
     def get(self, wal_id: int) -> Intent | None:
         """Return an intent, or None."""
         with self._database.snapshot() as tx:
-            row = tx.run("idempotent_node.get", wal_id=wal_id).one_or_none()
-        return None if row is None else _intent(row)
+            return tx.row(Intent, "idempotent_node.get", wal_id=wal_id)
 
     def applied(self, content_hash: str, *, tx: Transaction | None = None) -> Intent | None:
         """Return the intent that gave this content its effect, or None when none did."""
         with reading(self._database, tx) as view:
-            row = view.run("idempotent_node.applied", content_hash=content_hash).one_or_none()
-        return None if row is None else _intent(row)
+            return view.row(Intent, "idempotent_node.applied", content_hash=content_hash)
 
     def of_run(self, run_id: str) -> list[Intent]:
         """Return the intents of a run, oldest first."""
         with self._database.snapshot() as tx:
-            return [_intent(row) for row in tx.run("idempotent_node.of_run", run_id=run_uuid(run_id))]
+            return tx.rows(Intent, "idempotent_node.of_run", run_id=run_uuid(run_id))
 
     def pending_runs(self) -> list[str]:
         """Return the runs that have PENDING intents."""
@@ -145,11 +142,11 @@ class Intents:
         after = 0
         while True:
             with self._database.snapshot() as tx:
-                rows = tx.run("idempotent_node.unresolved", node=node, after=after, limit=PAGE).all()
-            if not rows:
+                intents = tx.rows(Intent, "idempotent_node.unresolved", node=node, after=after, limit=PAGE)
+            if not intents:
                 return
-            after = rows[-1].wal_id
-            yield from map(_intent, rows)
+            after = intents[-1].wal_id
+            yield from intents
 
 
 def run_uuid(run_id: str) -> str:
@@ -158,17 +155,3 @@ def run_uuid(run_id: str) -> str:
         return str(uuid.UUID(run_id))
     except ValueError:
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"urn:kfm:run:{run_id}"))
-
-
-def _intent(row: Any) -> Intent:
-    return Intent(
-        wal_id=row.wal_id,
-        run_id=str(row.run_id),
-        node=row.node,
-        step=row.step,
-        payload=row.payload,
-        content_hash=row.content_hash,
-        status=IntentStatus(row.status),
-        started_at=row.started_at,
-        applied_at=row.applied_at,
-    )

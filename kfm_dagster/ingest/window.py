@@ -16,7 +16,6 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from kfm_dagster.contracts.day_window import DayWindow
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.settings import EARLIEST_DAY, Settings
 from kfm_dagster.storage.database import Database, Transaction
@@ -63,7 +62,7 @@ class PartitionWindow:
             return True
 
     def _begin(self, day: date, *, actor: str, reason: str, tx: Transaction) -> None:
-        at = rfc3339(self.clock())
+        at = self.clock()
         tx.run("partition_window.begin", first_day=day.isoformat(), at=at, actor=actor, reason=reason)
 
     def _stored(self, tx: Transaction | None) -> date | None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from kfm_dagster.contracts.cadence import products_of
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.storage.database import Database, Transaction
 
 GROWTH = math.log(1.02)
@@ -78,7 +77,7 @@ def count_day(contract: DatasetContract, day: date, *, tx: Transaction) -> int:
             found[product.name][named][str(class_of(row.seconds))] += row.objects
     batch = [_row(product, leads) for product, leads in sorted(found.items())]
     if batch:
-        tx.run("gaps.keep_arrivals", dataset=contract.id, day=day.isoformat(), arrivals=as_json(batch))
+        tx.run("gaps.keep_arrivals", dataset=contract.id, day=day.isoformat(), arrivals=batch)
     return sum(row["objects"] for row in batch)
 
 

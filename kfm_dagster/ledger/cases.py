@@ -19,7 +19,6 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.record import HistoryEntry
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
@@ -133,24 +132,15 @@ class QuarantineCases:
     def histories(self, wal_ids: Iterable[WalId]) -> dict[WalId, list[HistoryEntry]]:
         """Return every change of the given units, oldest first."""
         with self._database.snapshot() as view:
-            rows = view.run("evidence.histories", wal_ids=as_json(sorted(set(wal_ids)))).mappings().all()
+            rows = view.run("evidence.histories", wal_ids=sorted(set(wal_ids))).mappings().all()
         entries = [HistoryEntry.model_validate(dict(row)) for row in rows]
         return {WalId(wal_id): list(found) for wal_id, found in groupby(entries, key=lambda entry: entry.wal_id)}
 
     def messages(self, message_ids: Iterable[str]) -> dict[str, AnnouncingMessage]:
         """Return where the given messages are landed; one that was never received is left out."""
         with self._database.snapshot() as view:
-            rows = view.run("evidence.messages", message_ids=as_json(sorted(set(message_ids)))).all()
-        return {
-            row.message_id: AnnouncingMessage(
-                message_id=row.message_id,
-                queue=row.queue,
-                receive_count=row.receive_count,
-                first_received_at=row.first_received_at,
-                landing=row.landing_sha256,
-            )
-            for row in rows
-        }
+            messages = view.rows(AnnouncingMessage, "evidence.messages", message_ids=sorted(set(message_ids)))
+        return {message.message_id: message for message in messages}
 
     def attach(self, bundles: Mapping[CaseKey, ArtifactReference], *, tx: Transaction | None = None) -> int:
         """Give cases their evidence; one that has it by now keeps it. Return the number of those that got theirs."""
@@ -161,7 +151,7 @@ class QuarantineCases:
         if not batch:
             return 0
         with writing(self._database, tx) as change:
-            return len(change.run("evidence.attach", batch=as_json(batch), at=self._now()).all())
+            return len(change.run("evidence.attach", batch=batch, at=self._clock()).all())
 
     def find(
         self,
@@ -188,7 +178,7 @@ class QuarantineCases:
 
         Compare-and-swap, all or none: raises CaseConflictError for the first unit that has no open case of its version.
         """
-        batch = as_json([{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())])
+        batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
         with writing(self._database, tx) as change:
             locked = {row.wal_id: row for row in change.run("evidence.lock_open", batch=batch)}
             for wal_id in sorted(versions.keys() - locked.keys()):
@@ -198,10 +188,7 @@ class QuarantineCases:
                     next_step=f"kfm quarantine show {wal_id}",
                 )
             self._log.record_many([_discard_entry(row, decision) for row in locked.values()], tx=change)
-            change.run("evidence.discard", batch=batch, at=self._now())
-
-    def _now(self) -> str:
-        return rfc3339(self._clock())
+            change.run("evidence.discard", batch=batch, at=self._clock())
 
 
 def _discard_entry(row: Any, decision: Decision) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
@@ -24,7 +23,6 @@ from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, replay_rules
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.refusals import explained
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.redaction import redact
 from kfm_dagster.storage.database import Database, Transaction
@@ -86,15 +84,15 @@ class LedgerChanges(LedgerQueries):
         """Make failed > pending where attempts remain, or, with the limit of the next batch, whatever remains."""
         rows = tx.run(
             "ledger.requeue",
-            wal_ids=as_json(sorted(wal_ids)),
-            policy=as_json(self._rules(tx)),
+            wal_ids=sorted(wal_ids),
+            policy=self._rules(tx),
             reason=reason,
             run_id=run_id,
             replay_run_id=replay_run_id,
             batch_limit=batch_limit,
             lane=None if reason == ReplayReason.RETRY else Lane.BULK,
             actor=actor or self._worker_id,
-            at=self._now(),
+            at=self._clock(),
         )
         return announce(tx, LedgerEvent.RECOVERED, rows)
 
@@ -118,27 +116,27 @@ class LedgerChanges(LedgerQueries):
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
         rows = tx.run(
             "ledger.decide",
-            batch=as_json(batch),
+            batch=batch,
             from_status=from_status,
             to_status=to_status,
             action=action,
             actor=decision.actor,
             why=decision.reason,
             change_ref=decision.change_ref,
-            details=as_json({**details, **decision.details}),
-            at=self._now(),
+            details={**details, **decision.details},
+            at=self._clock(),
         )
         return [WalId(row.wal_id) for row in rows]
 
     def _fail_lost(
-        self, tx: Transaction, name: str, code: LedgerCode, *, because: str | None = None, **which: str | None
+        self, tx: Transaction, name: str, code: LedgerCode, *, because: str | None = None, **which: Any
     ) -> tuple[Any, ...]:
         rows = tx.run(
             name,
             which,
             error_code=code,
             error_message=_LOST_MESSAGES[code] if because is None else redact(f"{_LOST_MESSAGES[code]}: {because}"),
-            at=self._now(),
+            at=self._clock(),
             actor=self._worker_id,
         )
         return self._ended(LedgerEvent.FAILED, rows, tx)
@@ -162,12 +160,12 @@ class LedgerChanges(LedgerQueries):
                         unit=made.get(row.wal_id),
                     )
 
-            tx.after_commit(partial(trace, tx.run("ledger.attempts", wal_ids=as_json(sorted(error))).all()))
+            tx.after_commit(partial(trace, tx.run("ledger.attempts", wal_ids=sorted(error)).all()))
         return ended
 
     def _superseded(self, wal_ids: Iterable[WalId], tx: Transaction) -> dict[WalId, str]:
         wanted = sorted(wal_ids)
-        rows = tx.run("ledger.superseded_of", wal_ids=as_json(wanted)) if wanted else ()
+        rows = tx.run("ledger.superseded_of", wal_ids=wanted) if wanted else ()
         return {WalId(row.older_wal_id): LedgerCode.SUPERSEDED for row in rows}
 
     def _give_up(self, reasons: Mapping[WalId, str], tx: Transaction) -> set[WalId]:
@@ -188,7 +186,7 @@ class LedgerChanges(LedgerQueries):
     ) -> set[WalId]:
         if not wal_ids:
             return set()
-        rows = tx.run("ledger.quarantine", wal_ids=as_json(wal_ids), reason=reason, actor=actor, at=self._now())
+        rows = tx.run("ledger.quarantine", wal_ids=wal_ids, reason=reason, actor=actor, at=self._clock())
         return {WalId(row.wal_id) for row in announce(tx, LedgerEvent.QUARANTINED, rows, by_person=by_person)}
 
     def check_reason(self, reason: str, *, tx: Transaction) -> None:
@@ -206,9 +204,6 @@ class LedgerChanges(LedgerQueries):
         self.check_reason(reason, tx=tx)
         if (meaning := self._reasons.get(reason)) is not None:
             tx.run("ledger.govern_replay_reason", code=reason, meaning=meaning)
-
-    def _now(self) -> str:
-        return rfc3339(self._clock())
 
     @contextmanager
     def _changing(self, tx: Transaction | None) -> Iterator[Transaction]:

@@ -15,7 +15,6 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
 from kfm_dagster.ledger.rejections import (
     ANY_REJECTION,
@@ -29,7 +28,7 @@ from kfm_dagster.ledger.rejections import (
     place_after,
     rejection_rows,
 )
-from kfm_dagster.ledger.rows import as_json, bounded
+from kfm_dagster.ledger.rows import bounded
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
@@ -138,9 +137,9 @@ class Deliveries:
         pairs = [{"message_id": message_id, "wal_id": wal_id} for message_id, wal_id in sorted(units)]
         ignored = [row for delivery in newest.values() for row in ignored_rows(delivery.message_id, delivery.ignored)]
         with writing(self._database, tx) as change:
-            change.run("deliveries.record", batch=as_json(batch), at=self._now())
-            change.run("deliveries.record_units", batch=as_json(pairs))
-            change.run("deliveries.record_ignored", batch=as_json(ignored), at=self._now())
+            change.run("deliveries.record", batch=batch, at=self._clock())
+            change.run("deliveries.record_units", batch=pairs)
+            change.run("deliveries.record_ignored", batch=ignored, at=self._clock())
 
     def reject(self, rejections: Iterable[Rejection], *, tx: Transaction | None = None) -> None:
         """Keep records that gave no unit, with their reason; their messages, recorded before, become rejected.
@@ -150,29 +149,26 @@ class Deliveries:
         entries = list(rejections)
         bodies = body_rows(entries)
         with writing(self._database, tx) as change:
-            change.run("deliveries.keep_bodies", batch=as_json(bodies), at=self._now())
-            change.run("deliveries.reject", batch=as_json(rejection_rows(entries)), at=self._now())
-            change.run("deliveries.mark_rejected", message_ids=as_json([row["message_id"] for row in bodies]))
+            change.run("deliveries.keep_bodies", batch=bodies, at=self._clock())
+            change.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())
+            change.run("deliveries.mark_rejected", message_ids=[row["message_id"] for row in bodies])
 
     def reject_objects(self, objects: Sequence[RejectedObject], *, tx: Transaction | None = None) -> None:
         """Keep objects of a listing that no record can hold, once each."""
         if objects:
             with writing(self._database, tx) as change:
-                change.run("deliveries.reject_objects", batch=as_json(object_rows(objects)), at=self._now())
+                change.run("deliveries.reject_objects", batch=object_rows(objects), at=self._clock())
 
     def due_for_deletion(self, *, limit: int, tx: Transaction | None = None) -> list[DueMessage]:
         """Return the messages that may leave the queue: every unit succeeded or quarantined, or nothing of ours."""
         with reading(self._database, tx) as view:
-            rows = view.run("deliveries.due_for_deletion", limit=limit).all()
-        return [
-            DueMessage(message_id=row.message_id, queue=row.queue, receipt_handle=row.receipt_handle) for row in rows
-        ]
+            return view.rows(DueMessage, "deliveries.due_for_deletion", limit=limit)
 
     def due_for_backoff(self, wal_ids: Iterable[str], *, tx: Transaction | None = None) -> list[DueBackoff]:
         """Return the messages in flight of which one of the given units has failed and waits for its next attempt."""
         now = self._clock()
         with reading(self._database, tx) as view:
-            rows = view.run("deliveries.due_for_backoff", wal_ids=as_json(sorted(wal_ids))).all()
+            rows = view.run("deliveries.due_for_backoff", wal_ids=sorted(wal_ids)).all()
         return [
             DueBackoff(
                 message_id=row.message_id,
@@ -186,17 +182,7 @@ class Deliveries:
     def held_by(self, run_id: str, *, after: str, limit: int, tx: Transaction | None = None) -> list[HeldMessage]:
         """Return the messages in flight whose units a run holds, by id; the last id as `after` gives the next page."""
         with reading(self._database, tx) as view:
-            rows = view.run("deliveries.held_by", run_id=run_id, after=after, limit=limit).all()
-        return [
-            HeldMessage(
-                message_id=row.message_id,
-                queue=row.queue,
-                receipt_handle=row.receipt_handle,
-                dataset=row.dataset,
-                received_at=row.received_at,
-            )
-            for row in rows
-        ]
+            return view.rows(HeldMessage, "deliveries.held_by", run_id=run_id, after=after, limit=limit)
 
     def mark_acknowledged(self, taken: Iterable[DueMessage], *, tx: Transaction | None = None) -> None:
         """Note that SQS took the deletion of these receipts.
@@ -207,37 +193,37 @@ class Deliveries:
         pairs = sorted((entry.message_id, entry.receipt_handle) for entry in taken)
         batch = [{"message_id": message_id, "receipt_handle": receipt} for message_id, receipt in pairs]
         with writing(self._database, tx) as change:
-            change.run("deliveries.mark_acknowledged", batch=as_json(batch), at=self._now())
+            change.run("deliveries.mark_acknowledged", batch=batch, at=self._clock())
 
     def mark_deleted(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> None:
         """Note that SQS took the deletion, whatever receipt is on record: not every dead letter has one."""
         with writing(self._database, tx) as change:
-            change.run("deliveries.mark_deleted", message_ids=as_json(sorted(message_ids)), at=self._now())
+            change.run("deliveries.mark_deleted", message_ids=sorted(message_ids), at=self._clock())
 
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction | None = None) -> None:
         """Note that messages were found on the dead-letter queue of that name, and nobody works on them there."""
         ids = sorted(message_ids)
         with writing(self._database, tx) as change:
             self.count_dead_letters(ids, queue=queue, tx=change)
-            change.run("deliveries.dead_letter", message_ids=as_json(ids), queue=queue, at=self._now())
+            change.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())
 
     def count_dead_letters(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
         """Count those of the messages found on the dead-letter queue of that name that were last received elsewhere."""
         totals = Totals()
-        for row in tx.run("deliveries.newly_dead", message_ids=as_json(sorted(message_ids)), queue=queue):
+        for row in tx.run("deliveries.newly_dead", message_ids=sorted(message_ids), queue=queue):
             totals.add(Total.DEAD_LETTERS, row.dataset or "")
         totals.write(tx)
 
     def states(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> dict[str, DeliveryState]:
         """Return what became of the given messages; one that was never received is left out."""
         with reading(self._database, tx) as view:
-            rows = view.run("deliveries.states", message_ids=as_json(sorted(message_ids))).all()
+            rows = view.run("deliveries.states", message_ids=sorted(message_ids)).all()
         return {row.message_id: DeliveryState(row.state) for row in rows}
 
     def verified(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> frozenset[str]:
         """Return which of the given messages bore their topic's signature when they were received before."""
         with reading(self._database, tx) as view:
-            rows = view.run("deliveries.verified", message_ids=as_json(sorted(set(message_ids)))).all()
+            rows = view.run("deliveries.verified", message_ids=sorted(set(message_ids))).all()
         return frozenset(row.message_id for row in rows)
 
     def rejected(
@@ -246,20 +232,7 @@ class Deliveries:
         """Return what was rejected, the newest first; the last of a page as `after` gives the next one."""
         given = {"reason_code": wanted.reason_code, "message_id": wanted.message_id, **place_after(after)}
         with self._database.snapshot() as view:
-            rows = view.run("deliveries.rejected", given, limit=limit).all()
-        return [
-            KeptRejection(
-                rejected_at=row.rejected_at,
-                reason_code=row.reason_code,
-                records=row.records,
-                message_id=row.message_id,
-                record_index=row.record_index,
-                dataset=row.dataset,
-                object_uri=row.object_uri,
-                detail=row.detail,
-            )
-            for row in rows
-        ]
+            return view.rows(KeptRejection, "deliveries.rejected", given, limit=limit)
 
     def rejected_body(self, message_id: str) -> str | None:
         """Return a message as it came, of which a record was rejected; None where there is none."""
@@ -289,9 +262,6 @@ class Deliveries:
             messages_received=account["messages_received", ""],
             messages={state: account.get(("messages", state), 0) for state in DeliveryState},
         )
-
-    def _now(self) -> str:
-        return rfc3339(self._clock())
 
 
 def _delivery_row(delivery: Delivery, receives: int) -> dict[str, Any]:

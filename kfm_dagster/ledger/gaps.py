@@ -12,8 +12,6 @@ from datetime import date, datetime
 from enum import StrEnum, unique
 
 from kfm_dagster.contracts.cadence import ProductHour, floor_hour
-from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
 
@@ -77,17 +75,17 @@ class Gaps:
     def follow(self, dataset: str, since: Mapping[str, datetime], *, tx: Transaction) -> None:
         """Expect products from the hour after these times on; what is followed already stays as it is."""
         if since:
-            feeds = [{"product": name, "since": rfc3339(at)} for name, at in sorted(since.items())]
-            tx.run("gaps.follow", dataset=dataset, feeds=as_json(feeds))
+            feeds = [{"product": name, "since": at} for name, at in sorted(since.items())]
+            tx.run("gaps.follow", dataset=dataset, feeds=feeds)
 
     def listed(self, dataset: str, day: str, *, at: datetime, tx: Transaction) -> None:
         """Expect all of a day, whose bucket was listed to its end."""
-        tx.run("gaps.listed", dataset=dataset, day=day, at=rfc3339(at))
+        tx.run("gaps.listed", dataset=dataset, day=day, at=at)
 
     def feeds(self) -> list[FollowedProduct]:
         """Return what is followed, by dataset and product."""
         with self.database.snapshot() as view:
-            return [FollowedProduct(**row) for row in view.run("gaps.feeds").mappings()]
+            return view.rows(FollowedProduct, "gaps.feeds")
 
     def listed_days(self, first: date, last: date) -> set[tuple[str, date]]:
         """Return (dataset, day) of the days within a window that were listed."""
@@ -104,14 +102,11 @@ class Gaps:
         """
         if not hours:
             return 0, 0
-        batch = as_json(
-            [
-                {"product": one.product, "hour": rfc3339(one.hour), "expected": one.expected, "seen": one.seen}
-                for one in hours
-            ]
-        )
+        batch = [
+            {"product": one.product, "hour": one.hour, "expected": one.expected, "seen": one.seen} for one in hours
+        ]
         with self.database.transaction() as tx:
-            parts = {"dataset": dataset, "hours": batch, "at": rfc3339(at)}
+            parts = {"dataset": dataset, "hours": batch, "at": at}
             changed = tx.run("gaps.record", parts).all()
             closed = tx.run("gaps.close", parts, run_id=run_id).all()
         return len(changed), len(closed)
@@ -125,7 +120,7 @@ class Gaps:
         if not watched:
             return 0, 0
         with self.database.snapshot() as view:
-            rows = view.run("gaps.recent", feeds=as_json([_window_row(one) for one in watched.values()])).all()
+            rows = view.run("gaps.recent", feeds=[_window_row(one) for one in watched.values()]).all()
         amiss: list[dict[str, object]] = []
         over: list[dict[str, object]] = []
         for row in rows:
@@ -144,12 +139,12 @@ class Gaps:
     def looked(self, dataset: str, *, until: datetime) -> None:
         """Note up to which hour the days of a dataset have been looked at."""
         with self.database.transaction() as tx:
-            tx.run("gaps.looked", dataset=dataset, until=rfc3339(until))
+            tx.run("gaps.looked", dataset=dataset, until=until)
 
     def open_days(self, dataset: str, *, since: datetime) -> list[date]:
         """Return the days that still lack something, the earliest first."""
         with self.database.snapshot() as view:
-            rows = view.run("gaps.open_days", dataset=dataset, since=rfc3339(since)).scalars()
+            rows = view.run("gaps.open_days", dataset=dataset, since=since).scalars()
             return [date.fromisoformat(day) for day in rows]
 
     def list(
@@ -162,10 +157,9 @@ class Gaps:
         tx: Transaction | None = None,
     ) -> list[Gap]:
         """Return the gaps of hours since then, and what is silent or has dropped now, however long that has been so."""
-        where = {"since": rfc3339(since), "dataset": dataset, "closed": int(closed), "limit": limit}
+        where = {"since": since, "dataset": dataset, "closed": int(closed), "limit": limit}
         with reading(self.database, tx) as view:
-            rows = view.run("gaps.list", where).mappings().all()
-        return [Gap(**{**row, "kind": GapKind(row["kind"])}) for row in rows]
+            return view.rows(Gap, "gaps.list", where)
 
     def _note(
         self, amiss: Sequence[Mapping[str, object]], over: Sequence[Mapping[str, object]], at: datetime
@@ -173,9 +167,9 @@ class Gaps:
         with writing(self.database, None) as tx:
             # Two processes may look at once.
             tx.run("gaps.lock")
-            closed = tx.run("gaps.close_now", gaps=as_json(over), at=rfc3339(at)).all()
-            hour = rfc3339(floor_hour(at))
-            opened = tx.run("gaps.open_now", gaps=as_json(amiss), hour=hour, at=rfc3339(at)).all()
+            closed = tx.run("gaps.close_now", gaps=over, at=at).all()
+            hour = floor_hour(at)
+            opened = tx.run("gaps.open_now", gaps=amiss, hour=hour, at=at).all()
         return len(opened), len(closed)
 
 
@@ -191,6 +185,6 @@ def _window_row(one: FeedWindow) -> dict[str, object]:
         "dataset": one.dataset,
         "product": one.product,
         "groups": dict(one.groups),
-        "silent_since": rfc3339(one.silent_since),
-        "since": rfc3339(one.since),
+        "silent_since": one.silent_since,
+        "since": one.since,
     }

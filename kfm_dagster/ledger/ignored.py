@@ -92,33 +92,10 @@ def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict
 def find_ignored(database: Database, wanted: IgnoredFilter, *, limit: int) -> list[KeptIgnoredRecord]:
     """Return ignored records, the newest message first."""
     with database.snapshot() as view:
-        rows = view.run("deliveries.ignored", wanted.as_parameters(), limit=limit).all()
-    return [
-        KeptIgnoredRecord(
-            message_id=row.message_id,
-            record_index=row.record_index,
-            reason=row.reason,
-            dataset=row.dataset,
-            bucket=row.bucket,
-            key=row.object_key,
-            records=row.records,
-            received_at=row.received_at,
-        )
-        for row in rows
-    ]
+        return view.rows(KeptIgnoredRecord, "deliveries.ignored", wanted.as_parameters(), limit=limit)
 
 
 def count_ignored(database: Database, wanted: IgnoredFilter) -> list[IgnoredCount]:
     """Count ignored records by dataset and reason."""
     with database.snapshot() as view:
-        rows = view.run("deliveries.ignored_counts", wanted.as_parameters()).all()
-    return [
-        IgnoredCount(
-            dataset=row.dataset,
-            reason=row.reason,
-            records=int(row.records),
-            messages=int(row.messages),
-            newest=row.newest_at,
-        )
-        for row in rows
-    ]
+        return view.rows(IgnoredCount, "deliveries.ignored_counts", wanted.as_parameters())

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ledger.reports import Lease
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import Fence
 from kfm_dagster.storage.joining import reading, writing
@@ -48,8 +47,8 @@ class Leases:
             run_id=run_id,
             dataset=dataset,
             worker_id=self._worker_id,
-            at=rfc3339(now),
-            expires_at=rfc3339(now + self._lease),
+            at=now,
+            expires_at=now + self._lease,
         )
 
     def renew(self, run_id: str, attempts: Mapping[WalId, int], *, tx: Transaction | None = None) -> int:
@@ -67,29 +66,19 @@ class Leases:
                 run_id=run_id,
                 worker_id=self._worker_id,
                 batch=_units(attempts),
-                at=rfc3339(now),
-                expires_at=rfc3339(now + self._lease),
+                at=now,
+                expires_at=now + self._lease,
             )
             return renewed.rowcount
 
     def drop_idle(self, *, tx: Transaction) -> None:
         """Forget expired leases that no claim stands under."""
-        tx.run("ledger.drop_leases", at=rfc3339(self._clock()))
+        tx.run("ledger.drop_leases", at=self._clock())
 
     def all(self, *, tx: Transaction | None = None) -> list[Lease]:
         """Return every lease, the one that expires first at the front."""
         with reading(self._database, tx) as view:
-            return [
-                Lease(
-                    run_id=row.ingest_run_id,
-                    dataset=row.dataset,
-                    worker_id=row.worker_id,
-                    acquired_at=row.acquired_at,
-                    renewed_at=row.renewed_at,
-                    expires_at=row.expires_at,
-                )
-                for row in view.run("ledger.leases")
-            ]
+            return view.rows(Lease, "ledger.leases")
 
     def held(self) -> frozenset[str]:
         """Return the runs that have a lease which is not over."""
@@ -110,5 +99,5 @@ class Leases:
         return refused
 
 
-def _units(attempts: Mapping[WalId, int]) -> str:
-    return as_json([{"wal_id": wal_id, "attempt": attempt} for wal_id, attempt in attempts.items()])
+def _units(attempts: Mapping[WalId, int]) -> list[dict[str, Any]]:
+    return [{"wal_id": wal_id, "attempt": attempt} for wal_id, attempt in attempts.items()]

@@ -7,28 +7,29 @@ nobody permitted. Does not belong here: alerting (`defs/`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from kfm_dagster import __version__
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.governance.log import GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.reports import Mismatch
-from kfm_dagster.ledger.rows import as_json, outcome_row
+from kfm_dagster.ledger.rows import outcome_row
 from kfm_dagster.storage.database import Transaction
 
 
 def record_outcomes(
-    tx: Transaction, units: Sequence[Envelope], *, run_id: str, at: str, log: GovernanceLog, actor: str
+    tx: Transaction, units: Sequence[Envelope], *, run_id: str, at: datetime, log: GovernanceLog, actor: str
 ) -> tuple[WalId, ...]:
     """Keep what succeeded units made; return those whose result differs from an earlier one without permission."""
     if not units:
         return ()
     rows = [outcome_row(unit) for unit in units]
-    tx.run("ledger.record_outcomes", batch=as_json(rows), run_id=run_id, at=at, code_version=__version__)
+    tx.run("ledger.record_outcomes", batch=rows, run_id=run_id, at=at, code_version=__version__)
     # A first attempt has nothing to be compared with.
     again = [{"wal_id": unit.wal_id, "attempt": unit.attempt} for unit in units if unit.attempt > 1]
     if not again:
         return ()
-    differing = tx.run("ledger.record_mismatches", batch=as_json(again), at=at).all()
+    differing = tx.run("ledger.record_mismatches", batch=again, at=at).all()
     unpermitted = [row for row in differing if not row.permitted]
     log.record_many(
         [
@@ -53,17 +54,4 @@ def record_outcomes(
 
 def mismatches(tx: Transaction, *, limit: int) -> list[Mismatch]:
     """Return the newest differences, permitted ones among them."""
-    return [
-        Mismatch(
-            wal_id=WalId(row.wal_id),
-            dataset=row.dataset,
-            attempt=row.attempt,
-            earlier_attempt=row.earlier_attempt,
-            at=row.at,
-            replay_run_id=row.replay_run_id,
-            item_differs=bool(row.item_differs),
-            provenance_differs=bool(row.provenance_differs),
-            permitted=bool(row.permitted),
-        )
-        for row in tx.run("ledger.mismatches", limit=limit)
-    ]
+    return tx.rows(Mismatch, "ledger.mismatches", limit=limit)

@@ -14,7 +14,6 @@ from datetime import date, datetime
 from sqlalchemy import MappingResult
 
 from kfm_dagster.contracts.envelope import CLOSED, CheckStatus, Envelope, Lane, WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
 from kfm_dagster.ledger.reports import (
@@ -28,7 +27,7 @@ from kfm_dagster.ledger.reports import (
     PendingUnits,
     WaitingUnits,
 )
-from kfm_dagster.ledger.rows import as_json, claimed_envelopes
+from kfm_dagster.ledger.rows import claimed_envelopes
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
@@ -58,7 +57,7 @@ class LedgerQueries:
     def statuses(self, wal_ids: Iterable[str], *, tx: Transaction | None = None) -> dict[WalId, Status]:
         """Return where the given units stand; an unknown one is left out."""
         with reading(self.database, tx) as view:
-            rows = view.run("ledger.statuses", wal_ids=as_json(sorted(wal_ids))).all()
+            rows = view.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {WalId(row.wal_id): Status(row.status) for row in rows}
 
     def holds(
@@ -96,7 +95,7 @@ class LedgerQueries:
             "error_code": error_code,
             "check_status": CheckStatus.SUSPECT if suspect else None,
             "limit": limit,
-            "before_time": rfc3339(after.event_time) if after else END_OF_TIME,
+            "before_time": after.event_time if after else END_OF_TIME,
             "before_id": after.wal_id if after else "",
         }
         statement = "ledger.find" if partition is None else "ledger.find_in_partition"
@@ -122,22 +121,11 @@ class LedgerQueries:
     def versions(self, wal_id: str, *, tx: Transaction | None = None) -> list[ObjectVersion]:
         """Return every known version of a unit's object, oldest event first; empty for an unknown id."""
         with reading(self.database, tx) as view:
-            rows = view.run("ledger.versions_of", wal_id=wal_id).all()
-        return [
-            ObjectVersion(
-                wal_id=WalId(row.wal_id),
-                object_version=row.object_version,
-                sequencer=row.sequencer,
-                event_time=row.event_time,
-                status=Status(row.status),
-                superseded_by=row.newer_wal_id,
-            )
-            for row in rows
-        ]
+            return view.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
 
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
         """Return the units of these objects that a sidecar can still complete, as their claims had them."""
-        rows = tx.run("ledger.lacking_sidecars", uris=as_json(sorted(uris)))
+        rows = tx.run("ledger.lacking_sidecars", uris=sorted(uris))
         return claimed_envelopes(rows)
 
     def endless_volumes(self, chunks: Iterable[str], *, tx: Transaction) -> list[Envelope]:
@@ -146,23 +134,13 @@ class LedgerQueries:
         Only of a volume that is over, because its radar has a later one, and that was not closed yet. Where each came
         from is the message of the new chunk.
         """
-        rows = tx.run("ledger.endless_volumes", wal_ids=as_json(sorted(chunks)), closed=CLOSED)
+        rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
         return claimed_envelopes(rows)
 
     def pending_by_partition(self, *, tx: Transaction | None = None) -> list[PendingPartition]:
         """Return the work that waits, by dataset, partition and lane."""
         with reading(self.database, tx) as view:
-            rows = view.run("ledger.pending_by_partition").all()
-        return [
-            PendingPartition(
-                dataset=row.dataset,
-                partition=row.partition_key,
-                lane=Lane(row.lane),
-                units=row.units,
-                oldest=row.oldest_at,
-            )
-            for row in rows
-        ]
+            return view.rows(PendingPartition, "ledger.pending_by_partition")
 
     def day(self, *, dataset: str, partition: str, tx: Transaction | None = None) -> DayReport:
         """Return what became of the units of a dataset's day."""
@@ -178,41 +156,17 @@ class LedgerQueries:
         """Return units of a day that somebody has to care for (`DayReport.failing`), those in quarantine first."""
         where = {"dataset": dataset, "partition": partition, "limit": limit}
         with reading(self.database, tx) as view:
-            rows = view.run("ledger.day_failing_units", where).all()
-        return [
-            FailingUnit(
-                wal_id=WalId(row.wal_id),
-                object_uri=row.object_uri,
-                status=Status(row.status),
-                attempts=row.attempts,
-                code=row.last_error_code,
-                message=row.last_error_message or "",
-            )
-            for row in rows
-        ]
+            return view.rows(FailingUnit, "ledger.day_failing_units", where)
 
     def pending_units(self, *, tx: Transaction | None = None) -> list[PendingUnits]:
         """Return what waits for a run, by dataset."""
         with reading(self.database, tx) as view:
-            return [
-                PendingUnits(dataset=row.dataset, units=int(row.units), oldest_at=row.oldest_at)
-                for row in view.run("ledger.pending_units")
-            ]
+            return view.rows(PendingUnits, "ledger.pending_units")
 
     def failing(self, *, tx: Transaction | None = None) -> list[FailingUnits]:
         """Return the units that somebody has to care for (`DayReport.failing`), of every day, by dataset and code."""
         with reading(self.database, tx) as view:
-            return [
-                FailingUnits(
-                    dataset=row.dataset,
-                    status=Status(row.status),
-                    code=row.code,
-                    units=int(row.units),
-                    retried=int(row.retried),
-                    first_at=row.first_at,
-                )
-                for row in view.run("ledger.failing")
-            ]
+            return view.rows(FailingUnits, "ledger.failing")
 
     def oldest_waiting(self, *, tx: Transaction | None = None) -> datetime | None:
         """Return since when the unit is known that has waited longest, for its first attempt or another one."""
@@ -243,7 +197,7 @@ class LedgerQueries:
     ) -> dict[WalId, int]:
         """Return, of these units, those whose success is still that run's, each with its version."""
         with reading(self.database, tx) as view:
-            rows = view.run("ledger.succeeded_of_run", run_id=run_id, wal_ids=as_json(sorted(wal_ids)))
+            rows = view.run("ledger.succeeded_of_run", run_id=run_id, wal_ids=sorted(wal_ids))
             return {WalId(row.wal_id): row.version for row in rows}
 
     def mismatches(self, *, limit: int = 100, tx: Transaction | None = None) -> list[Mismatch]:
@@ -259,16 +213,7 @@ class LedgerQueries:
     def move_counts(self, *, tx: Transaction | None = None) -> list[MoveCount]:
         """Return how often records moved, by dataset, status, replay reason and attempt."""
         with reading(self.database, tx) as view:
-            return [
-                MoveCount(
-                    dataset=row.dataset,
-                    to_status=Status(row.to_status),
-                    replay_reason=row.replay_reason,
-                    attempt=row.attempt,
-                    moves=int(row.moves),
-                )
-                for row in view.run("ledger.move_counts")
-            ]
+            return view.rows(MoveCount, "ledger.move_counts")
 
     def waiting(self, *, tx: Transaction | None = None) -> list[WaitingUnits]:
         """Return since when live units wait or are in work, by queue; a queue of which none does is left out."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.ledger.queries import END_OF_TIME
 from kfm_dagster.redaction import redact
@@ -84,7 +83,7 @@ def place_after(last: RejectionPlace | None) -> dict[str, Any]:
     if last is None:
         return {"before": END_OF_TIME, "is_object": 0, "dataset": "", "place": "", "number": -1}
     return {
-        "before": rfc3339(last.rejected_at),
+        "before": last.rejected_at,
         "is_object": int(last.message_id is None),
         "dataset": last.dataset or "",
         "place": last.message_id or last.object_uri,

@@ -1,7 +1,6 @@
 """Envelopes to batch rows and back: what travels between the store and its statements.
 
-Belongs here: pure conversions. A batch is one JSON text; times are RFC 3339 text, which both databases read. Does not
-belong here: SQL, transactions.
+Belongs here: pure conversions. A batch is one parameter. Does not belong here: SQL, transactions.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from kfm_dagster.contracts.envelope import (
     WalId,
 )
 from kfm_dagster.contracts.envelope_codec import Leaf, sections
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.storage.text import json_text, storable
+from kfm_dagster.storage.text import storable
 
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 """Order of claims; the claim statement says the same in SQL."""
@@ -45,11 +43,6 @@ MAX_TEXT = 320
 longest part of its ARN, has at most 256."""
 
 
-def as_json(value: Any) -> str:
-    """Text of a batch parameter."""
-    return json_text(value)
-
-
 def bounded(text: str | None) -> str | None:
     """Return a sender's free text as the ledger keeps it."""
     return None if text is None else storable(text, MAX_TEXT)
@@ -63,9 +56,9 @@ def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
         of_sender = section.member is not None
         for leaf, [value] in zip(section.leaves, section.columns([envelope]), strict=True):
             if leaf.extension and value is not None:
-                extension[leaf.name] = _as_text(value)
+                extension[leaf.name] = value
             elif leaf.name not in _OF_THE_LEDGER and not leaf.extension:
-                row[leaf.name] = bounded(value) if of_sender else _as_text(value)
+                row[leaf.name] = bounded(value) if of_sender else value
     return {**row, "extension": extension}
 
 
@@ -113,10 +106,6 @@ def _reading(leaf: Leaf) -> Callable[[Any], Any] | None:
     if decode is None or leaf.kind is datetime:
         return None
     return lambda value: None if value is None else decode(value)
-
-
-def _as_text(value: Any) -> Any:
-    return rfc3339(value) if isinstance(value, datetime) else value
 
 
 def _from_extension(leaf: Leaf, value: Any) -> Any:

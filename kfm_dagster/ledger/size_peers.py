@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kfm_dagster.contracts.envelope import COMPLETED_BY, Envelope, WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.peers import PEERS_KEPT, PeerSizes
-from kfm_dagster.ledger.rows import as_json, key_groups
+from kfm_dagster.ledger.rows import key_groups
 from kfm_dagster.storage.database import Transaction
 
 
@@ -68,7 +68,7 @@ class SizePeers:
             for place, new in sorted(sizes.items())
         ]
         if batch:
-            tx.run("size_peers.keep", batch=as_json(batch))
+            tx.run("size_peers.keep", batch=batch)
 
     def _of(self, place: _Place) -> PeerSizes | None:
         # At the beginning of a month those of the month before are as recent.
@@ -90,7 +90,7 @@ def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
 
 def _look_up(places: Iterable[_Place], tx: Transaction) -> dict[_Place, list[int]]:
     wanted = {*places, *(place.before for place in places)}
-    rows = tx.run("size_peers.known", batch=as_json([place._asdict() for place in sorted(wanted)]))
+    rows = tx.run("size_peers.known", batch=[place._asdict() for place in sorted(wanted)])
     return {_Place(row.dataset, row.product, row.month): row.sizes for row in rows}
 
 

@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.attempt_totals import settled_totals
 from kfm_dagster.ledger.changes import LedgerChanges
@@ -23,7 +22,7 @@ from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.outcomes import record_outcomes
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
-from kfm_dagster.ledger.rows import as_json, claim_order, claimed_envelopes, unit_row, wal_ids_of
+from kfm_dagster.ledger.rows import claim_order, claimed_envelopes, unit_row, wal_ids_of
 from kfm_dagster.ledger.size_peers import SizePeers
 from kfm_dagster.ledger.state_machine import Status, check_transition
 from kfm_dagster.ledger.verdicts import Verdicts, conflicting, decide, yields_to
@@ -121,9 +120,9 @@ class Ledger(LedgerChanges):
                     run_id=run_id,
                     limit=limit if batch_limit is None else min(limit, batch_limit),
                     batch_limit=batch_limit,
-                    wal_ids=None if wal_ids is None else as_json(sorted(wal_ids)),
+                    wal_ids=None if wal_ids is None else sorted(wal_ids),
                     worker_id=self._worker_id,
-                    at=self._now(),
+                    at=self._clock(),
                 )
             )
             if claimed:
@@ -145,7 +144,7 @@ class Ledger(LedgerChanges):
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
         with self._changing(tx) as changing:
-            stamp = {"run_id": run_id, "at": self._now(), "actor": self._worker_id}
+            stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
             succeeded = [*_settled(changing, "ledger.settle_succeeded", verdicts.succeeded, stamp)]
             if yielding:
                 # Once the newer ones of their own batch have succeeded.
@@ -161,7 +160,7 @@ class Ledger(LedgerChanges):
                 changing,
                 [unit for unit in envelopes if unit.wal_id in done],
                 run_id=run_id,
-                at=self._now(),
+                at=self._clock(),
                 log=self.log,
                 actor=self._worker_id,
             )
@@ -193,7 +192,7 @@ class Ledger(LedgerChanges):
         to pending, and from the second death on in batches of half the size, until the cause is alone (SEC-09).
         """
         with self._changing(tx) as changing:
-            runs = as_json(sorted(run_ids))
+            runs = sorted(run_ids)
             lost = self._fail_lost(changing, "ledger.fail_runs", LedgerCode.WORKER_LOST, run_ids=runs, dataset=None)
             lost += self._fail_lost(changing, "ledger.fail_expired", LedgerCode.LEASE_EXPIRED)
             return self._let_in_again(lost, changing, spared=_bisected(lost))
@@ -215,7 +214,7 @@ class Ledger(LedgerChanges):
         that no unit can be, each is charged its attempt.
         """
         with self._changing(tx) as changing:
-            code, runs = LedgerCode.ROLLED_BACK, as_json([run_id])
+            code, runs = LedgerCode.ROLLED_BACK, [run_id]
             lost = self._fail_lost(changing, "ledger.fail_runs", code, because=because, run_ids=runs, dataset=dataset)
             spared = _bisected(lost) if bisect else {}
             return self._let_in_again(lost, changing, not_compensable=not_compensable, spared=spared)
@@ -227,8 +226,8 @@ class Ledger(LedgerChanges):
         of its object came while its attempt failed. Otherwise it would be due, and refused, at every tick.
         """
         with self._changing(tx) as changing:
-            datasets = as_json([rule["dataset"] for rule in self._rules(changing)])
-            due = wal_ids_of(changing.run("ledger.due", at=rfc3339(now), limit=limit, datasets=datasets))
+            datasets = [rule["dataset"] for rule in self._rules(changing)]
+            due = wal_ids_of(changing.run("ledger.due", at=now, limit=limit, datasets=datasets))
             rows = self._requeue(due, reason=ReplayReason.RETRY, tx=changing)
             refused = set(due) - set(wal_ids_of(rows))
             exhausted: dict[WalId, str] = dict.fromkeys(refused, LedgerCode.ATTEMPTS_EXHAUSTED)
@@ -244,7 +243,7 @@ class Ledger(LedgerChanges):
         """
         wanted = sorted(set(wal_ids))
         with self._changing(tx) as changing:
-            locked = {row.wal_id: row for row in changing.run("ledger.lock_statuses", wal_ids=as_json(wanted))}
+            locked = {row.wal_id: row for row in changing.run("ledger.lock_statuses", wal_ids=wanted)}
             for wal_id in wanted:
                 status = Status(locked[wal_id].status) if wal_id in locked else None
                 check_transition(wal_id=wal_id, from_status=status, to_status=Status.QUARANTINED)
@@ -256,7 +255,7 @@ class Ledger(LedgerChanges):
 
     def hold_quarantined(self, wal_ids: Iterable[str], *, tx: Transaction) -> frozenset[WalId]:
         """Return those of the units that are in quarantine; they stay there until the transaction ends."""
-        locked = tx.run("ledger.lock_statuses", wal_ids=as_json(sorted(set(wal_ids))))
+        locked = tx.run("ledger.lock_statuses", wal_ids=sorted(set(wal_ids)))
         return frozenset(WalId(row.wal_id) for row in locked if row.status == Status.QUARANTINED)
 
     def override(
@@ -283,12 +282,12 @@ class Ledger(LedgerChanges):
             decided = self._decide(versions, from_status, Status.PENDING, action, decision, details, changing)
             rows = changing.run(
                 "ledger.override",
-                wal_ids=as_json(sorted(decided)),
+                wal_ids=sorted(decided),
                 from_status=from_status,
                 reason=replay_reason,
                 replay_run_id=replay_run_id,
                 actor=decision.actor,
-                at=self._now(),
+                at=self._clock(),
             ).all()
             if from_status is Status.QUARANTINED:
                 announce(changing, LedgerEvent.RECOVERED, rows)
@@ -297,11 +296,11 @@ class Ledger(LedgerChanges):
     def _admit(self, units: Sequence[Envelope], *, lane: Lane, tx: Transaction) -> EnsureResult:
         peers = SizePeers.of(units, self._registry, tx)
         batch = [unit_row(peers.held_against(unit), self._registry[unit.dataset]) for unit in units]
-        rows = tx.run("ledger.ensure", batch=as_json(batch), at=self._now(), actor=self._worker_id, lane=lane)
+        rows = tx.run("ledger.ensure", batch=batch, at=self._clock(), actor=self._worker_id, lane=lane)
         created = frozenset(WalId(row.wal_id) for row in rows)
         peers.keep(created, tx)
         existing = self.statuses({unit.wal_id for unit in units} - created, tx=tx)
-        linked = tx.run("ledger.supersede", wal_ids=as_json(sorted(created)), at=self._now())
+        linked = tx.run("ledger.supersede", wal_ids=sorted(created), at=self._clock())
         older = frozenset(WalId(row.older_wal_id) for row in linked)
         stale, superseded = older & created, older - created
         self._quarantine(sorted(stale), reason=LedgerCode.STALE_EVENT, actor=self._worker_id, tx=tx)
@@ -320,7 +319,7 @@ class Ledger(LedgerChanges):
     def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
         """Let those fail that yielded to an Item which may yet be taken back: then neither would stand."""
         newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
-        lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=as_json(newer))))
+        lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=newer)))
         return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
 
     def _beyond_retry(self, verdicts: Verdicts, failures: Sequence[Any], tx: Transaction) -> dict[WalId, str]:
@@ -380,5 +379,5 @@ def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
     return limits
 
 
-def _settled(tx: Transaction, name: str, batch: Sequence[Mapping[str, Any]], stamp: Mapping[str, str]) -> Sequence[Any]:
-    return tx.run(name, stamp, batch=as_json(batch)).all() if batch else ()
+def _settled(tx: Transaction, name: str, batch: Sequence[Mapping[str, Any]], stamp: Mapping[str, Any]) -> Sequence[Any]:
+    return tx.run(name, stamp, batch=batch).all() if batch else ()

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import Issue, Severity, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.policy import LedgerCode, backoff_seconds, is_overdue, quarantine_reason
@@ -78,7 +77,7 @@ def decide(
             verdicts.due[unit.wal_id] = due = now + timedelta(seconds=wait)
         else:
             verdicts.given_up[unit.wal_id] = reason
-        next_attempt_at = None if due is None else rfc3339(due)
+        next_attempt_at = due
         verdicts.failed.append(
             row | {"error_code": code, "error_message": redact(message), "next_attempt_at": next_attempt_at}
         )

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.openlineage import Event
@@ -104,7 +103,7 @@ class OutboxDelivery:
     def _claim(self) -> _Try | None:
         now = self._clock()
         with self._database.transaction() as tx:
-            row = tx.run("lineage.claim_delivery", now=rfc3339(now), lease_until=rfc3339(now + LEASE)).one_or_none()
+            row = tx.run("lineage.claim_delivery", now=now, lease_until=now + LEASE).one_or_none()
         if row is None:
             return None
         progress = _Progress(done=row.events_done, not_taken=tuple(row.not_taken))
@@ -186,8 +185,8 @@ class OutboxDelivery:
                 batch_id=found.batch_id,
                 attempts=found.attempts,
                 events_done=found.safe.done,
-                not_taken=json.dumps(found.safe.not_taken),
-                next_attempt_at=rfc3339(self._clock() + pause),
+                not_taken=found.safe.not_taken,
+                next_attempt_at=self._clock() + pause,
                 last_error=found.error,
             )
             return kept.first() is not None

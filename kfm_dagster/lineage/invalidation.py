@@ -143,7 +143,7 @@ class Invalidations:
             batch_id=why.batch_id,
             invalidated_by=batch_id,
             reason=why.reason,
-            invalidated_at=rfc3339(why.at),
+            invalidated_at=why.at,
         ).first()
         if ours is None:
             return set()  # another process was quicker

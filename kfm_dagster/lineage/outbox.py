@@ -18,7 +18,6 @@ from datetime import datetime, timedelta
 
 import pyarrow as pa
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.redaction import error_text
@@ -101,7 +100,7 @@ class Outbox:
 
     def record(self, tx: Transaction, batch: Batch, content: bytes) -> None:
         """Record a batch, which from then on waits for each place that is to have it."""
-        now = rfc3339(self._clock())
+        now = self._clock()
         deliver = self._deliver and batch.path is LineagePath.OPENLINEAGE
         tx.run(
             "lineage.insert_batch",
@@ -137,7 +136,7 @@ class Outbox:
         That one is put off, so the next call gets past it.
         """
         with self._database.snapshot() as tx:
-            due = tx.run("lineage.files_due", now=rfc3339(self._clock()), most=most).scalars().all()
+            due = tx.run("lineage.files_due", now=self._clock(), most=most).scalars().all()
         for number, batch_id in enumerate(due):
             if not self._publish(batch_id):
                 return number
@@ -179,12 +178,12 @@ class Outbox:
                 tx.run(
                     "lineage.put_off_file",
                     batch_id=batch_id,
-                    next_attempt_at=rfc3339(self._clock() + pause_after(row.attempts)),
+                    next_attempt_at=self._clock() + pause_after(row.attempts),
                     last_error=error_text(error),
                 )
             return False
         with self._database.transaction() as tx:
-            tx.run("lineage.mark_published", batch_id=batch_id, published_at=rfc3339(self._clock()))
+            tx.run("lineage.mark_published", batch_id=batch_id, published_at=self._clock())
             tx.run("lineage.leave_outbox", batch_id=batch_id, destination=FILES)
         return True
 

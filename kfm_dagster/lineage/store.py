@@ -223,7 +223,7 @@ class Lineage:
         wal_ids = sorted(related | {unit.wal_id for unit in units})
         history: dict[WalId, list[Revision]] = {}
         with self._database.snapshot() as tx:
-            for row in tx.run("lineage.history", wal_ids=orjson.dumps(wal_ids).decode()):
+            for row in tx.run("lineage.history", wal_ids=wal_ids):
                 told = Revision(
                     path=LineagePath(row.path),
                     revision=row.revision,

@@ -16,7 +16,6 @@ from kfm_dagster.errors import ExitCode, IllegalTransitionError, KfmError, Recor
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading
@@ -57,7 +56,7 @@ class DiscardPlan:
 def plan_discard(pipeline: Pipeline, wal_ids: Sequence[str], *, tx: Transaction | None = None) -> DiscardPlan:
     """Return what discarding the named units would come to. Changes nothing."""
     with reading(pipeline.database, tx) as view:
-        rows = view.run("evidence.discardable", wal_ids=as_json(sorted(set(wal_ids)))).all()
+        rows = view.run("evidence.discardable", wal_ids=sorted(set(wal_ids))).all()
     return DiscardPlan(
         named=len(set(wal_ids)),
         versions={WalId(row.wal_id): row.quarantined_version for row in rows},

@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-import orjson
-
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.retention.pruning import OldBatch
 from kfm_dagster.storage.database import Database
 
@@ -31,7 +28,7 @@ class RejectedBodies:
         after = ""
         while True:
             with self.database.snapshot() as tx:
-                asked = {"before": rfc3339(before), "after": after, "limit": BATCH}
+                asked = {"before": before, "after": after, "limit": BATCH}
                 rows = tx.run("retention.rejected_bodies", asked).all()
             if not rows:
                 return
@@ -42,4 +39,4 @@ class RejectedBodies:
     def remove(self, batch: OldBatch) -> None:
         """Delete them. Raises DatabaseUnavailableError."""
         with self.database.transaction() as tx:
-            tx.run("retention.remove_rejected_bodies", message_ids=orjson.dumps(batch.removable).decode())
+            tx.run("retention.remove_rejected_bodies", message_ids=batch.removable)

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import orjson
 from obstore.exceptions import NotFoundError
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.retention.policy import RetentionKind
 from kfm_dagster.retention.pruning import OldBatch
 from kfm_dagster.storage.answering import answering
@@ -64,9 +62,9 @@ class StoredFiles:
             yield from self.store.list(self.folder, chunk_size=PAGE)
 
     def _batch(self, old: Sequence[Mapping[str, Any]], before: datetime) -> OldBatch:
-        digests = orjson.dumps([self._sha256(file["path"]) for file in old]).decode()
+        digests = [self._sha256(file["path"]) for file in old]
         with self.database.snapshot() as tx:
-            rows = tx.run(self.statement, digests=digests, before=rfc3339(before)).all()
+            rows = tx.run(self.statement, digests=digests, before=before).all()
         free = {row.digest for row in rows}
         going = [file for file in old if self._sha256(file["path"]) in free]
         return OldBatch(

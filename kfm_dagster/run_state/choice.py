@@ -6,7 +6,6 @@ that says where; so two processes that were configured differently meet, and the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,9 +40,8 @@ def open_run_states(
     store = _open(database, place, branch)
     # Who only looks finds the claim there, and writes nothing.
     if place != RELATIONAL and not claimed:
-        document = _claim(place, branch=branch, at=clock()).as_json()
         with database.transaction() as tx:
-            tx.run("run_state.claim", {**document, "validation_summary": json.dumps(document["validation_summary"])})
+            tx.run("run_state.claim", _claim(place, branch=branch, at=clock()).as_json())
         _refuse_two(database, place)  # two processes may have come at the same moment
     return store
 

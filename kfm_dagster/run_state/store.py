@@ -6,12 +6,10 @@ environment has (`choice.py`), and the ones that live outside the database (`obj
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.run_state.writes import count_write
 from kfm_dagster.storage.database import Database, Transaction
@@ -53,27 +51,24 @@ class RelationalRunState:
     def get(self, dataset_id: str, run_id: str) -> RunState | None:
         """Return the record, or None."""
         with self._database.snapshot() as tx:
-            row = tx.run("run_state.get", dataset_id=dataset_id, run_id=run_id).one_or_none()
-        return None if row is None else _record(row)
+            return tx.row(RunState, "run_state.get", dataset_id=dataset_id, run_id=run_id)
 
     def of_run(self, run_id: str) -> Sequence[RunState]:
         """Return every node's record of a run, in the order they were written."""
         with self._database.snapshot() as tx:
-            return [_record(row) for row in tx.run("run_state.of_run", run_id=run_id)]
+            return tx.rows(RunState, "run_state.of_run", run_id=run_id)
 
     def since(self, moment: datetime) -> Sequence[RunState]:
         """Return every record written at or after a moment, by run and time."""
         with self._database.snapshot() as tx:
-            return [_record(row) for row in tx.run("run_state.since", moment=rfc3339(moment))]
+            return tx.rows(RunState, "run_state.since", moment=moment)
 
     def put(self, record: RunState, tx: Transaction) -> None:
         """Insert or replace the record as a part of the caller's transaction; what is kept (`is_kept`) stays.
 
         Raises RunStateError on a wrong record.
         """
-        document = record.as_json()
-        document["validation_summary"] = json.dumps(document["validation_summary"], sort_keys=True)
-        if tx.run("run_state.put", document).rowcount:
+        if tx.run("run_state.put", record.as_json()).rowcount:
             tx.after_commit(lambda: count_write(record.outcome))
 
     def counts(self) -> Mapping[Outcome, int]:
@@ -99,17 +94,3 @@ def is_kept(standing: RunState | None, record: RunState) -> bool:
         return True
     same = record.outcome is Outcome.SKIPPED or record.inputs_hash == standing.inputs_hash
     return standing.outcome is Outcome.SUCCESS and same
-
-
-def _record(row: Any) -> RunState:
-    return RunState(
-        dataset_id=row.dataset_id,
-        run_id=row.run_id,
-        lakefs_branch=row.lakefs_branch,
-        inputs_hash=row.inputs_hash,
-        validation_summary=row.validation_summary,
-        outcome=Outcome(row.outcome),
-        recorded_at=row.recorded_at,
-        artifact_uri=row.artifact_uri,
-        artifact_sha256=row.artifact_sha256,
-    )

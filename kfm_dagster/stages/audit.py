@@ -86,7 +86,7 @@ class AuditLog:
                 previous = _hash({"seq": seq, "at": at, **attempt, **part, "previous_hash": previous})
             row = {"seq": seq, "at": at, **attempt, **parts[-1], "previous_hash": before, "hash": previous}
             batch.append({**row, "details": _text(parts[-1]["details"]), "earlier": _text(parts[:-1])})
-        tx.run("stages.append_audit", batch=orjson.dumps(batch).decode())
+        tx.run("stages.append_audit", batch=batch)
 
     def lines(self, *, tx: Transaction | None = None) -> Iterator[dict[str, Any]]:
         """Yield every line from the first on, as `audit.jsonl` has them."""
@@ -102,7 +102,7 @@ class AuditLog:
     def since(self, moment: datetime, *, tx: Transaction | None = None) -> list[dict[str, Any]]:
         """Return the lines that were written since then, in their order."""
         with reading(self._database, tx) as view:
-            return list(_lines(view.run("stages.audit_since", since=rfc3339(moment))))
+            return list(_lines(view.run("stages.audit_since", since=moment)))
 
     def head(self, *, tx: Transaction | None = None) -> tuple[int, str]:
         """Return how many lines there are, and the hash of the last one."""

@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-import orjson
-
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind, AuditLog
 from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
@@ -69,24 +66,22 @@ class StageStore:
     def newest(self, run_id: str, stage: str, *, tx: Transaction | None = None) -> StageAttempt | None:
         """Return the newest attempt of a stage, or None before the first."""
         with reading(self._database, tx) as view:
-            row = view.run("stages.newest", run_id=run_id, stage=stage).one_or_none()
-        return None if row is None else _attempt(row)
+            return view.row(StageAttempt, "stages.newest", run_id=run_id, stage=stage)
 
     def of_run(self, run_id: str, *, tx: Transaction | None = None) -> list[StageAttempt]:
         """Return every attempt of a run's stages, in the order they were opened."""
         with reading(self._database, tx) as view:
-            return [_attempt(row) for row in view.run("stages.of_run", run_id=run_id)]
+            return view.rows(StageAttempt, "stages.of_run", run_id=run_id)
 
     def since(self, moment: datetime, *, tx: Transaction | None = None) -> list[StageAttempt]:
         """Return every attempt that was opened since then, oldest first."""
         with reading(self._database, tx) as view:
-            return [_attempt(row) for row in view.run("stages.opened_since", since=rfc3339(moment))]
+            return view.rows(StageAttempt, "stages.opened_since", since=moment)
 
     def unfinished(self, run_ids: Iterable[str], *, limit: int, tx: Transaction) -> list[StageAttempt]:
         """Return the attempts of these runs that are at work, oldest first."""
         names = sorted(set(run_ids))
-        rows = tx.run("stages.unfinished", run_ids=_json(names), limit=limit) if names else ()
-        return [_attempt(row) for row in rows]
+        return tx.rows(StageAttempt, "stages.unfinished", run_ids=names, limit=limit) if names else []
 
     def unfinished_runs(self) -> list[str]:
         """Return the runs with an attempt at work."""
@@ -136,8 +131,8 @@ class StageStore:
             stage=stage,
             attempt=opened.attempt,
             idempotency_key=idempotency_key,
-            input_hashes=_json(list(input_hashes)),
-            at=rfc3339(opened.opened_at),
+            input_hashes=list(input_hashes),
+            at=opened.opened_at,
         )
         if before is not None:
             self._audit_retry(opened, after=before.state, since=before.ended_at or before.opened_at, tx=tx)
@@ -187,12 +182,12 @@ class StageStore:
             attempt=attempt.attempt,
             origin=attempt.state.value,
             state=to.value,
-            at=rfc3339(at),
+            at=at,
             error_class=error_class.value if error_class else None,
-            restricted=None if why is None else _json(why),
+            restricted=why,
             checkpoint_uri=checkpoint_uri,
             output_sha256=output_sha256,
-            compensation=None if compensation is None else _json(compensation),
+            compensation=compensation,
         )
         if moved.rowcount != 1:
             raise StageMoveError(
@@ -225,26 +220,3 @@ def _refuse_other(before: StageAttempt, key: str, input_hashes: Sequence[str]) -
         expected="the snapshot that was kept of the first attempt",
         next_step="start a new run, which takes the inputs as they are now",
     )
-
-
-def _attempt(row: Any) -> StageAttempt:
-    return StageAttempt(
-        run_id=row.run_id,
-        stage=row.stage,
-        attempt=row.attempt,
-        state=StageState(row.state),
-        idempotency_key=row.idempotency_key,
-        input_hashes=tuple(row.input_hashes),
-        opened_at=row.opened_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        error_class=None if row.error_class is None else ErrorClass(row.error_class),
-        restricted=tuple(row.restricted),
-        checkpoint_uri=row.checkpoint_uri,
-        output_sha256=row.output_sha256,
-        compensation=row.compensation,
-    )
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

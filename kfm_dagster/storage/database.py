@@ -21,8 +21,9 @@ from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.private import private_file, private_folder
+from kfm_dagster.storage.row_values import T, value_of
 from kfm_dagster.storage.statements import Migration, migrations, typed_statement
-from kfm_dagster.storage.text import json_value, storable
+from kfm_dagster.storage.text import json_value, parameter
 
 BUSY_TIMEOUT_SECONDS = 60
 """How long a SQLite writer waits for another one; a batch's transaction takes well under a second."""
@@ -207,20 +208,29 @@ class Transaction:
     def run(self, name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> CursorResult[Any]:
         """Execute one named statement; its rows have times in UTC and decoded JSON.
 
-        Texts are made storable: no value can make a database refuse its characters.
+        Parameters are encoded (`text.parameter`): times, lists and mappings as they are.
         """
-        values = _storable({**(parameters or {}), **more})
+        values = _encoded({**(parameters or {}), **more})
         return self.connection.execute(typed_statement(self.connection.dialect.name, name), values)
+
+    def rows(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> list[T]:
+        """Execute one named statement and build a value of a dataclass from each row (`row_values`)."""
+        return [value_of(kind, row) for row in self.run(name, parameters, **more).mappings()]
+
+    def row(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> T | None:
+        """Execute one named statement that gives one row or none, and build a value from it."""
+        row = self.run(name, parameters, **more).mappings().one_or_none()
+        return None if row is None else value_of(kind, row)
 
     def run_many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute one named statement for many parameter sets; nothing happens for none."""
-        batch = [_storable(row) for row in rows]
+        batch = [_encoded(row) for row in rows]
         if batch:
             self.connection.execute(typed_statement(self.connection.dialect.name, name), batch)
 
 
-def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: storable(value) if isinstance(value, str) else value for name, value in row.items()}
+def _encoded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: parameter(value) for name, value in row.items()}
 
 
 def _engine(url: URL, *, read_only: bool) -> sa.Engine:

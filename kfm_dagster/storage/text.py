@@ -9,15 +9,36 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from datetime import date, datetime
 from typing import Any
 
 import orjson
+
+from kfm_dagster.contracts.identity import rfc3339
 
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 """NUL as JSON writes it; after an odd number of backslashes it is the six characters themselves."""
 _LONG_NUMBER = re.compile(r"\d{19}")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
+_SCALARS = (bool, int, float, bytes, memoryview)
+
+
+def parameter(value: Any) -> Any:
+    """Encode a statement's parameter: a text storable, a time as RFC 3339 in UTC, a list or a mapping as JSON.
+
+    Raises ValueError for a naive time or one beyond the years 1 to 9999, TypeError for a type that JSON lacks.
+    """
+    if value is None or isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, date):
+        return _plain(value)
+    return json_text(list(value) if isinstance(value, Iterator) else value)
 
 
 def storable(text: str, limit: int | None = None) -> str:
@@ -31,11 +52,11 @@ def storable(text: str, limit: int | None = None) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON that both databases take, in all its texts and names."""
+    """Return a value as JSON that both databases take, in all its texts and names; names sorted, NaN as null."""
     try:
-        text = orjson.dumps(value).decode()
+        text = orjson.dumps(value, default=_plain, option=_OPTIONS).decode()
     except orjson.JSONEncodeError:
-        text = orjson.dumps(_storable_value(value)).decode()
+        text = orjson.dumps(_storable_value(value), default=_plain, option=_OPTIONS).decode()
     return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", text) if r"\u0000" in text else text
 
 
@@ -50,11 +71,26 @@ def json_value(text: str) -> Any:
     return json.loads(text)
 
 
+def _plain(value: Any) -> Any:
+    """Return what JSON has for a type that orjson does not know."""
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, AbstractSet):
+        return sorted(value)
+    if isinstance(value, Collection):
+        return list(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
 def _storable_value(value: Any) -> Any:
     if isinstance(value, str):
         return storable(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {_storable_value(name): _storable_value(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable_value(entry) for entry in value]
+    if isinstance(value, Collection):
+        return [_storable_value(entry) for entry in (sorted(value) if isinstance(value, AbstractSet) else value)]
     return value

@@ -9,7 +9,6 @@ the names that Prometheus reads (`exports/metrics.py`).
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
 from collections import defaultdict
@@ -119,7 +118,7 @@ class Totals:
             if amount > 0
         ]
         if rows:
-            tx.run("totals.add", batch=json.dumps(rows, allow_nan=False))
+            tx.run("totals.add", batch=rows)
 
 
 def count(tx: Transaction, total: Total, subject: str = "", label: str = "", *, amount: float = 1) -> None:

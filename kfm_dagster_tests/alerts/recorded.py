@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -122,7 +121,7 @@ def open_alert(
     found = {"rule": rule, "subject": subject, "level": Level.WARNING, "observed": 1, "run_id": run_id, "place": STAGE}
     finding = {**found, "last_event_at": rfc3339(at)}
     with database.transaction() as tx:
-        tx.run("alerts.open", now=rfc3339(at), findings=json.dumps([finding])).all()
+        tx.run("alerts.open", now=at, findings=[finding]).all()
 
 
 def desk_over(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import date, datetime, timedelta, timezone
+from types import MappingProxyType
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.rows import MAX_TEXT
 from kfm_dagster.notifications.messages import MAX_MESSAGE_ID, SqsMessage
 from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.text import json_text, json_value, storable
+from kfm_dagster.storage.text import json_text, json_value, parameter, storable
 from kfm_dagster_tests.factories import START
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()) | st.sampled_from('\0\\u0\ud800\udfff"'))
@@ -56,6 +59,32 @@ def test_a_text_over_its_bound_is_cut_and_marked() -> None:
         assert storable("abcd", length) == kept
 
 
+@pytest.mark.parametrize(
+    ("value", "encoded"),
+    [
+        (None, None),
+        (True, True),
+        (b"\0", b"\0"),
+        (START.astimezone(timezone(timedelta(hours=-5))), "2025-12-03T00:06:24.000000Z"),
+        (date(2025, 12, 3), "2025-12-03"),
+        (Lane.BULK, "bulk"),
+        ({"b": START, "a": (Lane.BULK, None)}, '{"a":["bulk",null],"b":"2025-12-03T00:06:24.000000Z"}'),
+        ({"b", "a"}, '["a","b"]'),
+        (("\0" for _ in range(2)), '["\ufffd","\ufffd"]'),
+        (MappingProxyType({"a": "\ud800"}), '{"a":"\ufffd"}'),
+        ({"a": 1}.values(), "[1]"),
+    ],
+)
+def test_a_parameter_is_given_as_it_is_and_encoded_once(value: object, encoded: object) -> None:
+    assert parameter(value) == encoded
+
+
+@pytest.mark.parametrize("value", [datetime(2025, 12, 3), [datetime(2025, 12, 3)], [object()]])  # noqa: DTZ001
+def test_what_has_no_form_in_a_database_is_refused(value: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        parameter(value)
+
+
 @pytest.mark.clause("SEC-05")
 def test_every_parameter_is_storable_alone_and_in_a_batch(database: Database) -> None:
     odd = "a\0b\ud800c"
@@ -65,7 +94,7 @@ def test_every_parameter_is_storable_alone_and_in_a_batch(database: Database) ->
         "sns_message_id": odd * (MAX_TEXT // len(odd)), "topic_arn": None, "state": "in_flight",
     }  # fmt: skip
     with database.transaction() as tx:
-        tx.run("deliveries.record", batch=json_text([delivery]), at=at)
-        tx.run("deliveries.dead_letter", message_ids=json_text([odd]), queue=odd + "\0", at=at)
-        rows = tx.run("deliveries.states", message_ids=json_text([odd])).all()
+        tx.run("deliveries.record", batch=[delivery], at=at)
+        tx.run("deliveries.dead_letter", message_ids=[odd], queue=odd + "\0", at=at)
+        rows = tx.run("deliveries.states", message_ids=[odd]).all()
     assert [(row.message_id, row.state) for row in rows] == [("a\ufffdb\ufffdc", "dead_lettered")]

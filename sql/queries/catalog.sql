@@ -118,8 +118,8 @@ WHERE collection_id = :collection_id AND NOT EXISTS (
 -- name: standing
 -- With the event of the unit whose Item stands: what orders versions of an object of which one has no sequencer.
 SELECT
-    item.item_id, item.partition_key, item.page, item.content_sha256, item.object_uri, item.wal_id,
-    item.replaces_wal_id, item.precedence, item.sequencer, item.revision, item.summaries, item.promotion_id,
+    item.item_id, item.partition_key AS partition, item.page, item.content_sha256, item.object_uri, item.wal_id,
+    item.replaces_wal_id AS replaces, item.precedence, item.sequencer, item.revision, item.summaries, item.promotion_id,
     record.event_time
 FROM catalog_items AS item
 LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
@@ -225,7 +225,8 @@ WHERE run_id = :run_id AND collection_id = :collection_id AND dataset = :dataset
 -- name: promotions_of_items
 -- Whose a promotion was, and whether it has been undone since.
 SELECT
-    promotion.promotion_id, promotion.run_id, promotion.dataset, promotion.item_id, promotion.partition_key,
+    promotion.promotion_id, promotion.run_id, promotion.dataset, promotion.item_id,
+    promotion.partition_key AS partition,
     promotion.after_sha256, promotion.before_promotion_id, promotion.before_revision, promotion.before_sha256,
     EXISTS (
         SELECT 1 FROM catalog_withdrawals AS withdrawal WHERE withdrawal.promotion_id = promotion.promotion_id

@@ -77,7 +77,7 @@ LIMIT :limit;
 SELECT body FROM rejected_bodies WHERE message_id = :message_id;
 
 -- name: ignored
-SELECT message_id, record_index, reason, dataset, bucket, object_key, records, received_at
+SELECT message_id, record_index, reason, dataset, bucket, object_key AS key, records, received_at
 FROM ignored_records
 WHERE
     (:dataset IS NULL OR dataset = :dataset) AND (:reason IS NULL OR reason = :reason)
@@ -89,7 +89,7 @@ LIMIT :limit;
 
 -- name: ignored_counts
 SELECT
-    dataset, reason, sum(records) AS records, count(DISTINCT message_id) AS messages, max(received_at) AS newest_at
+    dataset, reason, sum(records) AS records, count(DISTINCT message_id) AS messages, max(received_at) AS newest
 FROM ignored_records
 WHERE
     (:dataset IS NULL OR dataset = :dataset) AND (:reason IS NULL OR reason = :reason)

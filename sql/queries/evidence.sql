@@ -47,7 +47,7 @@ WHERE wal_id IN (@each(:wal_ids))
 ORDER BY wal_id, version;
 
 -- name: messages
-SELECT message_id, queue, receive_count, first_received_at, landing_sha256
+SELECT message_id, queue, receive_count, first_received_at, landing_sha256 AS landing
 FROM nodd_wal_deliveries
 WHERE message_id IN (@each(:message_ids));
 

@@ -43,7 +43,7 @@ WITH RECURSIVE found (dataset) AS (
 SELECT dataset FROM found WHERE dataset IS NOT NULL;
 
 -- name: pending_by_partition
-SELECT dataset, partition_key, lane, count(*) AS units, min(event_time) AS oldest_at
+SELECT dataset, partition_key AS partition, lane, count(*) AS units, min(event_time) AS oldest
 FROM nodd_wal_records
 WHERE status = 'pending'
 GROUP BY dataset, partition_key, lane
@@ -77,7 +77,9 @@ ORDER BY record.last_error_code;
 
 -- name: day_failing_units
 -- The units that day_failing counts, what is quarantined first.
-SELECT record.wal_id, record.object_uri, record.status, record.attempts, record.last_error_code, record.last_error_message
+SELECT
+    record.wal_id, record.object_uri, record.status, record.attempts, record.last_error_code AS code,
+    coalesce(record.last_error_message, '') AS message
 FROM nodd_wal_records AS record
 WHERE
     record.status IN ('failed', 'quarantined') AND record.dataset = :dataset AND record.partition_key = :partition
@@ -151,12 +153,13 @@ WHERE expires_at < :at AND NOT EXISTS (
 );
 
 -- name: leases
-SELECT ingest_run_id, dataset, worker_id, acquired_at, renewed_at, expires_at FROM nodd_wal_leases
+SELECT ingest_run_id AS run_id, dataset, worker_id, acquired_at, renewed_at, expires_at FROM nodd_wal_leases
 ORDER BY expires_at, ingest_run_id, dataset;
 
 -- name: versions_of
 -- Every version of the objects of a unit, with what made each obsolete.
-SELECT sibling.wal_id, sibling.object_version, sibling.sequencer, sibling.event_time, sibling.status, link.newer_wal_id
+SELECT sibling.wal_id, sibling.object_version, sibling.sequencer, sibling.event_time, sibling.status,
+    link.newer_wal_id AS superseded_by
 FROM nodd_wal_records AS record
 INNER JOIN nodd_wal_records AS sibling
     ON record.object_uri = sibling.object_uri AND record.dataset = sibling.dataset

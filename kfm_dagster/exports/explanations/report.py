@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.storage.database import Database
 
@@ -34,7 +33,7 @@ def ledger_span(database: Database, *, since: datetime = BEGINNING) -> tuple[dat
     Raises ValueError when there is none.
     """
     with database.snapshot() as tx:
-        row = tx.run("reports.ledger_span", since=rfc3339(since)).one()
+        row = tx.run("reports.ledger_span", since=since).one()
     if row.began_at is None:
         raise ValueError("the ledger is empty")
     return row.began_at, row.ended_at

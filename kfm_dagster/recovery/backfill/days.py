@@ -16,10 +16,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
-import orjson
-
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -71,7 +68,7 @@ class DayListing:
 
     def closed(self, tx: Transaction) -> None:
         """Note that every object of the day is in the ledger."""
-        tx.run("backfill.close_listing", self._day, at=rfc3339(self.pipeline.clock()))
+        tx.run("backfill.close_listing", self._day, at=self.pipeline.clock())
 
     @property
     def _day(self) -> dict[str, str]:
@@ -108,7 +105,7 @@ def start_backfill(
             actor=decision.actor,
             reason=decision.reason,
             change_ref=decision.change_ref,
-            at=rfc3339(now),
+            at=now,
         )
         return _started(pipeline, backfill_id, days, decision, tx)
 
@@ -118,10 +115,10 @@ def start_listing(pipeline: Pipeline, backfill_id: str, *, dataset: str, day: da
     with pipeline.database.transaction() as tx:
         begun = tx.run(
             "backfill.start_listing",
-            listings=orjson.dumps([{"backfill_id": backfill_id, "day": day}]).decode(),
+            listings=[{"backfill_id": backfill_id, "day": day}],
             actor=decision.actor,
             reason=decision.reason,
-            at=rfc3339(pipeline.clock()),
+            at=pipeline.clock(),
         ).one_or_none()
         if begun is not None:
             _started(pipeline, backfill_id, {dataset: [day]}, decision, tx)
@@ -136,7 +133,7 @@ def cancel_backfill(pipeline: Pipeline, backfill_id: str, *, decision: Decision)
     """
     with pipeline.database.transaction() as tx:
         found = find_backfill(pipeline.database, backfill_id, tx=tx)
-        if tx.run("backfill.cancel", backfill_id=backfill_id, at=rfc3339(pipeline.clock())).one_or_none() is None:
+        if tx.run("backfill.cancel", backfill_id=backfill_id, at=pipeline.clock()).one_or_none() is None:
             raise BackfillError("the backfill is over", observed=f"{backfill_id} is {found.state}")
         _log(pipeline, GovernanceAction.BACKFILL_CANCELLED, found, decision, tx)
         return find_backfill(pipeline.database, backfill_id, tx=tx)
@@ -156,7 +153,7 @@ def advance_backfills(
     further one only while few enough bulk units are on their way.
     """
     off = KillSwitchPolicy.now(pipeline.ledger.switches)
-    on = _json([contract.id for contract in pipeline.registry if off.of(contract.id) is None])
+    on = [contract.id for contract in pipeline.registry if off.of(contract.id) is None]
     finished = _finish(pipeline)
     with pipeline.database.snapshot() as view:
         found = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
@@ -196,7 +193,7 @@ def _started(
     first_day = min(day for several in days.values() for day in several)
     pipeline.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
     for dataset, several in days.items():
-        tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=_json(map(str, several)))
+        tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=map(str, several))
     started = find_backfill(pipeline.database, backfill_id, tx=tx)
     _log(pipeline, GovernanceAction.BACKFILL_STARTED, started, decision, tx)
     return started
@@ -224,7 +221,7 @@ def _finish(pipeline: Pipeline) -> tuple[str, ...]:
     if not candidates:
         return ()
     with pipeline.database.transaction() as tx:
-        at = rfc3339(pipeline.clock())
+        at = pipeline.clock()
         rows = [tx.run("backfill.finish", backfill_id=name, at=at).scalar_one_or_none() for name in candidates]
     return tuple(name for name in rows if name is not None)
 
@@ -254,8 +251,8 @@ def _request(pipeline: Pipeline, days: dict[tuple[str, str], list[Any]]) -> tupl
                 "backfill.request",
                 backfill_id=backfill_id,
                 day=day,
-                datasets=_json([row.dataset for row in rows]),
-                at=rfc3339(pipeline.clock()),
+                datasets=[row.dataset for row in rows],
+                at=pipeline.clock(),
             ).all()
             # None when the backfill has been cancelled since it was looked at.
             if asked:
@@ -270,7 +267,3 @@ def _log(pipeline: Pipeline, action: GovernanceAction, backfill: Backfill, decis
     for dataset in backfill.datasets:
         details = {"backfill_id": backfill.backfill_id, **window}
         pipeline.ledger.log.record(action, decision, dataset=dataset, details=details, tx=tx)
-
-
-def _json(values: Iterable[str]) -> str:
-    return orjson.dumps(list(values)).decode()

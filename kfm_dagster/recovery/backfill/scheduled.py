@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-import orjson
-
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -50,7 +48,7 @@ def begin_due_listings(pipeline: Pipeline) -> tuple[str, ...]:
         for backfill_id, one in listings.items()
     ]
     with pipeline.database.snapshot() as view:
-        due = view.run("backfill.due_listings", listings=orjson.dumps(asked).decode()).scalars().all()
+        due = view.run("backfill.due_listings", listings=asked).scalars().all()
     if not due:
         return ()
     off = KillSwitchPolicy.now(pipeline.ledger.switches)

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from typing import Any
 
-import orjson
-
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
@@ -163,7 +161,7 @@ def known_units(
     pipeline: Pipeline, wal_ids: Iterable[WalId], *, tx: Transaction | None = None
 ) -> dict[WalId, KnownUnit]:
     """Return where units stand; one without a record is left out."""
-    batch = orjson.dumps(sorted(wal_ids)).decode()
+    batch = sorted(wal_ids)
     with reading(pipeline.database, tx) as view:
         rows = view.run("dead_letters.standing", wal_ids=batch, reason=ReplayReason.DLQ_DRAIN).all()
     return {

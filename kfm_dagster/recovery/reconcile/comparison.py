@@ -21,7 +21,6 @@ from kfm_dagster.catalog.publisher import Publisher, open_publisher
 from kfm_dagster.contracts.envelope import COMPLETED_BY, WalId
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Transaction
@@ -215,7 +214,7 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
     """Return what the index says of the Items of units, by id."""
     indexed: dict[str, Any] = {}
     for part in _parts([row.stac_item_id for row in succeeded if row.stac_item_id is not None]):
-        rows = view.run("reconcile.indexed", collection_id=contract.stac.collection, item_ids=as_json(part))
+        rows = view.run("reconcile.indexed", collection_id=contract.stac.collection, item_ids=part)
         indexed |= {row.item_id: row for row in rows}
     return indexed
 

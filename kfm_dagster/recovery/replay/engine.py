@@ -12,12 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kfm_dagster import __version__
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.review import ReviewError, Units
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.recovery.replay import pace, runs
 from kfm_dagster.recovery.replay.accounts import UnitOutcome, outcome_line
 from kfm_dagster.recovery.replay.guards import ASKING, kill_switch_on, refusals
@@ -233,8 +231,8 @@ class ReplayEngine:
         now = self.pipeline.clock()
         known = list(self.pipeline.registry.contracts)
         on = sorted(set(known) - self.pipeline.ledger.switches.off(known, tx=tx))
-        waits_since = tx.run("replay.live_waits_since", datasets=as_json(on)).scalar_one()
-        recent = tx.run("replay.recent_batches", since=rfc3339(now - pace.REMEMBERED)).all()
+        waits_since = tx.run("replay.live_waits_since", datasets=on).scalar_one()
+        recent = tx.run("replay.recent_batches", since=now - pace.REMEMBERED).all()
         return Traffic(
             now=now,
             in_flight=[(row.replay_run_id, row.batch, row.dataset) for row in tx.run("replay.unfinished")],

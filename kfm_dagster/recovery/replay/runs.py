@@ -18,7 +18,6 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.refusals import explained
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.recovery.replay.accounts import Account, Differing, UnitOutcome
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
@@ -119,15 +118,15 @@ def create(
             name=selection.metadata.name,
             mode=selection.spec.mode,
             env=selection.metadata.env,
-            spec=as_json(selection.as_json()),
+            spec=selection.as_json(),
             spec_sha256=selection.sha256(),
             batches=units[-1]["batch"] if units else 0,
             actor=decision.actor,
             reason=decision.reason,
             change_ref=decision.change_ref,
-            at=rfc3339(at),
+            at=at,
         )
-        tx.run("replay.freeze", replay_run_id=replay_run_id, units=as_json(units))
+        tx.run("replay.freeze", replay_run_id=replay_run_id, units=units)
     change_state(tx, replay_run_id, ReplayState.PLANNED, ReplayState.RUNNING, at=at)
 
 
@@ -150,8 +149,8 @@ def change_state(
             to_state=to_state,
             state_reason=state_reason,
             mismatches_seen=mismatches_seen,
-            at=rfc3339(at),
-            finished_at=rfc3339(at) if to_state is ReplayState.FINISHED else None,
+            at=at,
+            finished_at=at if to_state is ReplayState.FINISHED else None,
         ).one_or_none()
     if changed is None:
         raise ReplayStateError(observed=f"{replay_run_id} is not {from_state}", next_step="kfm replay status")

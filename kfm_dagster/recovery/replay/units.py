@@ -21,7 +21,6 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.policy import NEVER_REPLAYED
 from kfm_dagster.ledger.queries import END_OF_TIME
-from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Selection
@@ -129,23 +128,23 @@ def select(
     parameters = {
         "event_start": _or(filters.event_time.start, BEGINNING_OF_TIME),
         "event_end": _or(filters.event_time.end, END_OF_TIME),
-        "created_after": filters.created.after and rfc3339(filters.created.after),
-        "created_before": filters.created.before and rfc3339(filters.created.before),
+        "created_after": filters.created.after,
+        "created_before": filters.created.before,
         "attempts_max": filters.attempts and filters.attempts.max,
-        "error_codes": as_json(sorted(set(filters.error_codes))) if filters.error_codes else None,
+        "error_codes": sorted(set(filters.error_codes)) if filters.error_codes else None,
         "limit": limit + 1,
     }
     if filters.wal_ids:
         rows = tx.run(
             "replay.select_named",
             parameters,
-            wal_ids=as_json(sorted(set(filters.wal_ids))),
-            statuses=as_json(selection.spec.statuses),
-            datasets=as_json(datasets),
+            wal_ids=sorted(set(filters.wal_ids)),
+            statuses=selection.spec.statuses,
+            datasets=datasets,
         ).all()
     else:
         groups = [{"status": status, "dataset": name} for status in selection.spec.statuses for name in datasets]
-        rows = tx.run("replay.select_units", parameters, groups=as_json(groups)).all()
+        rows = tx.run("replay.select_units", parameters, groups=groups).all()
     return [_unit(row) for row in rows[:limit]], len(rows) > limit
 
 
@@ -155,7 +154,7 @@ def count_by_status(selection: Selection, *, registry: ContractRegistry, tx: Tra
     names = datasets_of(selection, registry)
     rows = tx.run(
         "replay.count_by_status",
-        groups=as_json([{"status": status, "dataset": name} for status in Status for name in names]),
+        groups=[{"status": status, "dataset": name} for status in Status for name in names],
         event_start=_or(window.start, BEGINNING_OF_TIME),
         event_end=_or(window.end, END_OF_TIME),
     ).all()
@@ -226,11 +225,9 @@ def admit(
     tx.run(
         "replay.decide",
         replay_run_id=replay_run_id,
-        at=rfc3339(at),
-        decisions=as_json(
-            [_decision(wal_id, "admitted", version=versions[wal_id] + 1) for wal_id in sorted(admitted)]
-            + [_decision(wal_id, "skipped", skip_reason=skipped[wal_id]) for wal_id in sorted(skipped)]
-        ),
+        at=at,
+        decisions=[_decision(wal_id, "admitted", version=versions[wal_id] + 1) for wal_id in sorted(admitted)]
+        + [_decision(wal_id, "skipped", skip_reason=skipped[wal_id]) for wal_id in sorted(skipped)],
     )
     return AdmittedBatch(batch=batch, admitted=len(admitted), skipped=Counter(skipped.values()))
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import date
 
-import orjson
-
 from kfm_dagster.contracts.cadence import ProductCount
-from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ledger.gaps import followed_in
 from kfm_dagster.stages.gates.subject import CatalogOwner, PartitionFacts
@@ -42,13 +40,4 @@ def catalog_owners(
     item_ids = sorted({stac.item_id for stac in registered if stac.item_id is not None})
     if not item_ids:
         return ()
-    rows = tx.run("catalog.owners", collection_id=contract.stac.collection, item_ids=orjson.dumps(item_ids).decode())
-    return tuple(
-        CatalogOwner(
-            item_id=row.item_id,
-            wal_id=WalId(row.wal_id),
-            object_uri=row.object_uri,
-            object_version=row.object_version,
-        )
-        for row in rows
-    )
+    return tuple(tx.rows(CatalogOwner, "catalog.owners", collection_id=contract.stac.collection, item_ids=item_ids))

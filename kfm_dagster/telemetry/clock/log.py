@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
 from kfm_dagster.telemetry.clock.kernel import clock_id
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockReading
 
 RECENT = 10_000
 """Readings that are read at most: five weeks of a run every five minutes."""
@@ -30,7 +29,7 @@ class ClockLog:
         rows = [
             {
                 "clock_id": self._clock,
-                "at": rfc3339(one.at),
+                "at": one.at,
                 "source": one.source,
                 "offset_seconds": one.offset_seconds,
                 "uncertainty_seconds": one.uncertainty_seconds,
@@ -46,14 +45,5 @@ class ClockLog:
     ) -> tuple[ClockReading, ...]:
         """Return the last `limit` readings that were taken at `since` or later, in the order of taking."""
         with reading(self._database, tx) as joined:
-            rows = joined.run("clock.recent", clock_id=self._clock, since=rfc3339(since), limit=limit).all()
-        return tuple(
-            ClockReading(
-                at=row.at,
-                source=row.source,
-                offset_seconds=row.offset_seconds,
-                uncertainty_seconds=row.uncertainty_seconds,
-                state=ClockState(row.state),
-            )
-            for row in reversed(rows)
-        )
+            readings = joined.rows(ClockReading, "clock.recent", clock_id=self._clock, since=since, limit=limit)
+        return tuple(reversed(readings))
