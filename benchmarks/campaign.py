@@ -6,7 +6,7 @@ must have exactly one terminal record, one STAC Item and one set of lineage. Run
 
     python -m benchmarks.campaign --units 1000 --kills 20 [--database postgresql]
 
-Belongs here: starting and watching. Does not belong here: faults (`kfm_dagster/chaos`), judging
+Belongs here: starting and watching. Does not belong here: faults (`fault_injection`), judging
 (`campaign_verdict.py`).
 """
 
@@ -32,10 +32,10 @@ import click
 from benchmarks.campaign_verdict import CampaignError, assert_whole
 from benchmarks.store import StoreServer
 from benchmarks.strikes import Strike, strikes_on
-from kfm_dagster.chaos.counters import FaultCounters
-from kfm_dagster.chaos.injector import state_folder
-from kfm_dagster.chaos.plan import API_VERSION, load_plan
-from kfm_dagster.chaos.producer import Disorder, Producer
+from fault_injection.counters import FaultCounters
+from fault_injection.injector import state_folder
+from fault_injection.plan import API_VERSION, load_plan
+from fault_injection.producer import Disorder, Producer
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, ObjectEvent

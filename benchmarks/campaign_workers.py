@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kfm_dagster.chaos.injector import activate
+from fault_injection.injector import activate
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ingest.chain import run_chain

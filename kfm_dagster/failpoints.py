@@ -1,7 +1,7 @@
 """Failpoints: the named points at which this process can be cut off from the world, and who is told of them.
 
 Every commit and every external call has a failpoint before it and one after it: between the two the world has changed
-and this process may not know. Fault injection acts here (`kfm_dagster/chaos`), as TiKV's fail points do. Belongs here:
+and this process may not know. Fault injection acts here (`fault_injection`), as TiKV's fail points do. Belongs here:
 the closed list of failpoints, their labels, and the one handler of a process. Does not belong here: what a fault is.
 Imports nothing of ours; while no handler is installed, reaching a failpoint costs one comparison with None.
 """
@@ -123,7 +123,7 @@ def hit(failpoint: Failpoint) -> None:
 def install(handler: Handler | None, *, clock_skew: timedelta = timedelta()) -> None:
     """Tell `handler` of every failpoint from now on, in every thread of this process, and skew the pipeline's clock.
 
-    None takes the handler away. Only `kfm_dagster.chaos` calls this.
+    None takes the handler away. Only `fault_injection` calls this.
     """
     global _handler, _clock_skew
     _handler, _clock_skew = handler, clock_skew

@@ -302,9 +302,6 @@ class Settings(BaseSettings):
         description="Who may decide in the console (docs/console.md): NAME=TOKEN, separated by blanks; the governance "
         "log has the name. Default: the console only reads.",
     )
-    chaos_plan: Path | None = Field(
-        None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
-    )
     actor: str = Field("", description="Who decides on the command line (governance log); default: the OS user.")
     worker_id: str = Field(
         "local",

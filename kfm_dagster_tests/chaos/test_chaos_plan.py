@@ -10,9 +10,9 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from fault_injection.injector import PLAN_VARIABLE, activate
+from fault_injection.plan import Kill, json_schema, load_plan, parse_plan
 from kfm_dagster import failpoints
-from kfm_dagster.chaos.injector import activate
-from kfm_dagster.chaos.plan import Kill, json_schema, load_plan, parse_plan
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.settings import Environment, Settings
 
@@ -111,11 +111,15 @@ def test_a_file_that_is_no_yaml_is_refused_in_one_line() -> None:
         (Environment.STAGE, changed(0, surprise=1), "plan.yaml line 3: rules.0.kill.surprise is wrong"),
     ],
 )
-def test_no_plan_is_in_force_after_a_refusal(env: Environment, plan: Any, why: str, tmp_path: Path) -> None:
+def test_no_plan_is_in_force_after_a_refusal(
+    env: Environment, plan: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "plan.yaml"
     if isinstance(plan, dict):
         path.write_text(yaml.safe_dump(plan))
-    settings = Settings(env=env, home=tmp_path / "home", chaos_plan=None if plan is None else path)
+    if plan is not None:
+        monkeypatch.setenv(PLAN_VARIABLE, str(path))
+    settings = Settings(env=env, home=tmp_path / "home")
     with pytest.raises(ConfigurationError, match=f"^{why}"):
         activate(settings)
     for failpoint in failpoints.Failpoint:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from fault_injection.failures import can_fail
+from fault_injection.injector import Injector, injecting
+from fault_injection.plan import parse_plan
 from kfm_dagster import failpoints
-from kfm_dagster.chaos.failures import can_fail
-from kfm_dagster.chaos.injector import Injector, injecting
-from kfm_dagster.chaos.plan import parse_plan
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.state_machine import Status

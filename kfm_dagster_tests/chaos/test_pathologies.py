@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.chaos.pathologies import pathologies
-from kfm_dagster.chaos.scenarios import Pathology, Version, play
+from fault_injection.pathologies import pathologies
+from fault_injection.scenarios import Pathology, Version, play
 from kfm_dagster.contracts.envelope import CLOSED
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status

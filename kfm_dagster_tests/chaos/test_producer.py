@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.chaos.producer import Disorder, Producer, disordered
+from fault_injection.producer import Disorder, Producer, disordered
 from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster_tests.integration import traces

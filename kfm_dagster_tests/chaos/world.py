@@ -20,9 +20,9 @@ from openlineage.client import OpenLineageClient
 from openlineage.client.client import Event
 from openlineage.client.transport.transport import Transport
 
+from fault_injection.injector import injecting
+from fault_injection.plan import parse_plan
 from kfm_dagster.announcements.plan import AnnouncementPlan
-from kfm_dagster.chaos.injector import injecting
-from kfm_dagster.chaos.plan import parse_plan
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline

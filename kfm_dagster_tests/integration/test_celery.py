@@ -18,9 +18,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from kfm_dagster.chaos.counters import FaultCounters
-from kfm_dagster.chaos.injector import state_folder
-from kfm_dagster.chaos.plan import API_VERSION, load_plan
+from fault_injection.counters import FaultCounters
+from fault_injection.injector import state_folder
+from fault_injection.plan import API_VERSION, load_plan
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.executors import BROKER
 from kfm_dagster.demo.cloud import EmbeddedCloud
@@ -177,7 +177,7 @@ def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
             balance = pipeline.deliveries.conservation()
             assert (balance.residual_units, balance.residual_messages) == (0, 0)
 
-        with Deployment(home, environment={}, module="kfm_dagster.chaos.definitions") as deployment:
+        with Deployment(home, environment={}, module="fault_injection.definitions") as deployment:
             drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=conserved)
             with dg.DagsterInstance.get() as instance:
                 # The run that lost its worker gets its step from the other one, and has nothing left to do.

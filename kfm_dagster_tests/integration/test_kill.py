@@ -12,9 +12,9 @@ import pystac
 import pytest
 import rdflib
 
-from kfm_dagster.chaos.counters import FaultCounters
-from kfm_dagster.chaos.injector import state_folder
-from kfm_dagster.chaos.plan import API_VERSION, load_plan
+from fault_injection.counters import FaultCounters
+from fault_injection.injector import state_folder
+from fault_injection.plan import API_VERSION, load_plan
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject
@@ -102,7 +102,7 @@ def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_
     with environment(variables):
         pipeline = Pipeline.open(Settings.load())
         counters = FaultCounters(state_folder(home, load_plan(plan)))
-        with Deployment(home, environment={}, module="kfm_dagster.chaos.definitions") as deployment:
+        with Deployment(home, environment={}, module="fault_injection.definitions") as deployment:
             killed = False
 
             def watch(_: Progress) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-OURS = {"kfm_dagster", "kfm_dagster_tests", "benchmarks", "docs_site"}
+OURS = {"kfm_dagster", "kfm_dagster_tests", "benchmarks", "docs_site", "fault_injection"}
 IMPORTING = ("kfm_dagster/**/*.py", "kfm_dagster_tests/*.py", "benchmarks/postgis.py")
 """Modules whose libraries are imported before the first fork."""
 PLUGINS = ("_hypothesis_pytestplugin", "pytest_timeout", "xdist.plugin", "xdist.looponfail")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from kfm_dagster.chaos.injector import Injector, activate
+from fault_injection.injector import Injector, activate
 from kfm_dagster.definitions import code_location
 from kfm_dagster.settings import Settings
 

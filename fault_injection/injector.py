@@ -18,13 +18,16 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+from fault_injection.counters import FaultCounters
+from fault_injection.failures import failure
+from fault_injection.plan import Delay, Error, Kill, Plan, Rule, Skew, load_plan
 from kfm_dagster import failpoints
-from kfm_dagster.chaos.counters import FaultCounters
-from kfm_dagster.chaos.failures import failure
-from kfm_dagster.chaos.plan import Delay, Error, Kill, Plan, Rule, Skew, load_plan
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import Failpoint, Labels
 from kfm_dagster.settings import Environment, Settings
+
+PLAN_VARIABLE = "KFM_CHAOS_PLAN"
+"""Names the file of the plan; no setting of the product, which never reads it."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -107,13 +110,13 @@ def activate(settings: Settings) -> Injector:
             "faults are never injected in prod",
             observed="KFM_ENV=prod",
             expected="dev or stage",
-            next_step="load kfm_dagster.definitions instead of kfm_dagster.chaos.definitions",
+            next_step="load kfm_dagster.definitions instead of fault_injection.definitions",
         )
-    if settings.chaos_plan is None:
+    if not (file := os.environ.get(PLAN_VARIABLE)):
         raise ConfigurationError(
-            "there is no chaos plan", observed="KFM_CHAOS_PLAN is not set", next_step="let it name a plan's file"
+            "there is no chaos plan", observed=f"{PLAN_VARIABLE} is not set", next_step="let it name a plan's file"
         )
-    plan = load_plan(settings.chaos_plan)
+    plan = load_plan(Path(file))
     injector = Injector(plan, state_folder(settings.home, plan))
     failpoints.install(injector, clock_skew=injector.clock_skew())
     return injector

@@ -11,7 +11,7 @@ import gzip
 import struct
 from datetime import UTC, datetime, timedelta
 
-from kfm_dagster.chaos.scenarios import Announce, Drain, ExpectedOutcome, Pathology, Store, Version
+from fault_injection.scenarios import Announce, Drain, ExpectedOutcome, Pathology, Store, Version
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue
 from kfm_dagster.demo.samples import goes_abi, hrrr, nexrad_chunks, nexrad_level2
 from kfm_dagster.ledger.state_machine import Status

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from kfm_dagster.chaos.failures import can_fail
+from fault_injection.failures import can_fail
 from kfm_dagster.documents.checking import DocumentError, checked, line_of
 from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
 from kfm_dagster.errors import ConfigurationError
