@@ -9,11 +9,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import click
 
 from kfm_dagster import __version__
+from kfm_dagster.cli.extras import missing_extra
 from kfm_dagster.cli.lazy import Lazy, LazyGroup
 from kfm_dagster.errors import ExitCode, KfmError
 
@@ -82,8 +83,11 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm
         with stopped_by_signals(), answering():
             code = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except KfmError as error:
-        click.echo(f"{name}: {error}", err=True)
-        sys.exit(error.exit_code)
+        _refuse(error, name)
+    except ModuleNotFoundError as error:
+        if (refusal := missing_extra(error)) is None:
+            raise
+        _refuse(refusal, name)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(ExitCode.USAGE)
@@ -96,6 +100,11 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm
         click.echo(f"{name}: interrupted; nothing is lost, run the command again to go on", err=True)
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
+
+def _refuse(error: KfmError, name: str) -> NoReturn:
+    click.echo(f"{name}: {error}", err=True)
+    sys.exit(error.exit_code)
 
 
 def nodd_replay() -> None:

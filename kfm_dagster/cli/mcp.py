@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import click
 
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.errors import ConfigurationError
 
 
 @click.command()
@@ -19,10 +16,6 @@ def mcp() -> None:
 
     Example: kfm mcp
     """
-    if importlib.util.find_spec("mcp") is None:
-        raise ConfigurationError(
-            "the Model Context Protocol is not installed", next_step="pip install 'kfm-dagster[mcp]'"
-        )
     # Only here, because it is an extra.
     from kfm_dagster.console.mcp_server import mcp_server  # noqa: PLC0415
 

@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.settings import Settings
@@ -83,12 +80,3 @@ def test_what_is_wrong_is_one_line_for_the_assistant(ledger: dict[str, NoddWalRe
 
     anyio.run(converse)
     pipeline.close()
-
-
-def test_without_the_extra_it_is_one_line(
-    ledger: dict[str, NoddWalRecord], call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    answer = call("mcp")
-    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
-    assert "pip install 'kfm-dagster[mcp]'" in answer.err

@@ -1,0 +1,72 @@
+"""An install without extras: every command answers, and one that needs an extra says which, in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.cli.extras import missing_extra
+from kfm_dagster.errors import ExitCode
+
+WITHOUT_EXTRAS = """
+import contextlib, importlib.metadata, io, json, sys
+from packaging.requirements import Requirement
+
+requirements = importlib.metadata.requires("kfm-dagster")
+def modules(of_an_extra):
+    lines = [line for line in requirements if ("extra ==" in line) is of_an_extra]
+    return {Requirement(line).name.replace("-", "_").lower() for line in lines}
+missing = modules(True) - modules(False)
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0].lower() in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+import click
+from kfm_dagster.cli.main import kfm, main
+
+def paths(command, path):
+    yield path
+    for name in command.list_commands(click.Context(command)) if isinstance(command, click.Group) else ():
+        try:
+            yield from paths(command.commands[name], (*path, name))
+        except ModuleNotFoundError:
+            yield (*path, name)
+
+def answer(arguments):
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+            main(arguments)
+    except SystemExit as end:
+        return end.code, told.getvalue()
+
+calls = [(*path, "--help") for path in paths(kfm, ())] + [("mcp",)]
+print(json.dumps({" ".join(call): answer(call) for call in calls}))
+"""
+
+
+def test_every_command_answers_without_extras(tmp_path: Path) -> None:
+    environment = {**os.environ, "KFM_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS], env=environment, capture_output=True, text=True, check=True
+    )
+    answers = json.loads(done.stdout)
+    assert len(answers) > 60
+    refused = {call: answer for call, answer in answers.items() if answer != [ExitCode.DONE, ""]}
+    line = "kfm: the command needs an extra that is not installed; observed no package {}; next: pip install {}\n"
+    of_demo = [ExitCode.USAGE, line.format("h5py", "'kfm-dagster[demo]'")]
+    of_mcp = [ExitCode.USAGE, line.format("mcp", "'kfm-dagster[mcp]'")]
+    assert refused == {"cloud --help": of_demo, "demo --help": of_demo, "mcp": of_mcp}
+
+
+@pytest.mark.parametrize("module", ["kfm_dagster.nothing", "click", "pytest", "hypothesis.strategies", None])
+def test_a_module_of_no_extra_is_a_defect_and_stays_a_traceback(module: str | None) -> None:
+    assert missing_extra(ModuleNotFoundError(name=module)) is None
