@@ -17,12 +17,13 @@ from kfm_dagster.alerts.plan import AlertRule, Level
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.storage.backoff import Backoff
 from kfm_dagster.storage.database import Database, Transaction
 
 CLAIM = timedelta(minutes=5)
 """How long one evaluator may be at one message: more than any answer takes. A dead one's message is then another's."""
-FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(hours=1)
-"""How long a message waits that was not taken; each further time twice as long. A slow receiver may have taken it."""
+BACKOFF = Backoff(timedelta(seconds=30), timedelta(hours=1))
+"""Of a message that was not taken; a slow receiver may have taken it."""
 ERROR_LENGTH = 500
 MOST_LISTED = 10_000
 """Open alerts are one a rule and subject: far fewer."""
@@ -226,7 +227,7 @@ class AlertStore:
             if error is None:
                 tx.run("alerts.taken", key, at=self._clock())
             else:
-                pause = min(FIRST_PAUSE * 2 ** min(notification.attempts - 1, 10), LONGEST_PAUSE)
+                pause = BACKOFF.pause(notification.attempts)
                 tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH], until=self._clock() + pause)
 
     def listed(

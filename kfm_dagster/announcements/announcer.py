@@ -43,6 +43,7 @@ class Announcer:
         registry: ContractRegistry,
     ) -> None:
         self.name = follower_name(subscription.name)
+        self.after: Sequence[str] = subscription.after
         self._subscription = subscription
         self._sender = sender
         self._writer = writer

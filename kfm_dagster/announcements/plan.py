@@ -133,6 +133,9 @@ class Subscription(Strict):
         None,
         description="What changed before is not announced. Default: a new subscription begins with all that stands.",
     )
+    after: list[Literal["stac-api", "geoparquet", "virtual-zarr"]] = Field(
+        [], description="Places that have a change before it is announced. Default: the catalog's files alone."
+    )
     form: EventForm = EventForm.CLOUDEVENTS
     max_bytes: PositiveInt = Field(
         USUAL_BYTES,

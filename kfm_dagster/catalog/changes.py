@@ -53,6 +53,8 @@ class Follower(Protocol):
 
     name: str
     """Key of its cursors."""
+    after: Sequence[str]
+    """Names of the followers that have a change before this one gets it."""
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Bring the place in line with these Items, each of which comes once, in the order of `change_id`.

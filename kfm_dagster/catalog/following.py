@@ -27,6 +27,7 @@ from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.redaction import error_text
+from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
@@ -35,9 +36,6 @@ BATCH = 1_000
 """Changes that a follower gets at a time."""
 TURN = timedelta(minutes=10)
 """After so long another process takes over from one that has not ended its turn."""
-FIRST_PAUSE = timedelta(seconds=15)
-LONGEST_PAUSE = timedelta(minutes=10)
-"""Pauses between two tries double from the first to the longest, as those of the lineage outbox."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +131,7 @@ class Following:
                 "catalog.behind",
                 follower=follower.name,
                 collections=[[collection] for collection in self._owners],
+                after_followers=follower.after,
                 now=self._clock(),
             )
             return [self._owners[row.collection_id] for row in rows]
@@ -175,7 +174,13 @@ class Following:
         """Return what comes next, without the Items' content."""
         collection = turn.contract.stac.collection
         with self._database.snapshot() as view:
-            rows = view.run("catalog.changes_after", collection_id=collection, after=turn.change_id, most=BATCH)
+            rows = view.run(
+                "catalog.changes_after",
+                collection_id=collection,
+                after=turn.change_id,
+                after_followers=turn.follower.after,
+                most=BATCH,
+            )
             return [
                 ItemChange(
                     change_id=row.change_id,
@@ -236,14 +241,13 @@ class Following:
             tx.run("catalog.end_turn", turn.key, change_id=change_id, now=self._clock())
 
     def _put_off(self, turn: _Turn, error: Exception) -> None:
-        doublings: int = 2 ** min(turn.failures, 20)
         text = error_text(error)
         _LOG.warning("%s of %s is put off: %s", turn.follower.name, turn.contract.stac.collection, text)
         with self._database.transaction() as tx:
             tx.run(
                 "catalog.put_off_follower",
                 turn.key,
-                next_attempt_at=self._clock() + min(FIRST_PAUSE * doublings, LONGEST_PAUSE),
+                next_attempt_at=self._clock() + DELIVERY.pause(turn.failures + 1),
                 last_error=text,
             )
 

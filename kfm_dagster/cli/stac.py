@@ -19,7 +19,7 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, E
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 
-PLACES = ("pgstac", "geoparquet", "virtual-zarr")
+PLACES = ("stac-api", "geoparquet", "virtual-zarr")
 """Names of the followers that can be filled again; announcements have `kfm announcements resend`."""
 REFILLED_COLUMNS = ("collection_id", "changes")
 STATUS_COLUMNS = ("collection_id", "behind", "failures", "next_attempt_at", "last_error")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kfm_dagster.announcements.plan import AnnouncementPlan
+from kfm_dagster.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
 from kfm_dagster.announcements.webhook import tokens_of
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.areas import refuse_unmaskable
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.retention.policy import RetentionPolicy
@@ -37,7 +38,26 @@ class Configuration:
         card = Card.load(settings.configs_dir)
         announcements = AnnouncementPlan.load(settings.configs_dir, registry)
         tokens_of(settings.webhook_tokens, [one.name for one in announcements.subscriptions])
+        _refuse_absent_places(announcements, settings)
         # Read again when it is applied: a policy may change while a deployment runs.
         RetentionPolicy.load(settings.configs_dir)
         energy = open_energy_meter(settings.energy_grid)
         return cls(registry=registry, card=card, announcements=announcements, energy=energy)
+
+
+def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
+    """Refuse a subscription that comes after a place without its setting: nothing would ever be announced to it."""
+    setting = {
+        "stac-api": ("KFM_STAC_API_DSN", settings.stac_api_dsn),
+        "geoparquet": ("KFM_GEOPARQUET", settings.geoparquet),
+        "virtual-zarr": ("KFM_VIRTUAL_URL", settings.virtual_url),
+    }
+    for subscription in plan.subscriptions:
+        for place in subscription.after:
+            variable, value = setting[place]
+            if not value:
+                raise ConfigurationError(
+                    f"subscription {subscription.name} comes after a place that is not configured",
+                    observed=f"after: {place}",
+                    next_step=f"set {variable}, or take {place} out of {ANNOUNCEMENTS}",
+                )

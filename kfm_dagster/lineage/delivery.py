@@ -18,8 +18,9 @@ from datetime import datetime, timedelta
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.openlineage import Event
-from kfm_dagster.lineage.outbox import BACKEND, pause_after
+from kfm_dagster.lineage.outbox import BACKEND
 from kfm_dagster.redaction import error_text
+from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class OutboxDelivery:
             finished = self._send(found, self._events(found.href, found.sha256), until)
         except (*STORE_ERRORS, BackendUnavailableError) as error:
             found.error = error_text(error)
-            self._keep(found, pause_after(found.attempts - 1))
+            self._keep(found, DELIVERY.pause(found.attempts))
             if isinstance(error, BackendUnavailableError):
                 raise
             return 0
@@ -133,7 +134,7 @@ class OutboxDelivery:
             self._keep(found, timedelta())  # the time was over
         else:
             _LOG.warning("the OpenLineage backend refuses events of %s: %s", found.href, found.error)
-            self._keep(found, pause_after(found.attempts - 1))
+            self._keep(found, DELIVERY.pause(found.attempts))
         return found.taken
 
     def _events(self, href: str, sha256: str) -> list[Event]:

@@ -14,23 +14,19 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import pyarrow as pa
 
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.redaction import error_text
+from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster.storage.database import Database, Transaction
 
 _LOG = logging.getLogger(__name__)
 
 FILES, BACKEND = "files", "backend"
-
-FIRST_PAUSE = timedelta(seconds=15)
-LONGEST_PAUSE = timedelta(minutes=10)
-"""Pauses between two tries of a batch double from the first to the longest."""
-
 
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
@@ -178,7 +174,7 @@ class Outbox:
                 tx.run(
                     "lineage.put_off_file",
                     batch_id=batch_id,
-                    next_attempt_at=self._clock() + pause_after(row.attempts),
+                    next_attempt_at=self._clock() + DELIVERY.pause(row.attempts + 1),
                     last_error=error_text(error),
                 )
             return False
@@ -186,12 +182,6 @@ class Outbox:
             tx.run("lineage.mark_published", batch_id=batch_id, published_at=self._clock())
             tx.run("lineage.leave_outbox", batch_id=batch_id, destination=FILES)
         return True
-
-
-def pause_after(attempts: int) -> timedelta:
-    """Return how long a batch waits after a failure, by the number of those before."""
-    doublings: int = 2 ** min(attempts, 20)
-    return min(FIRST_PAUSE * doublings, LONGEST_PAUSE)
 
 
 def backlog(tx: Transaction) -> Mapping[str, Waiting]:

@@ -36,6 +36,7 @@ class VirtualZarr:
     """Keeps virtual stores below a publisher's root. `report`: what the last `follow` took."""
 
     name = "virtual-zarr"
+    after: Sequence[str] = ()
 
     def __init__(self, publisher: Publisher, objects: ObjectStores) -> None:
         self._publisher = publisher

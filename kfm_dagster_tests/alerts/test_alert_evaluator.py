@@ -18,9 +18,8 @@ from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.message import AlertMessage
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
 from kfm_dagster.alerts.store import (
+    BACKOFF,
     CLAIM,
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
     AlertState,
     AlertStore,
     NotFiringError,
@@ -303,7 +302,7 @@ def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
     box.dead = {NOTIFY}
     evaluator.evaluate()
     store: AlertStore = evaluator.store
-    now.at += FIRST_PAUSE
+    now.at += BACKOFF.first
     slow = store.claim([(NOTIFY, "notify")])
     now.at += CLAIM
     quick = store.claim([(NOTIFY, "notify")])
@@ -311,7 +310,7 @@ def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
     assert quick
     store.close(quick, error=None)
     store.close(slow, error="gone")
-    now.at += LONGEST_PAUSE
+    now.at += BACKOFF.longest
     assert store.claim([(NOTIFY, "notify")]) is None
     assert [one.undelivered for one in store.listed()] == [0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -56,6 +57,7 @@ WRONG = [
         (one(f"bbox: {box}"), "line 5: subscriptions.0.bbox", "in degrees")
         for box in ([10, 20, 190, 30], [-181, 20, 10, 30], [10, -91, 20, 30], [10, 20, 20, 91], [10, 20, 10, 30])
     ),
+    (one("after: [pgstac]"), "line 5: subscriptions.0.after.0", "stac-api"),
     (one("max_bytes: 4095"), "line 5: subscriptions.0.max_bytes", "4096"),
     (one(target="webhook: 'https://example.org/x#y'"), "subscriptions.0.target.webhook", "fragment"),
     (one("since: 2026-01-01T00:00:00"), "line 5: subscriptions.0.since", "timezone"),
@@ -96,6 +98,26 @@ def test_a_dataset_that_there_is_not_is_refused_before_anything_runs(tmp_path: P
     with pytest.raises(ConfigurationError, match=r"entry 1, subscription b; .*are a") as refused:
         Configuration.load(wrong)
     assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "variable", "configured"),
+    [
+        ("stac-api", "KFM_STAC_API_DSN", {"stac_api_dsn": "postgresql://h/stac"}),
+        ("geoparquet", "KFM_GEOPARQUET", {"geoparquet": True}),
+        ("virtual-zarr", "KFM_VIRTUAL_URL", {"virtual_url": "virtual"}),
+    ],
+)
+def test_a_subscription_after_a_place_that_is_not_configured_is_refused(
+    place: str, variable: str, configured: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("state_machine.yaml", "replay_plan.yaml", "alerts.yaml"):
+        (tmp_path / name).write_bytes((own_folder() / name).read_bytes())
+    (tmp_path / ANNOUNCEMENTS).write_text(one(f"after: [{place}]"), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=rf"^subscription a .*after: {place}; next: set {variable}, or"):
+        Configuration.load(Settings(configs_dir=tmp_path, geoparquet=False))
+    loaded = Configuration.load(Settings(configs_dir=tmp_path, **{"geoparquet": False, **configured}))
+    assert loaded.announcements.subscriptions[0].after == [place]
 
 
 def test_without_the_extra_a_filter_is_refused_and_a_box_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
-from kfm_dagster.catalog.following import FIRST_PAUSE, LONGEST_PAUSE, TURN, Following
+from kfm_dagster.catalog.following import TURN, Following
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
 from kfm_dagster_tests.catalog.test_undo import unit
@@ -37,8 +38,9 @@ def fail() -> None:
 class Mirror:
     """A follower that keeps the Items, and does first what a test has set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, after: Sequence[str] = ()) -> None:
         self.name = next(_names)
+        self.after = after
         self.items: dict[tuple[str, str], Any] = {}
         self.taken: list[tuple[str, ChangeKind]] = []
         self.first: Callable[[], None] = nothing
@@ -104,7 +106,7 @@ def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
             mirror.first = fail if argument == "refused" else nothing
             mirror.last = fail if argument == "taken, then failed" else nothing
             following.catch_up([mirror])
-            clock.advance(LONGEST_PAUSE.total_seconds())
+            clock.advance(DELIVERY.longest.total_seconds())
     mirror.first = mirror.last = nothing
     following.catch_up([mirror])
     assert mirror.items == standing(root)
@@ -169,6 +171,27 @@ def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other
     assert {(one.behind, one.failures, one.last_error) for one in following.places()} == {(0, 0, None)}
 
 
+@pytest.mark.clause("OPR-22")
+def test_a_follower_gets_a_change_after_those_that_it_comes_after(
+    following: Following, write: Callable[..., None], clock: Clock
+) -> None:
+    earlier, other = Mirror(), Mirror()
+    later = Mirror(after=(earlier.name, other.name))
+    write("first", goes(0))
+    assert following.catch_up([later, earlier]) == 1
+    assert later.taken == []  # the other one has nothing
+    assert following.catch_up([other, later]) == 2
+    earlier.first = fail
+    write("second", goes(1))
+    assert following.catch_up([earlier, other, later]) == 1
+    assert len(later.taken) == 1
+    earlier.first = nothing
+    clock.advance(DELIVERY.first.total_seconds())
+    assert following.catch_up([earlier, other, later]) == 2
+    assert later.items == earlier.items == other.items
+    assert {place.failures for place in following.places()} == {0}
+
+
 def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
     following: Following, contracts: ContractRegistry, write: Callable[..., None], clock: Clock
 ) -> None:
@@ -208,7 +231,7 @@ def test_a_rebuild_that_fails_is_put_off_and_goes_on_by_itself(
         following.rebuild(mirror, contracts["goes-abi"])
     assert mirror.items == {}
     mirror.first = nothing
-    clock.advance(FIRST_PAUSE.total_seconds())
+    clock.advance(DELIVERY.first.total_seconds())
     following.catch_up([mirror])
     assert mirror.items == standing(root) != {}
 

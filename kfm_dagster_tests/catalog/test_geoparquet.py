@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from obstore.store import MemoryStore
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
-from kfm_dagster.catalog.following import LONGEST_PAUSE, TURN, Following
+from kfm_dagster.catalog.following import TURN, Following
 from kfm_dagster.catalog.geoparquet import days, parts
 from kfm_dagster.catalog.geoparquet.days import files_of, read_days
 from kfm_dagster.catalog.geoparquet.follower import GeoParquet
@@ -30,6 +30,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests import databases
@@ -155,7 +156,7 @@ class Deployment(RuleBasedStateMachine):
         # A process of its own each time: nothing is known but what is in the files.
         following = Following(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock)
         following.catch_up([GeoParquet(FolderPublisher(self.root))])
-        self.clock.advance(LONGEST_PAUSE.total_seconds())
+        self.clock.advance(DELIVERY.longest.total_seconds())
 
 
 Deployment.TestCase.settings = settings(max_examples=40, stateful_step_count=15)

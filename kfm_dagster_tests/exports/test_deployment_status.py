@@ -72,6 +72,7 @@ class Away:
     """A follower that takes nothing."""
 
     name = "geoparquet"
+    after: Sequence[str] = ()
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         raise FollowError(observed=f"{contract.id}: {len(changes)}")

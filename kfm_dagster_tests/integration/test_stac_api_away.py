@@ -26,5 +26,5 @@ def test_units_succeed_while_the_api_is_away(
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
     assert pipeline.ledger.counts()["nexrad-l2"][Status.SUCCEEDED] == 3
     [place] = pipeline.following.places()
-    assert (place.follower, place.behind, place.failures) == ("pgstac", 3, 1)
+    assert (place.follower, place.behind, place.failures) == ("stac-api", 3, 1)
     assert len(queue.deleted) == 1

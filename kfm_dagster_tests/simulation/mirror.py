@@ -18,6 +18,7 @@ class Mirror:
     """A place whose rows say by which change they stand, so that one who stalled writes nothing old over them."""
 
     name = "mirror"
+    after: Sequence[str] = ()
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

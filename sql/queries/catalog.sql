@@ -280,8 +280,16 @@ FROM @rows(:rows, batch)
 WHERE true;
 
 -- name: changes_after
+-- What comes next for a follower; no further than those that it comes after.
 SELECT change_id, item_id, partition_key, kind, content_sha256, changed_at FROM catalog_changes
-WHERE collection_id = :collection_id AND change_id > :after
+WHERE
+    collection_id = :collection_id AND change_id > :after
+    AND change_id <= (
+        SELECT coalesce(min(coalesce(place.change_id, 0)), 9223372036854775807)
+        FROM (@each(:after_followers)) AS named
+        LEFT JOIN catalog_followers AS place
+            ON place.follower = named.value AND place.collection_id = :collection_id
+    )
 ORDER BY change_id
 LIMIT :most;
 
@@ -294,7 +302,7 @@ SELECT item_id, partition_key, content_sha256 FROM catalog_items
 WHERE collection_id = :collection_id;
 
 -- name: behind
--- The collections of which a follower lacks changes, without those in which it is put off or at work.
+-- The collections of which a follower lacks changes that those before it have, unless it is put off or at work there.
 SELECT batch.value ->> 0 AS collection_id
 FROM @rows(:collections, batch)
 LEFT JOIN catalog_followers AS place ON place.follower = :follower AND place.collection_id = batch.value ->> 0
@@ -302,7 +310,14 @@ WHERE
     (place.next_attempt_at IS NULL OR place.next_attempt_at <= @as_time(:now))
     AND EXISTS (
         SELECT 1 FROM catalog_changes AS change
-        WHERE change.collection_id = batch.value ->> 0 AND change.change_id > coalesce(place.change_id, 0)
+        WHERE
+            change.collection_id = batch.value ->> 0 AND change.change_id > coalesce(place.change_id, 0)
+            AND change.change_id <= (
+                SELECT coalesce(min(coalesce(earlier.change_id, 0)), 9223372036854775807)
+                FROM (@each(:after_followers)) AS named
+                LEFT JOIN catalog_followers AS earlier
+                    ON earlier.follower = named.value AND earlier.collection_id = batch.value ->> 0
+            )
     )
 ORDER BY collection_id;
 

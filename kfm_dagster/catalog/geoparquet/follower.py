@@ -32,6 +32,7 @@ class GeoParquet:
     """Keeps, beside the catalog, the Items of each day as GeoParquet."""
 
     name = "geoparquet"
+    after: Sequence[str] = ()
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher

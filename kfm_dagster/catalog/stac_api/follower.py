@@ -1,4 +1,4 @@
-"""The follower `pgstac`: the catalog's Items and Collections in the database of a STAC API.
+"""The follower `stac-api`: the catalog's Items and Collections in the database of a STAC API.
 
 A batch is staged in a temporary table, checked, put in its place, read back and committed in one transaction with the
 number of its last change, under a lock of its collection. Each Item remembers the change that it stands by, and those
@@ -32,7 +32,8 @@ three million a month."""
 class PgstacFollower:
     """Brings the database of a STAC API in line with the catalog."""
 
-    name = "pgstac"
+    name = "stac-api"
+    after: Sequence[str] = ()
 
     def __init__(self, api: StacApiDatabase, publisher: Publisher) -> None:
         self.api = api

@@ -1,4 +1,4 @@
-"""The follower `pgstac`: the API has what the catalog has, each change once, whichever process crashed or stalled."""
+"""The follower `stac-api`: the API has what the catalog has, each change once, whichever process crashed or stalled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import FollowError, ItemChange
-from kfm_dagster.catalog.following import LONGEST_PAUSE, Following
+from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.stac_api.database import StacApiDatabase, StacApiSession, StacApiTransaction
 from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.stac_api.api import Api
 from kfm_dagster_tests.catalog.test_undo import unit
@@ -47,6 +48,7 @@ class Recording:
     """The follower, which does what a test has set, and keeps what it was given as one that stalls would."""
 
     name = PgstacFollower.name
+    after: Sequence[str] = ()
 
     def __init__(self, follower: PgstacFollower) -> None:
         self.follower = follower
@@ -101,7 +103,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
         elif operation == "follow":
             recording.how = argument
             following.catch_up([recording], within=60)
-            clock.advance(LONGEST_PAUSE.total_seconds())
+            clock.advance(DELIVERY.longest.total_seconds())
     recording.how = "well"
     following.catch_up([recording], within=60)
     assert api.item_ids() == api.catalog_ids()
@@ -264,7 +266,7 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
     [place] = following.places()
     assert "kfm stac rebuild --collection goes-abi" in str(place.last_error)
     assert len(api.item_ids()) == 1
-    clock.advance(LONGEST_PAUSE.total_seconds())
+    clock.advance(DELIVERY.longest.total_seconds())
     following.rebuild(follower, contracts["goes-abi"])
     assert api.item_ids() == api.catalog_ids()
 
@@ -293,7 +295,7 @@ def test_a_dead_api_costs_nothing_but_a_later_try(
     assert (place.behind, place.failures) == (1, 1)
     assert "127.0.0.1" in str(place.last_error)
     assert secret not in str(place.last_error)
-    clock.advance(LONGEST_PAUSE.total_seconds())
+    clock.advance(DELIVERY.longest.total_seconds())
     assert following.catch_up([follower]) == 1
     assert api.item_ids() == api.catalog_ids()
 

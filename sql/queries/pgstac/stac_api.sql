@@ -1,4 +1,4 @@
--- What the catalog's follower `pgstac` asks of the database of a STAC API: pgstac's own tables and functions (0.10), and
+-- What the catalog's follower `stac-api` asks of the database of a STAC API: pgstac's own tables and functions (0.10), and
 -- two tables of ours in the schema `kfm`. search_path is pgstac, public; geometry functions are PostGIS's.
 
 -- name: lock_installation
