@@ -90,7 +90,10 @@ class KeyGrammarReader:
         groups = {name: value for name, value in found.groupdict().items() if value is not None}
         # A group that took no part in the match is empty text in a template.
         texts = groups if len(groups) == len(found.re.groupindex) else found.groupdict("")
-        lead = self.contract.storage.key_grammar.end_offset_hours
+        grammar = self.contract.storage.key_grammar
+        for name, implied in grammar.implied.items():
+            groups[name] = texts[name] = implied.of(texts[implied.by])
+        lead = grammar.end_offset_hours
         start = self._start.read(texts)
         if self._end is not None:
             end = self._end.read(texts)

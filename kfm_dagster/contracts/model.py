@@ -141,10 +141,25 @@ def _refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
         raise ValueError(f"groups that are not in the key pattern: {named}; it has {sorted(groups)}")
 
 
+class ImpliedGroup(ContractPart):
+    """A group that keys do not write, because its value follows from that of another one."""
+
+    by: str = Field(description="The group of the pattern.")
+    values: dict[str, list[str]] = Field(description="Each value with those of the other group that imply it.")
+    otherwise: str
+
+    def of(self, value: str) -> str:
+        """Return what a value of the other group implies."""
+        return next((implied for implied, values in self.values.items() if value in values), self.otherwise)
+
+
 class KeyGrammar(ContractPart):
     """The key's grammar. `pattern` is a full-match regular expression with named groups; times are UTC."""
 
     pattern: Regex
+    implied: dict[str, ImpliedGroup] = Field(
+        {}, description="Groups that the reader, the Item's id and mirrors have beside those of the pattern."
+    )
     start: TimeField
     end: TimeField | None = Field(None, description="Default: the start.")
     end_offset_hours: str | None = Field(None, description="Group that holds hours after the start (forecast lead).")
@@ -159,6 +174,7 @@ class KeyGrammar(ContractPart):
             "start": set(re.findall(r"{(\w+)}", self.start.value)),
             "end": set(re.findall(r"{(\w+)}", self.end.value)) if self.end else set(),
             "end_offset_hours": {self.end_offset_hours} if self.end_offset_hours else set(),
+            "implied": {group.by for group in self.implied.values()},
         }
         _refuse_missing(used, groups)
         if self.end and self.end_offset_hours:
@@ -310,7 +326,7 @@ class MetadataRules(ContractPart):
     citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 wants 90 %.")
     units: list[Quantity] = Field([], description="Unit of every extracted number; the first that covers one counts.")
     severities: dict[MetadataIssue, Severity] = Field(
-        {}, description="Default: failed; completeness_unchecked and sidecar_outdated are suspect."
+        {}, description="Default: failed; completeness_unchecked, out_of_table and sidecar_outdated are suspect."
     )
 
 
@@ -478,14 +494,17 @@ class DatasetContract(ContractPart):
         groups = set(re.compile(self.storage.key_grammar.pattern).groupindex)
         mirrors = " ".join(self.storage.mirrors.values())
         used = {
-            "stac.item_id": set(re.findall(r"{(\w+)}", self.stac.item_id)),
             "stac.precedence": {self.stac.precedence} if self.stac.precedence else set(),
             "ledger.extension_fields": set(self.ledger.extension_fields),
             "integrity.peers.groups": set(self.integrity.peers.groups) if self.integrity.peers else set(),
-            "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"},
             "virtual": {name for store in self.virtual for name in store.groups},
         }
         _refuse_missing(used, groups)
+        matched = {
+            "stac.item_id": set(re.findall(r"{(\w+)}", self.stac.item_id)),
+            "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"},
+        }
+        _refuse_missing(matched, groups | self.storage.key_grammar.implied.keys())
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):
             raise ValueError(f"ledger.extension_fields {sorted(shadowed)} shadow canonical fields of the ledger")
         return self

@@ -31,6 +31,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.plural import counted
+from kfm_dagster.readers.nexrad_sites import tdwr_sites
 from kfm_dagster.settings import EARLIEST_DAY
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ def chunk_notification(event: ObjectEvent) -> str:
         "VolumeID": int(said["volume"]),
         "ChunkID": int(said["chunk"]),
         "ChunkType": said["kind"],
-        "L2Version": "V06",
+        "L2Version": "V08" if said["site"] in tdwr_sites() else "V06",
     }
     return json.dumps(message)
 

@@ -29,6 +29,7 @@ from kfm_dagster.path.quantities import as_array_quantities
 from kfm_dagster.path.refractivity import Floats
 from kfm_dagster.path.volume import PathArrival, PathOptions, facts_of, path_arrival
 from kfm_dagster.readers.nexrad_level2 import TIME_TOLERANCE
+from kfm_dagster.readers.nexrad_radar import WSR_88D
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.envelope_table import from_parquet
@@ -137,12 +138,15 @@ class PathArrivals(ChainNode):
         return ValidationSummary(checks=len(batch), passed=len(batch) - failed, failed=failed, extra=self._made)
 
     def _units(self) -> list[Envelope]:
-        """Return the day's units with sound metadata that are in the chain, as last seen, by site and time."""
+        """Return the day's WSR-88D volumes with sound metadata that are in the chain, as last seen, by site and time.
+
+        Of other radars neither band nor gates are those that a path is computed by (`path/volume.py`).
+        """
         last = {
             unit.wal_id: unit
             for batch in self.batches
             for unit in from_parquet(self.pipeline.artifacts.get(batch))
-            if unit.metadata is not None
+            if unit.metadata is not None and unit.metadata.stac_properties.get("platform") == WSR_88D.name
         }
         return sorted(
             (unit for unit in last.values() if unit.failure is None),

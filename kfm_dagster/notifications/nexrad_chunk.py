@@ -49,8 +49,11 @@ class ChunkNotice:
             layout=require_text(message, "L2Version"),
         )
 
-    def check_key(self, key: str) -> None:
-        """Raise MessageError for the key of another chunk; a volume's number may have leading zeros."""
+    def check_key(self, key: str, *, version: str | None) -> None:
+        """Raise MessageError for the key of another chunk; a volume's number may have leading zeros.
+
+        `version`: of the format, as the contract has it for the key; None where it has none.
+        """
         *folders, name = key.split("/")
         expected = f"{self.start:%Y%m%d-%H%M%S}-{self.chunk:03d}-{self.kind}"
         if len(folders) != 2 or (folders[0], _digits(folders[1]), name) != (self.site, self.volume, expected):
@@ -58,6 +61,11 @@ class ChunkNotice:
             raise MessageError(
                 ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} is not of the chunk that is told: {shown(said)}"
             )
+        if version is not None and self.layout != f"V{version}":
+            text = (
+                f"L2Version is {shown(self.layout)}; expected V{version}, which the contract has for {shown(self.site)}"
+            )
+            raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, text)
 
 
 def _number(message: Mapping[str, Any], name: str) -> int:

@@ -361,10 +361,11 @@ def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: s
         if isinstance(found, Ignored):
             return found
         _check_version(found, "L2Version", notice.layout)
-        notice.check_key(key)
+        match = _understood(key, registry.grammars[found.id])
+        notice.check_key(key, version=match.groups.get("version"))
         return _envelope(
             found,
-            _understood(key, registry.grammars[found.id]),
+            match,
             uri=f"s3://{bucket}/{key}",
             queue=queue,
             event_time=opened.published or notice.start,

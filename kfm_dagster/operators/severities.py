@@ -15,6 +15,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, S
 UNLESS_NAMED: Mapping[StrEnum, Severity] = {
     IntegrityIssue.SIZE_UNLIKE_PEERS: Severity.SUSPECT,
     MetadataIssue.COMPLETENESS_UNCHECKED: Severity.SUSPECT,
+    MetadataIssue.OUT_OF_TABLE: Severity.SUSPECT,
     MetadataIssue.SIDECAR_OUTDATED: Severity.SUSPECT,
 }
 """Severities of codes that a contract need not name: nothing was found wrong, and nothing was found sound."""

@@ -32,9 +32,16 @@ from kfm_dagster.readers.nexrad_messages import (
     decode_radial,
 )
 from kfm_dagster.readers.nexrad_position import radar_position
-from kfm_dagster.readers.nexrad_radar import RADAR_PROPERTIES, coverage, radar_properties
+from kfm_dagster.readers.nexrad_radar import (
+    RADAR_PROPERTIES,
+    check_version,
+    coverage,
+    kind_of,
+    pattern_findings,
+    radar_properties,
+)
 from kfm_dagster.readers.nexrad_records import MAX_RECORD_BYTES, READ_BYTES, messages_of_record, record_size
-from kfm_dagster.readers.nexrad_sites import sites
+from kfm_dagster.readers.nexrad_sites import radar_site
 from kfm_dagster.readers.ranges import BlockCache
 
 PROPERTIES = RADAR_PROPERTIES | {
@@ -67,34 +74,42 @@ class Chunk:
 def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     """Read a chunk; `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk` and `kind`.
 
+    The first chunk's header is held against the `version` that the contract has for the site.
+
     `start` and `datetime` are the key's time, which all chunks of a volume have; `end` is the last radial's, and the
     start in the first chunk. A volume is complete when its last radial ends it; a last chunk without that radial has a
     finding COMPLETENESS_UNCHECKED. One that is not complete is closed when the request says so.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
-    INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key,
+    INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
     groups = request.groups
     start = datetime.strptime(groups["date"] + groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
-    icao, kind = groups["site"], groups["kind"]
-    chunk = _read(request.source, starts=kind == START)
+    icao = groups["site"]
+    chunk = _read(request.source, starts=groups["kind"] == START)
     _check_platform(chunk, icao)
     _check_times(chunk, start)
-    site = sites().get(icao)
+    if chunk.header:
+        check_version(chunk.header, groups)
+    site, kind = radar_site(icao), kind_of(icao, groups.get("version", ""))
     place = radar_position(chunk.first.position if chunk.first else None, site, icao)
     complete = chunk.last is not None and chunk.last.status == END_OF_VOLUME
+    properties = _properties(chunk, groups)
     unfinished = f"the last chunk ends with no end of a volume: {_last_words(chunk)}"
     return HeaderMetadata(
         start=start,
         # The first radials may precede the second by which the volume is named.
         end=max(start, chunk.last.time) if chunk.last else start,
         datetime=start,
-        geometry=coverage(place.latitude, place.longitude),
-        properties=radar_properties(icao, site, place)
-        | _properties(chunk, groups)
+        geometry=coverage(kind, place, chunk.first),
+        properties=radar_properties(kind, icao, site, place)
+        | properties
         | _end(complete=complete, closed=request.closed),
         native=_native(chunk),
-        findings=((MetadataIssue.COMPLETENESS_UNCHECKED, unfinished),) if kind == END and not complete else (),
+        findings=(
+            *(((MetadataIssue.COMPLETENESS_UNCHECKED, unfinished),) if groups["kind"] == END and not complete else ()),
+            *pattern_findings(kind, properties.get("nexrad:vcp")),
+        ),
     )
 
 

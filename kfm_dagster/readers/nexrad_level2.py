@@ -16,9 +16,18 @@ from typing import Any
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.nexrad_position import radar_position
-from kfm_dagster.readers.nexrad_radar import RADAR_PROPERTIES, coverage, radar_properties
+from kfm_dagster.readers.nexrad_radar import (
+    RADAR_PROPERTIES,
+    RadarKind,
+    check_cuts,
+    check_version,
+    coverage,
+    kind_of,
+    pattern_findings,
+    radar_properties,
+)
 from kfm_dagster.readers.nexrad_records import READ_BYTES
-from kfm_dagster.readers.nexrad_sites import sites
+from kfm_dagster.readers.nexrad_sites import radar_site
 from kfm_dagster.readers.nexrad_volume import Volume, read_volume
 
 PROPERTIES = RADAR_PROPERTIES | {
@@ -47,25 +56,30 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     start again where that is not known (`nexrad:end-known`). `datetime` is the start: the key's whole second may lie
     before it. A volume that may be incomplete has a finding COMPLETENESS_UNCHECKED.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
-    INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key,
-    MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
+    INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
+    MISSING_GEOLOCATION and INVALID_GEOMETRY for the position and the cuts.
     """
     nominal = datetime.strptime(request.groups["date"] + request.groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
     icao = request.groups["site"]
     volume = read_volume(request.source)
     _check_platform(volume, icao)
     _check_time(volume, nominal)
-    site = sites().get(icao)
+    check_version(volume.header, request.groups)
+    site, kind = radar_site(icao), kind_of(icao, volume.header.version)
     position = radar_position(volume.radial.position, site, icao)
     start, last, unchecked = min(volume.header.time, volume.radial.time), volume.end.radial, volume.end.unchecked
+    properties = _properties(volume, kind)
     return HeaderMetadata(
         start=start,
         end=last.time if last else start,
         datetime=start,
-        geometry=coverage(position.latitude, position.longitude),
-        properties=radar_properties(icao, site, position) | _properties(volume),
+        geometry=coverage(kind, position, volume.radial),
+        properties=radar_properties(kind, icao, site, position) | properties,
         native=_native(volume),
-        findings=((MetadataIssue.COMPLETENESS_UNCHECKED, unchecked),) if unchecked else (),
+        findings=(
+            *(((MetadataIssue.COMPLETENESS_UNCHECKED, unchecked),) if unchecked else ()),
+            *pattern_findings(kind, properties.get("nexrad:vcp")),
+        ),
     )
 
 
@@ -95,24 +109,26 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
         )
 
 
-def _properties(volume: Volume) -> dict[str, Any]:
+def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     radial, status, end = volume.radial, volume.status, volume.end
     planned = volume.pattern.elevations if volume.pattern else ()
+    angles = _distinct(planned[: end.radial.cut] if end.radial else planned)
+    check_cuts(kind, angles)
     optional = {
         # An all-zero message 5 is real (2005): the radial's own pattern number comes first.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
         # What is known of the whole has the short names; what is not says whose it is.
         "nexrad:moments": list(end.moments) if end.moments else None,
         "nexrad:first-radial-moments": None if end.moments else list(radial.moments),
-        "nexrad:elevations": (_distinct(planned[: end.radial.cut]) if end.radial else None) or None,
-        "nexrad:pattern-elevations": (None if end.radial else _distinct(planned)) or None,
+        "nexrad:elevations": (angles if end.radial else None) or None,
+        "nexrad:pattern-elevations": (None if end.radial else angles) or None,
         "nexrad:end-known": None if end.radial else False,
         "nexrad:frequency-mhz": volume.frequency_mhz,
         "nexrad:gate-spacing-m": radial.gate_spacing_m,
         "nexrad:volume-number": int(volume.header.extension) if volume.header.extension.isdigit() else None,
         "nexrad:rda-status": status.rda if status else None,
         "nexrad:operability-status": status.operability if status else None,
-        "processing:software": {"WSR-88D RDA": status.build} if status and status.build else None,
+        "processing:software": {f"{kind.name.upper()} RDA": status.build} if status and status.build else None,
     }
     return {
         "nexrad:message-type": radial.message_type,

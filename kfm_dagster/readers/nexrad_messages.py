@@ -49,12 +49,18 @@ class VolumeHeader:
     time: datetime
     icao: str
 
+    @property
+    def version(self) -> str:
+        """Format version, two digits; empty in ARCHIVE2 volumes."""
+        return self.magic[6:8] if self.magic.startswith("AR2V") else ""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Radial:
     """One radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1.
 
     gate_spacing_m: between the range gates of the reflectivity; None where it has none or states no length of a gate.
+    reach_m: to the end of its last gate; None as above, and for type 1, whose cells always reach as far.
     """
 
     message_type: int
@@ -66,6 +72,7 @@ class Radial:
     moments: tuple[str, ...]
     position: Position | None
     gate_spacing_m: int | None
+    reach_m: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +123,7 @@ def _radial_31(body: bytes) -> Radial:
     icao, milliseconds, day, cut, count = _unpack(">4sIH12xB7xH", body, 0)
     position: Position | None = None
     vcp = 0
-    spacing = 0
+    gates = first = spacing = 0
     found: set[str] = set()
     for pointer in _unpack(f">{min(count, MAX_BLOCKS)}I", body, 32):
         block, name = _unpack(">c3s", body, pointer)
@@ -127,8 +134,8 @@ def _radial_31(body: bytes) -> Radial:
         elif block == b"D":
             found.add(_text(name))
             if name == b"REF":
-                # Table XVII-B: after name, reserved word, number of gates and the first gate's range.
-                (spacing,) = _unpack(">H", body, pointer + 12)
+                # Table XVII-B, after name and reserved word: gates, range to the middle of the first one, spacing.
+                gates, first, spacing = _unpack(">HhH", body, pointer + 8)
     return Radial(
         message_type=31,
         icao=_text(icao),
@@ -139,6 +146,7 @@ def _radial_31(body: bytes) -> Radial:
         moments=tuple(moment for moment in MOMENTS if moment in found),
         position=position,
         gate_spacing_m=_gate(spacing),
+        reach_m=round(first + spacing * (gates - 0.5)) if gates and _gate(spacing) else None,
     )
 
 

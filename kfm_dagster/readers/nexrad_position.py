@@ -16,7 +16,8 @@ from kfm_dagster.readers.nexrad_sites import Site
 
 POSITION_TOLERANCE_M = 50_000
 """Between a radar's own position and its site's: 100 m in real objects, but the table has one place a site, and the
-farthest known move is RKSG's, by 36 km. The nearest other radar is 59 km off, but for two tested in Norman."""
+farthest known move is RKSG's, by 36 km. The nearest other WSR-88D is 59 km off, but for two tested in Norman; of a TDWR
+that is nearer only the name in header and radials tells."""
 _WGS84 = Geod(ellps="WGS84")
 
 

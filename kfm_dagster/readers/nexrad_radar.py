@@ -1,16 +1,21 @@
-"""The radar of a NEXRAD volume: what it reaches, and the properties that volumes and their chunks have alike.
+"""The radar of a NEXRAD volume: its kind, what it reaches, and the properties that volumes and chunks have alike.
 
-Does not belong here: where it stands (`nexrad_position.py`), and what else their records say.
+Belongs here: what differs between WSR-88D and Terminal Doppler Weather Radars. Does not belong here: where a radar
+stands (`nexrad_position.py`), and what else their records say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.geometry import disc
+from kfm_dagster.readers.nexrad_messages import Radial, VolumeHeader
 from kfm_dagster.readers.nexrad_position import Position, position_source
-from kfm_dagster.readers.nexrad_sites import Site
+from kfm_dagster.readers.nexrad_sites import Site, tdwr_sites
 
 RADAR_PROPERTIES = frozenset({
     "platform", "instruments", "processing:level", "nexrad:site", "nexrad:site-name", "nexrad:latitude",
@@ -21,18 +26,78 @@ RADAR_PROPERTIES = frozenset({
 RANGE_M = 460_000
 """Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
 
-
-def coverage(latitude: float, longitude: float) -> Mapping[str, Any]:
-    """Disc of RANGE_M around the radar as GeoJSON."""
-    return disc(latitude, longitude, RANGE_M)
+_BINARY_DEGREES = 0.006
+"""One step of a binary angle is 360 / 65536 degrees (ICD 2620002, table XI)."""
 
 
-def radar_properties(icao: str, site: Site | None, place: Position | Site) -> dict[str, Any]:
-    """STAC properties of the radar; a site that is in no table has no name."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RadarKind:
+    """What the radars of one kind have in common. `patterns` are numbers of volume coverage patterns."""
+
+    name: str
+    range_m: int
+    highest_cut: float
+    """Degrees."""
+    patterns: frozenset[int]
+
+
+WSR_88D = RadarKind(
+    name="wsr-88d",
+    range_m=RANGE_M,
+    highest_cut=45,
+    patterns=frozenset({11, 12, 21, 31, 32, 35, 112, 121, 211, 212, 215, 221}),
+)
+"""Antenna: ICD 2620001, table V. Patterns: Federal Meteorological Handbook 11, part C, all editions."""
+TDWR = RadarKind(name="tdwr", range_m=416_000, highest_cut=60, patterns=frozenset({80, 90}))
+"""Long range scan of 225 nautical miles, patterns of hazardous weather and monitoring (ICD 2620063)."""
+TDWR_VERSION = "08"
+"""Format version of a TDWR's volumes, as their headers and names say it (AR2V0008, _V08)."""
+
+
+def kind_of(icao: str, version: str = "") -> RadarKind:
+    """Return the kind of a radar by its site; of one in no table by the format version."""
+    return TDWR if icao in tdwr_sites() or version == TDWR_VERSION else WSR_88D
+
+
+def check_version(header: VolumeHeader, groups: Mapping[str, str]) -> None:
+    """Hold the header's format version against the one that the key names or implies. Raises ReadError."""
+    named = groups.get("version", header.version)
+    if header.version != named:
+        raise ReadError(
+            MetadataIssue.KEY_MISMATCH, f"the volume header says {header.magic!r}; the key is of version {named!r}"
+        )
+
+
+def pattern_findings(kind: RadarKind, number: int | None) -> tuple[tuple[MetadataIssue, str], ...]:
+    """Return a finding for the number of a coverage pattern that radars of the kind do not have; 0 is none."""
+    if not number or number in kind.patterns:
+        return ()
+    expected = ", ".join(map(str, sorted(kind.patterns)))
+    text = f"coverage pattern {number} is not in the table of the {kind.name}; expected one of {expected}"
+    return ((MetadataIssue.OUT_OF_TABLE, text),)
+
+
+def check_cuts(kind: RadarKind, angles: list[float]) -> None:
+    """Raise ReadError for a target elevation in degrees that is above what the radar's antenna reaches."""
+    if angles and max(angles) > kind.highest_cut + _BINARY_DEGREES:
+        raise ReadError(
+            MetadataIssue.INVALID_GEOMETRY,
+            f"the pattern has a cut at {max(angles)} degrees; expected {kind.highest_cut} at most of a {kind.name}",
+        )
+
+
+def coverage(kind: RadarKind, place: Position | Site, lowest: Radial | None) -> Mapping[str, Any]:
+    """Return the disc around the radar as GeoJSON: as far as its lowest cut's gates reach, else as its kind does."""
+    own = lowest.reach_m if lowest is not None and lowest.cut == 1 else None
+    return disc(place.latitude, place.longitude, min(own or kind.range_m, RANGE_M))
+
+
+def radar_properties(kind: RadarKind, icao: str, site: Site | None, place: Position | Site) -> dict[str, Any]:
+    """Return the radar's STAC properties; a site that is in no table has no name."""
     named = {"nexrad:site-name": site.name} if site else {}
     return {
-        "platform": "wsr-88d",
-        "instruments": ["wsr-88d"],
+        "platform": kind.name,
+        "instruments": [kind.name],
         "processing:level": "L2",
         "nexrad:site": icao,
         **named,

@@ -38,6 +38,11 @@ def tdwr_sites() -> Mapping[str, Site]:
     return _table("nexrad_tdwr_sites.csv")
 
 
+def radar_site(icao: str) -> Site | None:
+    """Return the site of either network by its ICAO identifier."""
+    return sites().get(icao) or tdwr_sites().get(icao)
+
+
 def site_named(identifier: str) -> Site | None:
     """Site of either network by its three-letter identifier: ICAO's without the first, as in AWIPS identifiers."""
     return _by_identifier().get(identifier)

@@ -18,6 +18,7 @@ from kfm_dagster.contracts.loader import ContractRegistry, json_schema, parse_co
 from kfm_dagster.contracts.model import CANONICAL_FIELDS
 from kfm_dagster.errors import ContractError
 from kfm_dagster.readers.base import Reader
+from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
 from kfm_dagster.readers.registry import READERS, LazyReader, refuse_orphans
 
 SCHEMA_FILE = Path(__file__).resolve().parents[2] / "docs" / "spec" / "dataset-contract.schema.json"
@@ -145,6 +146,7 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ),
         ({"storage.listing": ["hrrr.%Y%m%d/con*/"]}, "no whole folder"),
         ({"stac.item_id": "{version}"}, "version"),
+        ({"storage.key_grammar.implied": {"version": {"by": "site", "values": {}, "otherwise": "6"}}}, "implied.*site"),
         ({"stac.precedence": "created"}, "created"),
         ({"integrity.peers": {"groups": ["lead", "color"], "factor": 2}}, "color"),
         ({"storage.mirrors": {"gcs": "https://example.org/{nope}"}}, "nope"),
@@ -245,16 +247,19 @@ def test_who_adds_to_another_s_collection_names_its_owner_and_is_governed_as_it_
                 ContractRegistry.of([archive, chunks, hrrr_contract])
 
 
+@pytest.mark.clause("OPR-25")
 def test_a_chunk_and_the_archive_s_object_have_one_item_that_the_archive_s_takes_over(
     contracts: ContractRegistry,
 ) -> None:
-    chunk = contracts.grammars["nexrad-l2-chunks"].match("KLOT/901/20260328-201457-999-E")
-    volume = contracts.grammars["nexrad-l2"].match("2026/03/28/KLOT/KLOT20260328_201457_V06")
-    assert chunk is not None
-    assert volume is not None
-    assert chunk.item_id == volume.item_id == "KLOT20260328_201457_V06"
-    assert chunk.start == volume.start
-    assert "001" < chunk.precedence < volume.precedence
+    for site in (*sites(), *tdwr_sites()):
+        version = "08" if site in tdwr_sites() else "06"
+        chunk = contracts.grammars["nexrad-l2-chunks"].match(f"{site}/901/20260328-201457-999-E")
+        volume = contracts.grammars["nexrad-l2"].match(f"2026/03/28/{site}/{site}20260328_201457_V{version}")
+        assert chunk is not None
+        assert volume is not None
+        assert chunk.item_id == volume.item_id == f"{site}20260328_201457_V{version}"
+        assert (chunk.start, chunk.groups["version"]) == (volume.start, volume.groups["version"])
+        assert "001" < chunk.precedence < volume.precedence
 
 
 @pytest.mark.clause("OPR-13")

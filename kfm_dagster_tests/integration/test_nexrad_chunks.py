@@ -42,10 +42,10 @@ S, I2, I3, E = (good(BUCKET, key, content) for key, content in make_nexrad_chunk
 WHOLE = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=SITE, start=START))
 
 
-def item_of(pipeline: Pipeline) -> dict[str, Any]:
+def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
     """The one Item, without the run that wrote it."""
     (item,) = traces.items(Path(pipeline.settings.catalog)).values()
-    assert item["id"] == ITEM_ID
+    assert item["id"] == item_id
     item["properties"].pop("kfm:run_state")
     return item
 
@@ -110,6 +110,23 @@ def test_an_item_begins_with_the_first_chunk_grows_with_each_and_is_the_archive_
     revised = [edge for edge in traces.prov_edges(Path(pipeline.settings.lineage)) if "revision" in edge[1].lower()]
     assert len(revised) == 4
     everything(pipeline)
+
+
+@pytest.mark.clause("OPR-25")
+def test_a_tdwr_s_chunks_and_its_archive_s_object_are_one_item(pipeline: Pipeline, objects: Path) -> None:
+    chunks = [good(BUCKET, *chunk) for chunk in make_nexrad_chunks(site="TMCI", start=START)]
+    whole = good(ARCHIVE_BUCKET, *make_nexrad_level2(site="TMCI", start=START))
+    item_id, beyond_wsr_88d = f"TMCI{START:%Y%m%d_%H%M%S}_V08", 45
+    for number, piece in enumerate((*chunks, whole)):
+        ingest(pipeline, objects, piece, run_id=f"run-{number}")
+        item = item_of(pipeline, item_id)
+        properties = item["properties"]
+        assert item["assets"]["data"]["href"] == piece.uri
+        assert (properties["platform"], properties["nexrad:site"], properties["nexrad:vcp"]) == ("tdwr", "TMCI", 90)
+        assert item["bbox"][3] - item["bbox"][1] == pytest.approx(2 * 416 / 111.2, abs=0.03)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5}
+    assert max(properties["nexrad:elevations"]) > beyond_wsr_88d
+    assert not {"kfm:issues", "nexrad:chunks"} & properties.keys()
 
 
 @pytest.mark.clause("OPR-08")

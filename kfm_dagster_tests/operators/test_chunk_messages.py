@@ -114,6 +114,28 @@ def test_numbers_may_be_texts_and_more_may_be_said(changes: dict[str, Any]) -> N
     assert len(parse(sns(SAID)).envelopes) == 1
 
 
+@pytest.mark.clause("OPR-25")
+@pytest.mark.parametrize(
+    ("site", "version", "code"),
+    [
+        ("TMCI", "V08", None),
+        ("KTLX", "V06", None),
+        ("TMCI", "V06", ParseIssue.KEY_GRAMMAR_MISMATCH),
+        ("KTLX", "V08", ParseIssue.KEY_GRAMMAR_MISMATCH),
+        ("TMCI", "V09", ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
+    ],
+)
+def test_a_message_is_of_the_format_version_that_its_radar_writes(
+    site: str, version: str, code: ParseIssue | None
+) -> None:
+    body = sns(told(SiteID=site, Key=KEY.replace("KTLX", site), L2Version=version))
+    if code is None:
+        (unit,) = parse(body).envelopes
+        assert (unit.key[:4], unit.schema_version) == (site, version)
+    else:
+        assert code_of(body) is code
+
+
 @pytest.mark.clause("OPR-01")
 def test_raw_delivery_gives_the_same_unit_as_old_as_its_volume() -> None:
     (wrapped,) = parse(sns(SAID)).envelopes
@@ -166,7 +188,6 @@ ALIEN = ["", None, 7, True, 1.5, [], {}, "x" * 5000]
         (sns(told(DateTime="0001-01-01T00:00:00+23:00")), ParseIssue.INVALID_TIME_RANGE),
         (sns(told(DateTime="9999-12-31T23:59:59-23:00")), ParseIssue.INVALID_TIME_RANGE),
         (sns(SAID, Timestamp="0001-01-01T00:00:00+23:00"), ParseIssue.INVALID_TIME_RANGE),
-        (sns(told(L2Version="V08")), ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
         (sns(told(S3Bucket="elsewhere")), ParseIssue.UNKNOWN_BUCKET),
         # Each topic announces its own bucket and says it in its own form.
         (sns(told(S3Bucket="unidata-nexrad-level2")), ParseIssue.UNKNOWN_BUCKET),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyproj import Geod
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
@@ -44,6 +45,13 @@ def groups(at: datetime = START, site: str = SITE) -> dict[str, str]:
 def read(content: bytes, key: Mapping[str, str] | None = None) -> HeaderMetadata:
     source = BytesSource(content)
     return read_nexrad_level2(ReadRequest(key="k", groups=key or groups(), source=source, sidecar=lambda _: None))
+
+
+def reach_m(found: HeaderMetadata) -> float:
+    """Metres from a radar to the rim of its footprint."""
+    place = found.properties
+    rim = found.geometry["coordinates"][0][0]
+    return Geod(ellps="WGS84").inv(place["nexrad:longitude"], place["nexrad:latitude"], *rim)[2]
 
 
 def refusal(content: bytes, key: Mapping[str, str] | None = None) -> MetadataIssue:

@@ -21,10 +21,10 @@ from kfm_dagster.readers.nexrad_chunk import FIRST_BYTES, PROPERTIES, read_nexra
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
 from kfm_dagster.readers.nexrad_radar import RANGE_M
 from kfm_dagster.readers.nexrad_records import MAX_RECORD_BYTES
-from kfm_dagster.readers.nexrad_sites import sites
+from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
-from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1
+from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1, reach_m
 from kfm_dagster_tests.readers.nexrad_bytes import read as read_volume
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
@@ -155,6 +155,20 @@ def test_sample_chunks_are_those_of_the_archive_s_sample_and_say_what_they_were_
     assert found[0].properties == {name: first[name] for name in first.keys() - {"nexrad:cuts", "nexrad:message-type"}}
     assert [header.properties.get("nexrad:cuts") for header in found] == [None, 4, 8, 12]
     assert all(header.findings == () for header in found)
+
+
+@pytest.mark.clause("OPR-25")
+def test_chunks_of_a_tdwr_are_of_a_tdwr_from_the_first_one_on() -> None:
+    chunks = make_nexrad_chunks(site="TMCI", start=START)
+    found = [read(key, content, version="08") for key, content in chunks]
+    for header in found:
+        said = header.properties
+        assert (said["platform"], said["instruments"], said["nexrad:vcp"]) == ("tdwr", ["tdwr"], 90)
+        assert (said["nexrad:site-name"], header.findings) == (tdwr_sites()["TMCI"].name, ())
+    # The long range scan, which comes first, has its own gates.
+    assert [round(reach_m(header), -3) for header in found] == [416_000, 417_000, 416_000, 416_000]
+    assert found[0].properties["nexrad:position-source"] == "site table"
+    assert refusal(*chunks[0], version="06") is MetadataIssue.KEY_MISMATCH
 
 
 @pytest.mark.clause("OPR-07", "OPR-20")

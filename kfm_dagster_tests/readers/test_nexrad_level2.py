@@ -25,12 +25,14 @@ from kfm_dagster.demo.samples.nexrad_level2 import (
     ELEVATIONS,
     FREQUENCY_MHZ,
     MOMENTS,
+    TDWR_ELEVATIONS,
     make_nexrad_level2,
 )
+from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
 from kfm_dagster.readers.nexrad_position import POSITION_TOLERANCE_M
-from kfm_dagster.readers.nexrad_radar import RANGE_M, coverage
-from kfm_dagster.readers.nexrad_sites import sites
+from kfm_dagster.readers.nexrad_radar import RANGE_M
+from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
     START,
@@ -40,6 +42,7 @@ from kfm_dagster_tests.readers.nexrad_bytes import (
     key_groups,
     ldm,
     message_1,
+    reach_m,
     read,
     real_volumes,
     refusal,
@@ -131,6 +134,79 @@ def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
         "nexrad:rda-status": "operate",
         "nexrad:operability-status": "on-line",
     }
+
+
+@pytest.mark.clause("OPR-25")
+def test_a_tdwr_s_volume_is_of_its_own_kind_of_radar() -> None:
+    key, volume = make_nexrad_level2(site="TMCI", start=START)
+    found, site = read(volume, groups(site="TMCI") | {"version": "08"}), tdwr_sites()["TMCI"]
+    assert key.endswith("/TMCI/TMCI20240506_211403_V08")
+    assert found.findings == ()
+    said = {
+        "platform": "tdwr",
+        "instruments": ["tdwr"],
+        "processing:software": {"TDWR RDA": "19.0"},
+        "nexrad:site": "TMCI",
+        "nexrad:site-name": site.name,
+        "nexrad:latitude": pytest.approx(site.latitude, abs=1e-5),
+        "nexrad:longitude": pytest.approx(site.longitude, abs=1e-5),
+        "nexrad:position-source": "volume data block",
+        "nexrad:archive-version": "AR2V0008",
+        "nexrad:vcp": 90,
+        "nexrad:elevations": pytest.approx(sorted(TDWR_ELEVATIONS), abs=0.003),
+        "nexrad:moments": ["REF", "VEL", "SW"],
+        "nexrad:gate-spacing-m": 300,
+    }
+    assert {name: found.properties[name] for name in said} == said
+    assert reach_m(found) == pytest.approx(417_000, abs=1)
+
+
+KICT, TMCI = (SITE, "06"), ("TMCI", "08")
+GATES = {"KICT": struct.pack(">HhH", 1832, 2125, 250), "TMCI": struct.pack(">HhH", 1390, 150, 300)}
+VOL_PATTERN = {"KICT": struct.pack(">ffH", 0.3, 60, 212), "TMCI": struct.pack(">ffH", 0.3, 60, 90)}
+HIGHEST = {"KICT": struct.pack(">H44x", 1168), "TMCI": struct.pack(">H44x", 10_923)}
+"""The last cut of the pattern: 6.416 and 60 degrees."""
+
+
+@pytest.mark.clause("OPR-25", "OPR-26")
+@pytest.mark.parametrize(
+    ("radar", "old", "new", "expected"),
+    [
+        # How far: its own gates, else what its kind reaches; never more than a volume can hold.
+        (KICT, GATES, struct.pack(">HhH", 600, 75, 150), 90_000),
+        (TMCI, GATES, struct.pack(">HhH", 600, 75, 150), 90_000),
+        (KICT, GATES, struct.pack(">HhH", 0, 2125, 250), 460_000),
+        (TMCI, GATES, struct.pack(">HhH", 0, 150, 300), 416_000),
+        (TMCI, GATES, struct.pack(">HhH", 65_535, 150, 300), 460_000),
+        # A pattern that its kind of radar does not have.
+        (KICT, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 90), MetadataIssue.OUT_OF_TABLE),
+        (KICT, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 213), MetadataIssue.OUT_OF_TABLE),
+        (TMCI, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 212), MetadataIssue.OUT_OF_TABLE),
+        (TMCI, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 80), 417_000),
+        # A cut above what its antenna reaches.
+        (KICT, HIGHEST, struct.pack(">H44x", 8192), 460_000),
+        (KICT, HIGHEST, struct.pack(">H44x", 8194), MetadataIssue.INVALID_GEOMETRY),
+        (TMCI, HIGHEST, struct.pack(">H44x", 10_925), MetadataIssue.INVALID_GEOMETRY),
+        # A header of another format version than the key's.
+        (KICT, dict.fromkeys(GATES, b"AR2V0006"), b"AR2V0008", MetadataIssue.KEY_MISMATCH),
+        (TMCI, dict.fromkeys(GATES, b"AR2V0008"), b"AR2V0006", MetadataIssue.KEY_MISMATCH),
+    ],
+)
+def test_range_pattern_cuts_and_version_are_held_against_the_radar_s_kind(
+    radar: tuple[str, str], old: Mapping[str, bytes], new: bytes, expected: int | MetadataIssue
+) -> None:
+    site, version = radar
+    content = unpack(make_nexrad_level2(site=site, start=START)[1])
+    assert old[site] in content
+    changed, key = content.replace(old[site], new), groups(site=site) | {"version": version}
+    if expected in {MetadataIssue.INVALID_GEOMETRY, MetadataIssue.KEY_MISMATCH}:
+        assert refusal(changed, key) is expected
+        return
+    found = read(changed, key)
+    if expected is MetadataIssue.OUT_OF_TABLE:
+        assert [code for code, _ in found.findings] == [expected]
+    else:
+        assert (found.findings, reach_m(found)) == ((), pytest.approx(expected, abs=1))
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes], ids=["gzip", "none"])
@@ -250,7 +326,7 @@ def test_a_position_that_no_table_knows_is_taken_from_the_volume(uncompressed: b
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
 def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
-    geometry = coverage(latitude, longitude)
+    geometry = disc(latitude, longitude, RANGE_M)
     west, south, east, north = bounding_box(geometry)
     covered = shape(geometry)
     assert covered.is_valid

@@ -29,7 +29,7 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
     "hrrr": (hrrr.hrrr_samples, hrrr.OBJECTS_PER_DAY),
     "mrms": (mrms.mrms_samples, mrms.OBJECTS_PER_DAY),
     "nbm": (nbm.nbm_samples, nbm.OBJECTS_PER_DAY),
-    "nexrad-l2": (nexrad_level2_samples, len(sites()) * 86_400),
+    "nexrad-l2": (nexrad_level2_samples, (len(sites()) + len(tdwr_sites())) * 86_400),
     "nexrad-l3": (nexrad_level3_samples, (len(sites()) + len(tdwr_sites())) * 86_400),
     "ocean": (oisst_samples, 2),
 }

@@ -21,7 +21,7 @@ _HEADER_BYTES = 24
 def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) -> list[tuple[str, bytes]]:
     """Key and content of every chunk of one volume, in order; put together they are the archive's object.
 
-    start: aware. Raises KeyError when the site is not in the table.
+    start: aware. Raises KeyError when the site is in neither table.
     """
     _, volume = make_nexrad_level2(site=site, start=start, volume_number=volume_number)
     return list(_cut(volume, prefix=f"{site}/{volume_number}/{start.astimezone(UTC):%Y%m%d-%H%M%S}"))

@@ -10,17 +10,23 @@ import bz2
 import random
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 
-from kfm_dagster.readers.nexrad_sites import Site, sites
+from kfm_dagster.readers.nexrad_sites import Site, radar_site, sites, tdwr_sites
 
 BUCKET = "unidata-nexrad-level2"
 VCP = 212
 ELEVATIONS = (0.483, 0.483, 0.879, 0.879, 1.318, 1.318, 1.802, 2.417, 3.12, 3.999, 5.098, 6.416)
 """Target elevations of a VCP 212 volume, degrees."""
+TDWR_VCP = 90
+TDWR_ELEVATIONS = (0.599, 0.3, 1.0, 2.5, 5.1, 8.2, 11.6, 15.6, 20.6, 28.3, 42.7, 60.0)
+"""Target elevations of a TDWR's volume, degrees; the first cut is the long range scan, of reflectivity alone, as
+in a real volume of TDAL (Unidata MetPy, tests/io/test_nexrad.py)."""
 GATES = 40
-"""Gates of 250 m per radial: a real radial has up to 1,840, but the reader says the same of few."""
+"""Gates per radial: a real one has up to 1,840, but the reader says the same of few. Only the lowest cut has them all,
+because they say how far the radar reaches."""
 RADIALS = 3
 """Radials of a cut."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO")
@@ -28,13 +34,44 @@ MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO")
 FREQUENCY_MHZ = 2850
 _FRAME_BYTES = 2432
 _CUTS_OF_A_RECORD = 4
+_BASE = (("REF", 8), ("VEL", 8), ("SW", 8))
 _SURVEILLANCE, _DOPPLER, _BATCH = (
     (("REF", 8), ("ZDR", 8), ("PHI", 16), ("RHO", 8)),
-    (("REF", 8), ("VEL", 8), ("SW", 8)),
-    (("REF", 8), ("VEL", 8), ("SW", 8), ("ZDR", 8), ("PHI", 16), ("RHO", 8)),
+    _BASE,
+    (*_BASE, ("ZDR", 8), ("PHI", 16), ("RHO", 8)),
 )
 _CUTS = (_SURVEILLANCE, _DOPPLER) * 3 + (_BATCH,) * 6
 """Moments and bits of each cut: the three lowest elevations are split cuts, surveillance first and then Doppler."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scan:
+    """How radars of a kind scan. Lengths in metres; `lowest` is number, begin and length of the lowest cut's gates."""
+
+    version: str
+    vcp: int
+    elevations: tuple[float, ...]
+    cuts: tuple[tuple[tuple[str, int], ...], ...]
+    lowest: tuple[int, int, int]
+    others: tuple[int, int, int]
+
+
+_WSR_88D = _Scan(
+    version="06",
+    vcp=VCP,
+    elevations=ELEVATIONS,
+    cuts=_CUTS,
+    lowest=(1832, 2125, 250),
+    others=(GATES, 2125, 250),
+)
+_TDWR = _Scan(
+    version="08",
+    vcp=TDWR_VCP,
+    elevations=TDWR_ELEVATIONS,
+    cuts=(_BASE[:1], *(_BASE,) * (len(TDWR_ELEVATIONS) - 1)),
+    lowest=(1390, 150, 300),
+    others=(GATES, 75, 150),
+)
 _CUT = timedelta(seconds=20)
 _RADIAL = timedelta(milliseconds=40)
 DURATION = _CUT * (len(_CUTS) - 1) + _RADIAL * (RADIALS - 1)
@@ -43,15 +80,18 @@ _FEEDHORN_M = 20
 
 
 def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) -> tuple[str, bytes]:
-    """Key and content of one volume of a site of the table; the same arguments give the same bytes.
+    """Key and content of one volume of a site of either table; the same arguments give the same bytes.
 
     start: aware; the header and the first radial carry it in milliseconds, the key in seconds.
-    Raises KeyError when the site is not in the table.
+    Raises KeyError when the site is in none.
     """
     start = start.astimezone(UTC)
-    place = sites()[site]
+    place, scan = radar_site(site), _scan(site)
+    if place is None:
+        raise KeyError(site)
     day, milliseconds = _clock(start)
-    header = struct.pack(">9s3sII4s", b"AR2V0006.", b"%03d" % volume_number, day, milliseconds, site.encode())
+    magic, number = f"AR2V00{scan.version}.".encode(), b"%03d" % volume_number
+    header = struct.pack(">9s3sII4s", magic, number, day, milliseconds, site.encode())
     cuts = [
         b"".join(_radial(place, start + _CUT * cut + _RADIAL * index, cut, index) for index in range(RADIALS))
         for cut in range(len(_CUTS))
@@ -60,18 +100,18 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) ->
         bz2.compress(b"".join(cuts[first : first + _CUTS_OF_A_RECORD]))
         for first in range(0, len(cuts), _CUTS_OF_A_RECORD)
     ]
-    *records, last = [_metadata_record(start.date()), *packed]
+    *records, last = [_metadata_record(start.date(), scan), *packed]
     content = b"".join([header, *(_record(record) for record in records), _record(last, last=True)])
-    return f"{start:%Y/%m/%d}/{site}/{site}{start:%Y%m%d_%H%M%S}_V06", content
+    return f"{start:%Y/%m/%d}/{site}/{site}{start:%Y%m%d_%H%M%S}_V{scan.version}", content
 
 
 def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Bucket, key and content of `count` distinct volumes, evenly over a UTC day, the sites taking turns.
 
-    20,000 give each of the 160 sites a volume every 12 minutes, 45,000 one every 5, as in reality.
+    25,000 give each of the 213 sites a volume every 12 minutes, 60,000 one every 5, as in reality; TDWR come last.
     Raises ValueError when a site would need more than one volume per second.
     """
-    names = list(sites())
+    names = [*sites(), *tdwr_sites()]
     if count > len(names) * 86_400:
         raise ValueError(f"{count} volumes a day are more than one per second and site")
     midnight = datetime.combine(day, time(), UTC)
@@ -82,22 +122,27 @@ def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
         yield BUCKET, key, content
 
 
+def _scan(icao: str) -> _Scan:
+    return _TDWR if icao in tdwr_sites() else _WSR_88D
+
+
 def _record(data: bytes, *, last: bool = False) -> bytes:
     """LDM record (ICD 2620010, 7.3.4): the size before it is negative for the last one."""
     return struct.pack(">i", -len(data) if last else len(data)) + data
 
 
 @lru_cache(maxsize=8)
-def _metadata_record(day: date) -> bytes:
+def _metadata_record(day: date, scan: _Scan) -> bytes:
     """Compress the 134 frames of ICD 2620010, 7.3.5.
 
     All hold zeros but messages 5 and 2, which come last, and the transmitter's frequency in message 18 (table XV).
     """
     number, _ = _clock(datetime.combine(day, time(), UTC))
-    cuts = b"".join(struct.pack(">H44x", round(angle * 65536 / 360)) for angle in ELEVATIONS)
-    pattern = struct.pack(">5HBB10x", 11 + 23 * len(ELEVATIONS), 2, VCP, len(ELEVATIONS), 1, 2, 2) + cuts
+    cuts = b"".join(struct.pack(">H44x", round(angle * 65536 / 360)) for angle in scan.elevations)
+    count = len(scan.elevations)
+    pattern = struct.pack(">5HBB10x", 11 + 23 * count, 2, scan.vcp, count, 1, 2, 2) + cuts
     # RDA status (table IV): operate, on-line, remote control; the pattern; build 19.0; operational.
-    status = struct.pack(">12H96x", 16, 2, 4, 2, 1044, 0, 28, VCP, 0, 1900, 4, 2)
+    status = struct.pack(">12H96x", 16, 2, 4, 2, 1044, 0, 28, scan.vcp, 0, 1900, 4, 2)
     # Without message 13 (clutter bypass map), as in volumes since 2021.
     layout = ((0, 15, 5), (126, 18, 4))
     frames = {
@@ -128,7 +173,9 @@ def _message(kind: int, body: bytes, day: int, milliseconds: int, *, segment: in
 def _radial(site: Site, moment_of: datetime, cut: int, index: int) -> bytes:
     """Message 31 (ICD 2620002, table XVII)."""
     day, milliseconds = _clock(moment_of)
-    blocks = [*_constants(site), *_moments(site.icao, _CUTS[cut])]
+    scan = _scan(site.icao)
+    gates = scan.others if cut else scan.lowest
+    blocks = [*_constants(site, scan.vcp), *_moments(site.icao, scan.cuts[cut], gates)]
     pointers, offset = [], 72
     for block in blocks:
         pointers.append(offset)
@@ -149,7 +196,7 @@ def _radial(site: Site, moment_of: datetime, cut: int, index: int) -> bytes:
         status,
         cut + 1,
         1,
-        ELEVATIONS[cut],
+        scan.elevations[cut],
         0,
         25,
         len(blocks),
@@ -160,14 +207,14 @@ def _radial(site: Site, moment_of: datetime, cut: int, index: int) -> bytes:
 
 
 @lru_cache(maxsize=512)
-def _constants(site: Site) -> tuple[bytes, bytes, bytes]:
+def _constants(site: Site, vcp: int) -> tuple[bytes, bytes, bytes]:
     """Volume, elevation and radial constants (ICD 2620002, tables XVII-E, F and H)."""
     height = round(site.height_m) - _FEEDHORN_M
     return (
         struct.pack(
             ">4sHBBffhHfffffH2x",
             *(b"RVOL", 44, 1, 0, site.latitude, site.longitude, height, _FEEDHORN_M),
-            *(-44.0, 250.0, 250.0, 0.3, 60.0, VCP),
+            *(-44.0, 250.0, 250.0, 0.3, 60.0, vcp),
         ),
         struct.pack(">4sHhf", b"RELV", 12, -11, -44.0),
         struct.pack(">4sHhffh2x", b"RRAD", 20, 4660, -80.0, -80.0, 2700),
@@ -175,15 +222,16 @@ def _constants(site: Site) -> tuple[bytes, bytes, bytes]:
 
 
 @lru_cache(maxsize=512)
-def _moments(icao: str, moments: tuple[tuple[str, int], ...]) -> tuple[bytes, ...]:
-    """Moment blocks (ICD 2620002, table XVII-B): gates from 2.125 km on, 250 m apart, scale 2, offset 66."""
+def _moments(icao: str, moments: tuple[tuple[str, int], ...], gates: tuple[int, int, int]) -> tuple[bytes, ...]:
+    """Moment blocks (ICD 2620002, table XVII-B): scale 2, offset 66; gates after the first GATES have no echo."""
     blocks = []
     for name, bits in moments:
         noise = random.Random(f"{icao}{name}")
-        gates = bytes(noise.choice(b"\0\0\0\2\x42\x60") for _ in range(GATES * bits // 8))
+        echoes = bytes(noise.choice(b"\0\0\0\2\x42\x60") for _ in range(GATES * bits // 8))
+        count, first, spacing = gates if name == "REF" else (GATES, *gates[1:])
         label = name.ljust(3).encode()
-        head = struct.pack(">c3sIHhhhhBBff", b"D", label, 0, GATES, 2125, 250, 100, 16, 0, bits, 2.0, 66.0)
-        blocks.append(head + gates)
+        head = struct.pack(">c3sIHhhhhBBff", b"D", label, 0, count, first, spacing, 100, 16, 0, bits, 2.0, 66.0)
+        blocks.append(head + echoes.ljust(count * bits // 8, b"\0"))
     return tuple(blocks)
 
 
