@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -146,7 +146,8 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
     if not reports.records:
         raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the object holds no report")
     first, last = _moment(reports.first), _moment(reports.last)
-    if not first.year == last.year == int(groups["year"]):
+    # By the stamps: the last hour of a year ends it in the next one.
+    if not reports.first[:4] == reports.last[:4] == groups["year"].encode("ascii"):
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
             f"the reports are from {first:%Y-%m-%dT%H:%MZ} to {last:%Y-%m-%dT%H:%MZ}; the key says {groups['year']}",
@@ -228,9 +229,13 @@ def _pieces(source: ByteSource) -> Iterator[bytes]:
 
 
 def _moment(stamp: bytes) -> datetime:
+    """Return the time of a stamp; hour 2400, which real stations report, ends its day."""
+    day, hour = stamp[:8].decode("ascii"), stamp[8:].decode("ascii")
+    ended = hour == "2400"
     try:
-        return datetime.strptime(stamp.decode("ascii"), "%Y%m%d%H%M").replace(tzinfo=UTC)
-    except ValueError:
+        begun = datetime.strptime(day + ("0000" if ended else hour), "%Y%m%d%H%M").replace(tzinfo=UTC)
+        return begun + timedelta(days=ended)
+    except (ValueError, OverflowError):
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{stamp!r} is no time of a report") from None
 
 

@@ -126,6 +126,21 @@ def test_a_drifting_platform_lists_no_places_but_counts_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stamp", "end"),
+    [
+        (b"202501032400", datetime(2025, 1, 4, tzinfo=UTC)),
+        (b"202512312400", datetime(2026, 1, 1, tzinfo=UTC)),
+        (b"202501032401", MetadataIssue.INVALID_TIME_RANGE),
+        (b"202502302400", MetadataIssue.INVALID_TIME_RANGE),
+        (b"202601010000", MetadataIssue.TIME_MISMATCH),
+    ],
+)
+def test_hour_2400_ends_its_day(stamp: bytes, end: datetime | MetadataIssue) -> None:
+    content = packed(*REPORTS, *moved(REPORTS[-1:], stamp, slice(15, 27)))
+    assert (refusal(content) if isinstance(end, MetadataIssue) else read(content).end) == end
+
+
+@pytest.mark.parametrize(
     ("name", "code"),
     [
         ("724581-13984-2025", MetadataIssue.PLATFORM_MISMATCH),
