@@ -35,6 +35,9 @@ OpenSidecar = Callable[[str], ByteSource | None]
 
 CHECKS = ("headers", "time_range", "required_properties", "sidecars", "geometry")
 
+CLOCK_TOLERANCE = timedelta(minutes=5)
+"""By which the clock of who makes a product may be ahead of the store's: a radar's clock is set by hand or GPS."""
+
 Answer = TypeVar("Answer")
 Finding = tuple[MetadataIssue, str]
 
@@ -90,6 +93,7 @@ def _checked(
     properties = {**header.properties, **(times or {})}
     findings += _absent([name for name in rules.required if properties.get(name) is None], contract, reader)
     findings += _missing_sidecars(header, contract)
+    findings += _made_after_storing(header, envelope.integrity.last_modified if envelope.integrity else None)
     outline = footprint(header.geometry, decimals=rules.coordinate_decimals)
     if not isinstance(outline, Footprint):
         findings.append(outline)
@@ -237,6 +241,15 @@ def _outdated(
             expected = f"at most {sidecar.may_precede_seconds} s earlier"
             findings.append((MetadataIssue.SIDECAR_OUTDATED, f"{sidecar.suffix} was written at {times}: {expected}"))
     return findings
+
+
+def _made_after_storing(header: HeaderMetadata, stored: datetime | None) -> list[Finding]:
+    """Return a finding where an object says that it was made after it was stored."""
+    made = header.properties.get("processing:datetime")
+    if made is None or stored is None or datetime.fromisoformat(made) <= stored + CLOCK_TOLERANCE:
+        return []
+    text = f"made at {made}, by what the object says, and stored at {rfc3339(stored)}"
+    return [(MetadataIssue.TIME_MISMATCH, f"{text}; expected at most {CLOCK_TOLERANCE.seconds} s between the clocks")]
 
 
 def _missing_sidecars(header: HeaderMetadata, contract: DatasetContract) -> list[Finding]:

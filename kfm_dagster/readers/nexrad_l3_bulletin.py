@@ -31,6 +31,8 @@ _HEADING = re.compile(
     rb"(?P<product>[A-Z0-9]{3})(?P<site>[A-Z0-9]{3}) *\r\r\n"
 )
 _END = b"\r\r\n\x03"
+_TEXT_END = b"\xff\xff\n\0"
+"""What ends a plain text: the flag of a page's end (ICD 2620001, figure 3-16), and a line's end to whole halfwords."""
 _ZLIB = b"\x78"
 """First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2); a message's is 0, as no code is as large."""
 _STORED = 64
@@ -41,7 +43,8 @@ _STORED = 64
 class Bulletin:
     """An object without its frame. `product` and `site` are the two halves of the AWIPS identifier.
 
-    is_closed: the end of its transmission is there, so that nothing was cut off. is_text: plain text, not a message.
+    is_closed: the end of its transmission or text is there, so that nothing was cut off. is_text: plain text, not a
+    message.
     """
 
     wmo: str
@@ -84,15 +87,17 @@ def read_bulletin(data: bytes) -> Bulletin:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "the heading within the zlib frames is another one")
         message = plain[inner.end() :]
     wmo = heading["wmo"].decode("ascii")
+    # Notices in plain text (WMO-No. 386, attachment II-5, table B1, NO); radar data are SD, their status NX.
+    is_text = wmo.startswith("NO")
+    ends = is_text and message.endswith(_TEXT_END)
     return Bulletin(
         wmo=wmo,
         product=heading["product"].decode("ascii"),
         site=heading["site"].decode("ascii"),
-        message=message,
+        message=message.removesuffix(_TEXT_END) if ends else message,
         is_zlib=is_zlib,
-        is_closed=sent is not None,
-        # Notices in plain text (WMO-No. 386, attachment II-5, table B1, NO); radar data are SD, their status NX.
-        is_text=wmo.startswith("NO"),
+        is_closed=sent is not None or ends,
+        is_text=is_text,
     )
 
 

@@ -3,7 +3,8 @@
 ICD 2620001 (RPG to Class 1 User): message header (figure 3-3), product description block and the symbology, graphic and
 tabular blocks that it points at (figure 3-6), bzip2 after the description (figure 3-6, note 3, and appendix D), general
 status message (figure 3-17). A message says its length, its blocks say theirs and follow each other to its end, and a
-compressed one says how much it holds: all three must hold of the bytes.
+compressed one says how much it holds: all three must hold of the bytes. The header's count of blocks need not: a real
+storm total with a tabular block does not count it.
 
 Belongs here: the fields as values. Does not belong here: what stands around the message (`nexrad_l3_bulletin.py`) and
 what it means to the catalog (`nexrad_level3.py`).
@@ -141,6 +142,10 @@ def _product(data: bytes, code: int, time: datetime | None, radar_id: int, surpl
     )
     if divider != _DIVIDER:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the product description begins with {divider}, expected -1")
+    if product != code:
+        raise ReadError(
+            MetadataIssue.UNREADABLE_FORMAT, f"the header says product {code}, the product description {product}"
+        )
     volume_day, volume_seconds, product_day, product_seconds, first, second, elevation, third, *later = rest
     parameters, offsets = (first, second, third, *later[:7]), later[7:]
     is_bzip2 = data.startswith(b"BZh", _DESCRIPTION_END)

@@ -19,13 +19,15 @@ from typing import Any
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import nexrad_radar
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import Bulletin, read_bulletin
 from kfm_dagster.readers.nexrad_l3_message import Description, Message, accumulation_time, decode_message
 from kfm_dagster.readers.nexrad_l3_products import FREE_TEXT, TDWR, ProductKind, product_kinds
 from kfm_dagster.readers.nexrad_position import Position, position_source, radar_position
-from kfm_dagster.readers.nexrad_sites import Site, site_named, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import RadarKind, kind_of, pattern_findings
+from kfm_dagster.readers.nexrad_sites import Site, site_named
 from kfm_dagster.readers.ranges import BlockCache
 
 PROPERTIES = frozenset({
@@ -83,15 +85,19 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     _check_identifier(bulletin, request.groups)
     content = _text(bulletin, nominal) if bulletin.is_text else _message(decode_message(bulletin.message), nominal)
     site, kind = site_named(bulletin.site), product_kinds().get(content.code)
+    radar = nexrad_radar.TDWR if content.code in TDWR else kind_of(site.icao if site else "")
     position = radar_position(content.stated, site, bulletin.site)
     return HeaderMetadata(
         start=content.start,
         end=content.start,
         datetime=content.start,
         geometry=_footprint(position, kind),
-        properties={**_properties(bulletin, content, position), **_known(content, site, kind)},
+        properties={**_properties(bulletin, content, position), **_known(radar, site, kind)},
         native={"wmo": bulletin.wmo, "site": bulletin.site, **content.native},
-        findings=((MetadataIssue.COMPLETENESS_UNCHECKED, content.unchecked),) if content.unchecked else (),
+        findings=(
+            *(((MetadataIssue.COMPLETENESS_UNCHECKED, content.unchecked),) if content.unchecked else ()),
+            *pattern_findings(radar, content.properties.get("nexrad:vcp")),
+        ),
     )
 
 
@@ -106,7 +112,7 @@ def _check_identifier(bulletin: Bulletin, groups: Mapping[str, str]) -> None:
 
 
 def _text(bulletin: Bulletin, nominal: datetime) -> _Content:
-    """Read a free text message that is nothing but text."""
+    """Read a free text message that is nothing but text; its own end, or its transmission's, proves it whole."""
     if not bulletin.message.strip() or not bulletin.message.isascii():
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{bulletin.wmo} is no plain text")
     start = bulletin.time_near(nominal)
@@ -126,6 +132,13 @@ def _message(message: Message, nominal: datetime) -> _Content:
     description = message.description
     if description is None:
         return _status(message, nominal)
+    made, sent = description.generation_time, message.time
+    if sent is not None and abs(sent - made) > LONGEST_GENERATION:
+        raise ReadError(
+            MetadataIssue.TIME_MISMATCH,
+            f"the header says {rfc3339(sent, timespec='seconds')}, the product was generated at "
+            f"{rfc3339(made, timespec='seconds')}; expected both within {LONGEST_GENERATION.seconds} s",
+        )
     # Unidata names an object by its volume's start; any time from there to the product's generation is its own.
     start = description.volume_time
     _check_time(nominal, start, min(max(start, description.generation_time), start + LONGEST_GENERATION))
@@ -189,9 +202,8 @@ def _properties(bulletin: Bulletin, content: _Content, position: Position | Site
     }
 
 
-def _known(content: _Content, site: Site | None, kind: ProductKind | None) -> dict[str, Any]:
+def _known(radar: RadarKind, site: Site | None, kind: ProductKind | None) -> dict[str, Any]:
     """Return what the tables say of the radar and the product."""
-    radar = "tdwr" if content.code in TDWR or (site and site.icao in tdwr_sites()) else "wsr-88d"
     known = {
         "nexrad:site": site.icao if site else None,
         "nexrad:site-name": site.name if site else None,
@@ -199,7 +211,7 @@ def _known(content: _Content, site: Site | None, kind: ProductKind | None) -> di
         "nexrad:mnemonic": (kind.mnemonic or None) if kind else None,
         "nexrad:range-m": kind.range_m if kind else None,
     }
-    return {"platform": radar, "instruments": [radar]} | _there(known)
+    return {"platform": radar.name, "instruments": [radar.name]} | _there(known)
 
 
 def _of_radar(message: Message) -> dict[str, Any]:

@@ -169,6 +169,24 @@ def test_an_index_written_long_before_its_object_is_suspect(
         assert found.sidecars  # it describes the object all the same
 
 
+@pytest.mark.clause("OPR-26")
+@pytest.mark.parametrize(
+    ("stored", "codes_expected"),
+    [
+        (START, []),
+        (START - timedelta(seconds=300), []),
+        (START - timedelta(seconds=301), ["time_mismatch"]),
+        (None, []),  # the store does not say when
+    ],
+)
+def test_a_product_that_was_made_after_it_was_stored_is_refused(
+    stored: datetime | None, codes_expected: list[str]
+) -> None:
+    envelope = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=stored))
+    made = header().properties | {"processing:datetime": START.isoformat()}
+    assert codes(extract(header(properties=made), envelope=envelope)) == codes_expected
+
+
 @pytest.mark.clause("BEY-04")
 def test_how_long_an_index_may_precede_its_object_is_the_contracts() -> None:
     storage = HRRR.storage.model_copy(

@@ -261,7 +261,7 @@ def test_only_a_product_of_one_elevation_has_an_angle_that_an_antenna_can_have(
 
 def test_a_product_that_no_table_knows_is_a_point_without_a_name() -> None:
     key, content = sample("NVW")
-    found = read(key, patched(content, 30, "h", 299))
+    found = read(key, patched(patched(content, 0, "h", 299), 30, "h", 299))
     assert found.properties["nexrad:product-code"] == 299
     assert not {"nexrad:product-name", "nexrad:mnemonic", "nexrad:range-m"} & found.properties.keys()
     assert found.geometry["type"] == "Point"
@@ -310,6 +310,11 @@ def test_a_plain_text_is_whole_only_where_its_transmission_ends() -> None:
     assert (found.start, found.findings) == (START.replace(second=0), ())
     assert (found.properties["nexrad:product-code"], found.geometry["type"]) == (75, "Point")
     assert is_unchecked(outcome(TEXT_KEY, TEXT))
+    # The flag of a page's end ends a text as well, with a transmission around it or without.
+    ended = TEXT + b"\xff\xff\n\0"
+    assert read(TEXT_KEY, ended) == read(TEXT_KEY, envelope(ended)) == found
+    assert {outcome(TEXT_KEY, ended[:end]) for end in (-1, -2, -3)} == {MetadataIssue.UNREADABLE_FORMAT}
+    assert refusal(TEXT_KEY, TEXT[:30] + ended[-4:]) is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(TEXT_KEY, TEXT + b"\xff") is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(TEXT_KEY, TEXT.replace(b"062114", b"062116")) is MetadataIssue.TIME_MISMATCH
     assert refusal(TEXT_KEY, TEXT.replace(b"062114", b"062460")) is MetadataIssue.INVALID_TIME_RANGE
@@ -372,9 +377,44 @@ def test_the_key_is_of_a_time_from_the_scans_start_to_the_products_generation(se
 
 def test_a_generation_far_from_the_scan_widens_no_keys_time() -> None:
     key, content = sample()
-    days = patched(content, 46, "H", 30_000)
+    days = patched(patched(content, 46, "H", 30_000), 2, "H", 30_000)
     assert read(key, days).start == START
     assert refusal("ICT_N0B_2024_05_06_22_16_03", days) is MetadataIssue.TIME_MISMATCH
+
+
+@pytest.mark.clause("OPR-26")
+@pytest.mark.parametrize(
+    ("place", "layout", "value", "expected"),
+    [
+        # Product, day and second of the header.
+        (0, "h", 154, MetadataIssue.UNREADABLE_FORMAT),
+        (2, "H", 30_000, MetadataIssue.TIME_MISMATCH),
+        (4, "i", (21 * 60 + 14) * 60 + 48 + 3600, None),
+        (4, "i", (21 * 60 + 14) * 60 + 48 + 3601, MetadataIssue.TIME_MISMATCH),
+        # Product and generation of the description.
+        (30, "h", 154, MetadataIssue.UNREADABLE_FORMAT),
+        (46, "H", 30_000, MetadataIssue.TIME_MISMATCH),
+        # Its coverage pattern: of the radar's kind.
+        (34, "h", 215, None),
+        (34, "h", 213, MetadataIssue.OUT_OF_TABLE),
+        (34, "h", 90, MetadataIssue.OUT_OF_TABLE),
+        # In maintenance a radar has none.
+        (34, "h", 0, None),
+    ],
+)
+def test_header_and_description_agree_and_codes_are_in_their_tables(
+    place: int, layout: str, value: int, expected: MetadataIssue | None
+) -> None:
+    key, content = sample()
+    found = outcome(key, patched(content, place, layout, value))
+    codes = found if isinstance(found, MetadataIssue) else [code for code, _ in found.findings]
+    assert codes in (expected, [expected] if expected else [])
+
+
+def test_a_tdwr_has_patterns_of_its_own() -> None:
+    key, content = sample("TZ0")
+    for pattern, findings in ((80, []), (90, []), (212, [MetadataIssue.OUT_OF_TABLE])):
+        assert [code for code, _ in read(key, patched(content, 34, "h", pattern)).findings] == findings
 
 
 @pytest.mark.clause("OPR-06")
