@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kfm_dagster.demo.samples.nexrad_level2 import ELEVATIONS, FREQUENCY_MHZ
+from kfm_dagster.demo.samples.nexrad_level2 import BUCKET, ELEVATIONS, FREQUENCY_MHZ, make_nexrad_level2
 from kfm_dagster.exports.validation import dimensional_closure
 from kfm_dagster.ingest import path_arrivals
 from kfm_dagster.ingest.arrival_table import read_table
@@ -24,7 +24,7 @@ from kfm_dagster.path.volume import VolumeFacts
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.failure import StageFailedError
-from kfm_dagster_tests.integration.chain import DAY, missing, open_pipeline, put, run_chain, volumes
+from kfm_dagster_tests.integration.chain import DAY, good, missing, open_pipeline, put, run_chain, volumes
 from kfm_dagster_tests.integration.gating import under
 
 DATASET, PARTITION = "nexrad-l2", DAY.isoformat()
@@ -35,7 +35,9 @@ BEAMS = len(set(ELEVATIONS))
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
     opened = open_pipeline(tmp_path / "home", tmp_path / "objects")
-    put(tmp_path / "objects", volumes(3))
+    # A TDWR's has no arrivals: band and gates are others.
+    tdwr = good(BUCKET, *make_nexrad_level2(site="TMCI", start=datetime.combine(DAY, time(6), UTC)))
+    put(tmp_path / "objects", [*volumes(3), tdwr])
     run_chain(opened, DATASET, PARTITION, RUNS[0])
     yield opened
     opened.close()

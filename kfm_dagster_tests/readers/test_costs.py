@@ -75,7 +75,7 @@ class CountedBucket:
         start, stop = (options or {}).get("range", (0, 0))
         found = self._objects[path][start:stop]
         self.read_bytes += len(found)
-        meta = {"size": len(self._objects[path]), "e_tag": '"e"', "last_modified": datetime(2025, 12, 3, tzinfo=UTC)}
+        meta = {"size": len(self._objects[path]), "e_tag": '"e"', "last_modified": datetime(2025, 12, 4, tzinfo=UTC)}
         return Fetched(meta=meta, attributes={}, content=found)
 
 
