@@ -177,6 +177,8 @@ class KeyGrammar(ContractPart):
             "implied": {group.by for group in self.implied.values()},
         }
         _refuse_missing(used, groups)
+        if shadowed := sorted(groups & self.implied.keys()):
+            raise ValueError(f"implied {shadowed} are groups of the pattern")
         if self.end and self.end_offset_hours:
             raise ValueError("end and end_offset_hours exclude each other")
         return self

@@ -147,6 +147,7 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"storage.listing": ["hrrr.%Y%m%d/con*/"]}, "no whole folder"),
         ({"stac.item_id": "{version}"}, "version"),
         ({"storage.key_grammar.implied": {"version": {"by": "site", "values": {}, "otherwise": "6"}}}, "implied.*site"),
+        ({"storage.key_grammar.implied": {"date": {"by": "date", "values": {}, "otherwise": "6"}}}, "implied.*date"),
         ({"stac.precedence": "created"}, "created"),
         ({"integrity.peers": {"groups": ["lead", "color"], "factor": 2}}, "color"),
         ({"storage.mirrors": {"gcs": "https://example.org/{nope}"}}, "nope"),

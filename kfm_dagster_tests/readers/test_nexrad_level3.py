@@ -411,7 +411,11 @@ def test_header_and_description_agree_and_codes_are_in_their_tables(
     assert codes in (expected, [expected] if expected else [])
 
 
-def test_a_tdwr_has_patterns_of_its_own() -> None:
+@pytest.mark.clause("OPR-25")
+def test_a_tdwr_has_patterns_of_its_own_and_its_status_is_a_tdwr_s() -> None:
+    status = patched(STATUS.replace(b"ICT", b"MCI"), 26, "h", 80)
+    found = read(STATUS_KEY.replace("ICT", "MCI"), status)
+    assert (found.properties["platform"], found.properties["nexrad:site"], found.findings) == ("tdwr", "TMCI", ())
     key, content = sample("TZ0")
     for pattern, findings in ((80, []), (90, []), (212, [MetadataIssue.OUT_OF_TABLE])):
         assert [code for code, _ in read(key, patched(content, 34, "h", pattern)).findings] == findings
