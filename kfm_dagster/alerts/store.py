@@ -17,12 +17,12 @@ from kfm_dagster.alerts.plan import AlertRule, Level
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
-from kfm_dagster.storage.backoff import Backoff
+from kfm_dagster.storage.backoff import DeliveryBackoff
 from kfm_dagster.storage.database import Database, Transaction
 
 CLAIM = timedelta(minutes=5)
 """How long one evaluator may be at one message: more than any answer takes. A dead one's message is then another's."""
-BACKOFF = Backoff(timedelta(seconds=30), timedelta(hours=1))
+BACKOFF = DeliveryBackoff(timedelta(seconds=30), timedelta(hours=1))
 """Of a message that was not taken; a slow receiver may have taken it."""
 ERROR_LENGTH = 500
 MOST_LISTED = 10_000

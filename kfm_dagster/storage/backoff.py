@@ -10,7 +10,7 @@ MOST_DOUBLINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class DeliveryBackoff:
     """Pauses that double from the first to the longest."""
 
     first: timedelta
@@ -22,5 +22,5 @@ class Backoff:
         return min(self.first * doublings, self.longest)
 
 
-DELIVERY = Backoff(timedelta(seconds=15), timedelta(minutes=10))
+DELIVERY = DeliveryBackoff(timedelta(seconds=15), timedelta(minutes=10))
 """Of lineage and followers: an outage of a minute costs seconds, one of a day some 150 tries."""
