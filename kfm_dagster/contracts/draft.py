@@ -20,6 +20,7 @@ _HEAD = """\
 #   storage     prefixes, key_grammar, ignore, sidecars, listing, listing_sets: how the keys of this bucket are built
 #   integrity   min_bytes, max_bytes, and peers where it is known how much sizes vary
 #   stac        item_id (groups of the key), providers, keywords, summaries
+#   key_values  what its objects must say where their keys say it, too
 #   citations, units   what this dataset's Items say, and by which source
 #   freshness, coverage   how old a unit may be, and what a day has: leave them out where nobody knows
 # Then: kfm dataset check FILE --sample DIR/{bucket}/KEY
@@ -63,6 +64,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
     # Another bucket's copies are elsewhere.
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
+    # Its keys say other things.
+    text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)
     # Nobody knows yet how its sizes vary.
     text = re.sub(r"(?m)^(?:  #.*\n)*  peers: .*\n", "", text)
     text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
+from kfm_dagster.contracts.key_values import KeyValues
 from kfm_dagster.contracts.peers import Peers
 from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, Quantity
 from kfm_dagster.contracts.stewardship import Governance
@@ -324,6 +325,11 @@ class MetadataRules(ContractPart):
 
     reader: str
     required: list[str] = Field([], description="STAC properties that must be there, else incomplete_product_metadata.")
+    key_values: KeyValues = Field(
+        {},
+        description="What the object must say where its key says it, too, else key_mismatch: by field (`native.` "
+        "before a reader's own values, `layers.` for each layer), group of the key, and pattern of the group's text.",
+    )
     coordinate_decimals: int = Field(6, ge=3, le=9)
     citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 wants 90 %.")
     units: list[Quantity] = Field([], description="Unit of every extracted number; the first that covers one counts.")
@@ -500,6 +506,9 @@ class DatasetContract(ContractPart):
             "ledger.extension_fields": set(self.ledger.extension_fields),
             "integrity.peers.groups": set(self.integrity.peers.groups) if self.integrity.peers else set(),
             "virtual": {name for store in self.virtual for name in store.groups},
+            "metadata_extract.key_values": {
+                name for by_group in self.metadata_extract.key_values.values() for name in by_group
+            },
         }
         _refuse_missing(used, groups)
         matched = {

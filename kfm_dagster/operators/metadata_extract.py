@@ -6,7 +6,7 @@ belong here: formats (`readers/`) and Items (`catalog/`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -15,6 +15,7 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
+from kfm_dagster.contracts.key_values import contradictions
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
 from kfm_dagster.operators.footprint import Footprint, footprint
@@ -68,8 +69,8 @@ def metadata_extract(
     if header is None:
         status, issues = apply_severities(findings, contract.metadata_extract.severities)
         return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
-    outdated = _outdated(header, store.written, contract, envelope.integrity.last_modified)
-    return _checked(header, outdated, envelope=envelope, contract=contract, reader=reader)
+    findings += _outdated(header, store.written, contract, envelope.integrity.last_modified)
+    return _checked(header, findings, envelope=envelope, contract=contract, reader=reader)
 
 
 def unreadable(contract: DatasetContract, error: Exception) -> Metadata:
@@ -83,10 +84,10 @@ def unreadable(contract: DatasetContract, error: Exception) -> Metadata:
 
 
 def _checked(
-    header: HeaderMetadata, outdated: list[Finding], *, envelope: Envelope, contract: DatasetContract, reader: Reader
+    header: HeaderMetadata, others: list[Finding], *, envelope: Envelope, contract: DatasetContract, reader: Reader
 ) -> Metadata:
     rules = contract.metadata_extract
-    findings = [_as_declared(finding, contract) for finding in header.findings] + outdated
+    findings = [_as_declared(finding, contract) for finding in header.findings] + others
     times = _times(header)
     if times is None:
         findings.append((MetadataIssue.INVALID_TIME_RANGE, "a time without zone, or an end before its start"))
@@ -124,9 +125,23 @@ def _read(
         key=envelope.key, groups=match.groups, source=store, sidecar=store.sidecar, closed=envelope.is_closing
     )
     try:
-        return reader(request), []
+        header = reader(request)
+        return header, key_mismatches(header, match.groups, grammar.contract)
     except Exception as error:  # a hostile file must fail its unit and never the run
         return None, [_failure(error, store)]
+
+
+def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:
+    """Return what an object says against its key, by the contract's `key_values`; `layers.` stands for each layer."""
+
+    def said(field: str) -> Iterable[object]:
+        place, _, name = field.partition(".")
+        if place == "layers":
+            return sorted({getattr(layer, name) for layer in header.layers})
+        return [header.native.get(name) if place == "native" else header.properties.get(field)]
+
+    declared = contract.metadata_extract.key_values
+    return [(MetadataIssue.KEY_MISMATCH, text) for text in contradictions(declared, groups, said)]
 
 
 def _failure(error: Exception, store: _StoreWatch) -> Finding:

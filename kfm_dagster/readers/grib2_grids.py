@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -50,7 +50,8 @@ class Grid:
 
     `transform` maps (column, row) to the CRS from cell corner to cell corner with row 0 in the north, as GDAL presents
     every GRIB2 grid whatever its scanning mode; a grid round the earth begins in the west, where it may begin at
-    Greenwich in the file. None where rows are not evenly spaced. `native` has ecCodes' key names.
+    Greenwich in the file. None where rows are not evenly spaced. `native` has ecCodes' key names. `fault` says how the
+    increments contradict the corners; the grid is then placed by the corners, or on a projection by the increments.
     All files of a grid share one `geometry`, whose coordinates are tuples.
     """
 
@@ -61,6 +62,7 @@ class Grid:
     proj_bbox: tuple[float, float, float, float] | None
     geometry: Mapping[str, Any]
     native: Mapping[str, Any]
+    fault: str | None = None
 
 
 @lru_cache(maxsize=64)
@@ -157,11 +159,12 @@ def _point(latitude: float, longitude: float) -> tuple[float, float]:
 
 
 def _lat_lon(definition: _Definition, section: bytes) -> Grid:
-    """Templates 3.0 and 3.40: octets 39-46 unit, 47-54 first point, 56-63 last point; the rest follows from these.
+    """Templates 3.0 and 3.40: octets 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments.
 
-    Increments are left aside: they are rounded (0.166667) or missing, the corners are exact.
+    The rest follows from the corners, which are exact. Increments are rounded (0.166667) or missing; those that are
+    there must reach from corner to corner. Template 3.40 has no increment of rows.
     """
-    basic, divisions, la1, lo1, la2, lo2 = struct.unpack_from(">IIIIxII", section, 38)
+    basic, divisions, la1, lo1, flags, la2, lo2, di, dj = struct.unpack_from(">IIIIBIIII", section, 38)
     if basic in (0, _MISSING_32) or divisions in (0, _MISSING_32):
         basic, divisions = 1, _MICRODEGREES
     first, last = (
@@ -180,6 +183,11 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     dx, dy = span / (definition.ni - 1), (north - south) / (definition.nj - 1)
     west = wrap(west)
     even = definition.template == 0
+    said = {
+        axis: _angle(value, basic, divisions)
+        for axis, value, flag in (("i", di, 0x20), ("j", dj, 0x10 if even else 0))
+        if flags & flag and value not in (0, _MISSING_32)
+    }
     # A grid that goes round has no failpoint on the ground, though its last column is one step short of the first.
     whole = span + dx >= 360.0 - dx / 2
     left = first_column(west, dx) if whole and span < 360.0 else west
@@ -191,8 +199,21 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]) if even else None,
         proj_bbox=corners if even else None,
         geometry=whole_turn(south, north) if whole else rectangle(west, span, south, north),
-        native=_native(definition, first, last, (west, south, west + span, north)),
+        native=_native(definition, first, last, (west, south, west + span, north))
+        | {f"{axis}DirectionIncrementInDegrees": increment for axis, increment in said.items()},
+        fault=_extent_fault(
+            (said.get(axis, step) * (points - 1), step * (points - 1), step / 2)
+            for axis, step, points in (("i", dx, definition.ni), ("j", dy, definition.nj))
+        ),
     )
+
+
+def _extent_fault(extents: Iterable[tuple[float, float, float]]) -> str | None:
+    """Return which extent by the increments differs from that of the corners by more than a tolerance; degrees."""
+    for by_increments, by_corners, within in extents:
+        if abs(by_increments - by_corners) > within:
+            return f"the increments of the grid reach {by_increments:.6f} degrees, its corners {by_corners:.6f}"
+    return None
 
 
 def _mercator(definition: _Definition, section: bytes) -> Grid:
@@ -205,7 +226,18 @@ def _mercator(definition: _Definition, section: bytes) -> Grid:
     first = _point(_angle(la1), _angle(lo1))
     # The last point is rounded to millidegrees in real files, so that it serves for comparison only.
     native = {"latitudeOfLastGridPointInDegrees": _angle(la2), "longitudeOfLastGridPointInDegrees": _angle(lo2)}
-    return _projected(definition, projection=projection, first=first, spacing=(di / 1e3, dj / 1e3), native=native)
+    grid = _projected(definition, projection=projection, first=first, spacing=(di / 1e3, dj / 1e3), native=native)
+    # Real files have the last point within half a hundredth of the extent.
+    west, south, east, north = (
+        grid.native[side] for side in ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax")
+    )
+    turn = native["longitudeOfLastGridPointInDegrees"] - first[1]
+    corners = (
+        (turn if definition.eastward else -turn) % 360.0,
+        abs(native["latitudeOfLastGridPointInDegrees"] - first[0]),
+    )
+    sides = zip((east - west, north - south), corners, strict=True)
+    return replace(grid, fault=_extent_fault((side, corner, 0.02 * side) for side, corner in sides))
 
 
 def _polar_stereographic(definition: _Definition, section: bytes) -> Grid:

@@ -27,8 +27,9 @@ END = b"7777"
 SEARCH_BYTES = 1024
 """How far a message may stand behind the end of the one before it: NDFD files carry WMO headers in between."""
 
-STRAY_BYTES = 4
-"""Behind the last message real objects have a line end, or the first letters of a message that is not there."""
+STRAY_BYTES = 8
+"""Behind the last message real objects have a line end, the first letters of a message that is not there, or six zeros
+(NDFD's wave heights). More is a part of something else."""
 
 MAX_STEP = timedelta(days=3660)
 """Longest forecast believed; a corrupt forecast time must not become a date far outside the calendar."""
@@ -53,7 +54,8 @@ class Product:
     """Section 4. `forecast_time` is in the message's own unit, `level` in the SI unit of the surface (Pa, m, ...).
 
     `step` is the time from the reference to the valid time: to the end of the overall interval for statistical
-    products. None where the template or the time unit is not one that is read.
+    products. None where the template or the time unit is not one that is read. `origin` has the generating process and
+    the role in an ensemble (code tables 4.6 and 4.7) under ecCodes' key names, where the template has them.
     """
 
     template: int
@@ -63,6 +65,7 @@ class Product:
     surface_type: int | None
     level: float | None
     step: timedelta | None
+    origin: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +189,7 @@ def count_messages(window: HeaderWindow, first: GribMessage, *, at_most: int) ->
         check_end(window, end)
         start = find_message(window, end)
         if start is None:
-            if window.size - end <= SEARCH_BYTES:
+            if window.size - end <= STRAY_BYTES:
                 return count
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message follows the one that ends at byte {end}")
         if count == at_most:
@@ -272,6 +275,9 @@ _UNITS: Mapping[int, timedelta] = {
 """Code table 4.4. Months and longer have no fixed length, so they give no step."""
 
 
+_MEMBER_TEMPLATES, _DERIVED_TEMPLATES = frozenset({1, 11, 60, 61}), frozenset({2, 3, 4, 12, 13, 14})
+
+
 def _product(section: bytes, reference: datetime) -> Product:
     template, category, number = struct.unpack_from(">HBB", section, 7)
     layout = _LAYOUTS.get(template)
@@ -295,7 +301,19 @@ def _product(section: bytes, reference: datetime) -> Product:
         surface_type=surface_type,
         level=level,
         step=step,
+        origin=_origin(section, template),
     )
+
+
+def _origin(section: bytes, template: int) -> dict[str, int]:
+    """Octets 35 (type of ensemble, or derived forecast) and 36 (member); the process is 4 before the unit of time."""
+    layout = _LAYOUTS.get(template)
+    octets = {} if layout is None else {"generatingProcessIdentifier": layout.unit - 4}
+    if template in _MEMBER_TEMPLATES:
+        octets |= {"typeOfEnsembleForecast": 35, "perturbationNumber": 36}
+    if template in _DERIVED_TEMPLATES:
+        octets |= {"derivedForecast": 35}
+    return {name: section[octet - 1] for name, octet in octets.items()}
 
 
 def _scaled_step(count: int, unit: timedelta) -> timedelta:

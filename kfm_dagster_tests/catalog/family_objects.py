@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from kfm_dagster.demo.samples.gfs import make_gfs
+from kfm_dagster.demo.samples.gefs import make_gefs
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 
@@ -92,9 +92,8 @@ def _samples(dataset: str) -> dict[str, bytes]:
         key, content, index = make_hrrr(run=_RUN, lead=1)
         path = f"noaa-hrrr-bdp-pds/{key}"
     elif dataset == "gefs":
-        # Made as those of GFS, on the same grid.
-        _, content, index = make_gfs(run=_RUN, lead=3)
-        path = "noaa-gefs-pds/gefs.20250402/12/atmos/pgrb2sp25/gec00.t12z.pgrb2s.0p25.f003"
+        key, content, index = make_gefs(run=_RUN, lead=3)
+        path = f"noaa-gefs-pds/{key}"
     else:
         return {}
     return {path: content, f"{path}.idx": index.encode()}

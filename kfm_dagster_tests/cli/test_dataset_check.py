@@ -163,6 +163,7 @@ def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_
     assert (begun.code, begun.err) == (ExitCode.DONE, "")
     assert begun.out.endswith(f"next: kfm dataset check {out} --sample OBJECT\n")
     assert call(*arguments).out == out.read_text(encoding="utf-8")
+    assert "  key_values:\n" not in out.read_text(encoding="utf-8")
     assert call("dataset", "check", str(out)).out == f"my-data: {CHECKED}\n"
 
 
@@ -183,7 +184,7 @@ def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, t
             "region",
             (
                 "stac.item_id ['region'], ledger.extension_fields ['region'], integrity.peers.groups ['region'], "
-                "virtual ['region']"
+                "virtual ['region'], metadata_extract.key_values ['region']"
             ),
         ),
         ("lead", "end_offset_hours ['lead']"),

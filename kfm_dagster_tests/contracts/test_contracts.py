@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -27,8 +28,8 @@ BUILTIN = {
     for entry in (resources.files("kfm_dagster.contracts") / "datasets").iterdir()
     if entry.name.endswith(".yaml")
 }
-HRRR = BUILTIN["hrrr.yaml"].partition("\nvirtual:")[0] + "\n"
-"""Without virtual stores, which name groups of its key: it is the pattern of contracts with other keys."""
+HRRR = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", BUILTIN["hrrr.yaml"].partition("\nvirtual:")[0] + "\n")
+"""Without virtual stores and key values, which name groups of its key: the pattern of contracts with other keys."""
 CITATION = {"fields": ["gsd"], "volume": "WMO-No. 306", "version": "2025 edition", "anchor": "section 3"}
 
 
@@ -156,6 +157,11 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"ledger.extension_fields": ["region"]}, "coverage tells products by"),
         ({"metadata_extract.units": [{"fields": ["gsd"], "unit": "m", "minimum": 2, "maximum": 1}]}, "maximum"),
         ({"coverage.products": [{"name": "a", "per_hour": 1}] * 2}, "twice"),
+        ({"metadata_extract.key_values": {"native.Ni": {"nope": {"a": 1}}}}, "nope"),
+        ({"metadata_extract.key_values": {"native.Ni": {"region": {"(": 1}}}}, "no regular expression"),
+        ({"metadata_extract.key_values": {"native.Ni": {"region": {"(.*)": r"\2"}}}}, "names a group"),
+        ({"metadata_extract.key_values": {"native.Ni": {"region": {}}}}, "region"),
+        ({"metadata_extract.key_values": {"native.Ni": {"region": {"a": {"minimum": 1}}}}}, "minimum"),
     ]:
         with pytest.raises(ContractError, match=says):
             parse_contract(changed(HRRR, changes), source="mine.yaml")

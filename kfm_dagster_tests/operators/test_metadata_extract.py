@@ -24,7 +24,9 @@ from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Reader, ReadErr
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.storage.objects import ObjectReadError
 
-HRRR = ContractRegistry.load()["hrrr"]
+SHIPPED = ContractRegistry.load()["hrrr"]
+# Scripted readers have no native values; `test_key_values.py` compares these.
+HRRR = SHIPPED.model_copy(update={"metadata_extract": SHIPPED.metadata_extract.model_copy(update={"key_values": {}})})
 KEY = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
 START = datetime(2025, 12, 3, tzinfo=UTC)
 SQUARE = {"type": "Polygon", "coordinates": [[[-1, 0], [1, 0], [1, 1], [-1, 1], [-1, 0]]]}

@@ -13,6 +13,7 @@ from typing import Any
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
@@ -109,6 +110,8 @@ class RealObject:
     expected: Mapping[str, Any]
     family: str
     reader: str
+    contract: DatasetContract | None = None
+    """Of the key, where there is one."""
     beside: Path | None = None
     """The object's own file, where its sidecars may be."""
 
@@ -209,10 +212,11 @@ def _opened(file: Path, path: str, entry: Mapping[str, Any]) -> RealObject | Non
     top, _, rest = path.partition("/")
     bucket, _, key = rest.partition("/")
     route = CONTRACTS.route(bucket=bucket, key=key) if top == "objects" else None
-    if route is not None and route.kind is KeyKind.DATA and route.contract is not None:
-        match = CONTRACTS.grammars[route.contract.id].match(key)
+    contract = route.contract if route is not None and route.kind is KeyKind.DATA else None
+    if contract is not None:
+        match = CONTRACTS.grammars[contract.id].match(key)
         assert match is not None
-        reader = route.contract.metadata_extract.reader
+        reader = contract.metadata_extract.reader
         opened: Opened | None = key, match.groups, content
     else:
         reader = family.reader
@@ -220,7 +224,9 @@ def _opened(file: Path, path: str, entry: Mapping[str, Any]) -> RealObject | Non
     if opened is None:
         return None
     key, groups, content = opened
-    return RealObject(key=key, groups=groups, content=content, reader=reader, expected=expected, **known)
+    return RealObject(
+        key=key, groups=groups, content=content, reader=reader, contract=contract, expected=expected, **known
+    )
 
 
 def hold(real: RealObject) -> Outcome:

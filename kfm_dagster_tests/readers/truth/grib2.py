@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import eccodes
+
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.operators.metadata_extract import key_mismatches
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster_tests.readers.truth.comparison import (
     Compared,
@@ -33,6 +36,7 @@ OTHER_NAME = {
     "pdt": "productDefinitionTemplateNumber",
     "drt": "dataRepresentationTemplateNumber",
 }
+ORIGIN = ("generatingProcessIdentifier", "typeOfEnsembleForecast", "perturbationNumber", "derivedForecast")
 EXACT = 1e-9
 ROTATED = MetadataIssue.MISSING_GEOLOCATION
 """Of template 3.32769, for which ecCodes has no positions either."""
@@ -54,6 +58,7 @@ def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iter
         yield same(name, native[name], field[name])
     for name, ours in OTHER_NAME.items():
         yield same(ours, native[ours], field[name])
+    yield same("parameter", native["parameter"], f"{field['discipline']}.{field['cat']}.{field['num']}")
     # ecCodes gives isobaric levels in hPa, and PV levels as the raw integer.
     if field["typeOfLevel"] != "potentialVorticity":
         scale = 100 if field["typeOfLevel"] == "isobaricInhPa" else 1
@@ -68,6 +73,18 @@ def _extent(grid: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(grid[name] for name in ("lon_min_raw", "lat_min", "lon_max_raw", "lat_max"))
 
 
+def _origin(content: bytes, native: Mapping[str, Any]) -> Iterator[Compared]:
+    """Process and member, which the reference does not have: ecCodes is asked here."""
+    plain = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    handle = eccodes.codes_new_from_message(plain[native["offset"] :][: native["length"]])
+    try:
+        for name in ORIGIN:
+            known = eccodes.codes_is_defined(handle, name)
+            yield same(name, native.get(name), eccodes.codes_get(handle, name) if known else None)
+    finally:
+        eccodes.codes_release(handle)
+
+
 @compares(
     "hrrr", "aqm", "gefs", "gfs", "mrms", "nam", "nbm", "ndfd", "rap",
     reader="grib2", refused={"files/rap/": ROTATED}, open_file=open_file,
@@ -76,6 +93,9 @@ def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     answers = real.expected
     field = answers["fields"][0]
     yield from native_values(found.native, answers)
+    yield from _origin(real.content, found.native)
+    if real.contract is not None:
+        yield same("key_mismatches", key_mismatches(found, real.groups, real.contract), [])
     box = bounding_box(found.geometry)
     if (box[0], box[2]) != (-180, 180):
         yield degrees("bbox", box, _extent(answers["grids"][field["gridSha"]]), within=EXACT)

@@ -1,0 +1,88 @@
+"""Key values: what an object must say of itself where its key says it, too (a member, a grid, a parameter).
+
+Belongs here: what a contract declares, and whether a value agrees with it. Does not belong here: what an object says
+(`readers/`), and what a contradiction does to its unit (`operators/metadata_extract.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from kfm_dagster.contracts.quality import FieldPattern
+
+Scalar = int | float | str | None
+
+
+class ValueRange(BaseModel, extra="forbid", frozen=True):
+    """Numbers from `minimum` to `maximum`: corners and extents, which files round."""
+
+    minimum: float
+    maximum: float
+
+    def __str__(self) -> str:
+        return f"{self.minimum} to {self.maximum}"
+
+
+Expected = Scalar | ValueRange | list[Scalar | ValueRange]
+"""A value, a range, or a list of which one must agree; null is what the object does not say.
+
+In a text, `\\1` is the first group of the pattern.
+"""
+
+
+def _compilable(by_text: dict[str, Expected]) -> dict[str, Expected]:
+    for pattern, expected in by_text.items():
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        numbers = {int(number) for number in re.findall(r"\\(\d)", str(expected))}
+        if max(numbers, default=0) > groups:
+            raise ValueError(f"{expected!r} names a group that the pattern {pattern!r} does not have")
+    return by_text
+
+
+ByText = Annotated[dict[str, Expected], Field(min_length=1), AfterValidator(_compilable)]
+"""By the pattern that a group's text matches; the first one counts, and a text that matches none is not compared."""
+KeyValues = dict[FieldPattern, dict[str, ByText]]
+"""By field (`native.` before the reader's native values), then by group of the key grammar."""
+
+
+def contradictions(
+    declared: KeyValues, groups: Mapping[str, str], said: Callable[[str], Iterable[object]]
+) -> Iterator[str]:
+    """Describe each value of the object (`said`, by field) that is not the one its key asks for."""
+    for field, by_group in declared.items():
+        for group, by_text in by_group.items():
+            match = _first_match(by_text, groups.get(group))
+            if match is None:
+                continue
+            expected = _alternatives(by_text[match.re.pattern], match)
+            for value in said(field):
+                if not any(_agrees(value, one) for one in expected):
+                    asked = " or ".join(map(str, expected))
+                    yield f"{field} is {value}, the key has {group} {match[0]}, which asks for {asked}"
+
+
+def _first_match(by_text: Mapping[str, Expected], text: str | None) -> re.Match[str] | None:
+    if text is None:
+        return None
+    return next((match for pattern in by_text if (match := re.fullmatch(pattern, text, re.ASCII))), None)
+
+
+def _alternatives(expected: Expected, match: re.Match[str]) -> list[Scalar | ValueRange]:
+    """Return the values of which one must agree, with the pattern's groups filled in."""
+    listed = expected if isinstance(expected, list) else [expected]
+    return [match.expand(one) if isinstance(one, str) else one for one in listed]
+
+
+def _agrees(value: object, expected: Scalar | ValueRange) -> bool:
+    if isinstance(expected, ValueRange):
+        return isinstance(value, int | float) and expected.minimum <= value <= expected.maximum
+    if isinstance(expected, str):
+        return str(value) == expected
+    return value == expected

@@ -1,0 +1,125 @@
+"""GRIB2 objects under keys of other objects: what a message says is held against its key, by the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from kfm_dagster.contracts.envelope import CheckStatus
+from kfm_dagster.contracts.key_values import Expected, ValueRange, contradictions
+from kfm_dagster.demo.samples.gefs import make_gefs
+from kfm_dagster.demo.samples.gfs import make_gfs, make_gfs_wave
+from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.demo.samples.mrms import make_mrms
+from kfm_dagster.demo.samples.nbm import make_nbm
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.operators.test_cut_objects import REGISTRY, codes, extract
+
+RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
+
+
+class Made(NamedTuple):
+    dataset: str
+    key: str
+    content: bytes
+    lines: str | None = None
+
+    def under(self, dataset: str, key: str) -> Any:
+        """Metadata of this object under a key."""
+        index = None if self.lines is None else self.lines.encode()
+        return extract(dataset, key, BytesSource(self.content), index)
+
+
+def made() -> Iterator[Made]:
+    """Samples of one run and lead, of which no two are of one member, grid, parameter and model."""
+    for member in ("c00", "p05", "p15", "avg", "spr"):
+        for product in ("pgrb2a", "pgrb2s"):
+            yield Made("gefs", *make_gefs(run=RUN, lead=6, member=member, product=product))
+    for region in ("conus", "alaska"):
+        yield Made("hrrr", *make_hrrr(run=RUN, lead=6, region=region))
+    for region in ("co", "hi"):
+        yield Made("nbm", *make_nbm(run=RUN, lead=6, region=region))
+    for resolution in ("0p25", "0p50", "1p00"):
+        yield Made("gfs", *make_gfs(run=RUN, lead=6, resolution=resolution))
+    for region in ("atlocn", "global"):
+        yield Made("gfs", *make_gfs_wave(run=RUN, lead=6, region=region))
+    for region in ("CONUS", "ALASKA"):
+        for product in ("PrecipRate_00.00", "MergedRhoHV_19.00"):
+            yield Made("mrms", *make_mrms(valid=RUN, region=region, product=product))
+
+
+def renamed() -> Iterator[tuple[str, str]]:
+    """Keys of the regions of which there are no samples."""
+    for dataset, key, region, others in (
+        ("nbm", make_nbm(run=RUN, lead=6)[0], ".co.", (".ak.", ".gu.", ".oc.", ".pr.")),
+        ("gfs", make_gfs_wave(run=RUN, lead=6)[0], ".atlocn.", (".wcoast.", ".epacif.")),
+        ("mrms", make_mrms(valid=RUN)[0], "CONUS", ("CARIB", "GUAM", "HAWAII")),
+    ):
+        yield from ((dataset, key.replace(region, other)) for other in others)
+    yield "gfs", make_gfs_wave(run=RUN, lead=6, region="global")[0].replace(".global.", ".gsouth.")
+
+
+@pytest.mark.clause("OPR-26")
+def test_a_sample_agrees_with_its_own_key_and_with_no_other() -> None:
+    samples = [*made()]
+    keys = [(sample.dataset, sample.key) for sample in samples]
+    for sample in samples:
+        assert sample.under(sample.dataset, sample.key).issues == ()
+        for dataset, key in {*keys, *renamed()} - {(sample.dataset, sample.key)}:
+            if (dataset == "mrms") is (sample.dataset == "mrms"):  # gzipped, or not
+                found = sample.under(dataset, key)
+                assert (found.status, "key_mismatch" in codes(found)) == (CheckStatus.FAILED, True), (sample.key, key)
+
+
+@pytest.mark.clause("OPR-26")
+def test_a_real_object_agrees_with_its_own_key_and_with_none_of_another_grid_or_parameter(shared_data: Path) -> None:
+    objects = []
+    for path in sorted((shared_data / "objects").rglob("*")):
+        bucket, _, key = path.relative_to(shared_data / "objects").as_posix().partition("/")
+        contract = REGISTRY.route(bucket=bucket, key=key).contract if path.is_file() else None
+        match = contract and REGISTRY.grammars[contract.id].match(key)
+        if contract and match and contract.metadata_extract.key_values:
+            told = (
+                contract.id,
+                *map(match.groups.get, ("region", "resolution", "name" if contract.id == "mrms" else "")),
+            )
+            objects.append((contract, key, path.read_bytes(), told))
+    assert len(objects) >= 10
+    for contract, own, content, told in objects:
+        for other, key, _, told_there in objects:
+            if contract.metadata_extract.reader == other.metadata_extract.reader:
+                found = extract(other.id, key, BytesSource(content))
+                assert ("key_mismatch" in codes(found)) is (told != told_there), (own, key)
+
+
+@pytest.mark.clause("OPR-26")
+def test_an_index_of_another_member_contradicts_the_key() -> None:
+    key, content, index = make_gefs(run=RUN, lead=6, member="p05")
+    lines = index.splitlines(keepends=True)
+    lines[-1] = lines[-1].replace("ENS=+5", "ENS=+6")
+    assert codes(Made("gefs", key, content, "".join(lines)).under("gefs", key)) == {"key_mismatch"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "agrees"),
+    [
+        ("p05", 5, True), ("p05", 6, False), ("p15", 15, True), ("p05", None, False),
+        ("c00", 0, True), ("c00", 1, True), ("c00", 2, False),
+        ("avg", None, True), ("avg", 0, False),
+        ("box", 1, True), ("box", 2.5, True), ("box", 2.6, False), ("box", "2", False), ("box", None, False),
+        ("spr", "anything", True), (None, "anything", True),
+    ],
+)  # fmt: skip
+def test_a_value_agrees_by_the_first_pattern_that_the_group_matches(text: str | None, value: Any, agrees: bool) -> None:
+    by_text: dict[str, Expected] = {
+        r"p0?(\d+)": r"\1",
+        "c00": [0, 1],
+        "avg|p.*": None,
+        "box": ValueRange(minimum=1, maximum=2.5),
+    }
+    groups = {} if text is None else {"member": text}
+    assert (not [*contradictions({"native.x": {"member": by_text}}, groups, lambda _: [value])]) is agrees
