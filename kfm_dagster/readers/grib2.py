@@ -33,6 +33,7 @@ from kfm_dagster.readers.grib2_properties import PROPERTIES, duration, native, p
 from kfm_dagster.readers.grib2_sections import (
     REQUEST_BYTES,
     SEARCH_BYTES,
+    STRAY_BYTES,
     GribMessage,
     HeaderWindow,
     check_end,
@@ -109,6 +110,8 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
     first = read_message(window, start)
     grid = describe_grid(first.grid)
     findings: Findings = []
+    if grid.fault is not None:
+        findings.append((MetadataIssue.INVALID_GEOMETRY, grid.fault))
     lead = _lead(request.groups)
     _check_run(first, request.groups, findings)
     _check_step(first, lead, findings)
@@ -234,7 +237,7 @@ def _end_of_last(window: HeaderWindow, start: int) -> int:
         )
     end = start + message_length(window, start)[1]
     check_end(window, end)
-    if window.size - end > SEARCH_BYTES:
+    if window.size - end > STRAY_BYTES:
         raise ReadError(
             MetadataIssue.SIDECAR_MISMATCH,
             f"the last message of the index ends at byte {end}, the object at {window.size}",

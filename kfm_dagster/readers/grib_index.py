@@ -80,11 +80,13 @@ def parse_index(content: bytes) -> tuple[IndexEntry, ...]:
 def order_fault(entries: Sequence[IndexEntry]) -> str | None:
     """Find what is wrong with the order of messages and offsets, or None.
 
-    Offsets ascend from message to message, and the submessages of one message share its offset.
+    wgrib2 numbers messages and submessages without a gap. Offsets ascend from message to message, and the submessages
+    of one message share its offset.
     """
     for one, other in pairwise(entries):
         same = one.message == other.message
-        if (same and one.submessage >= other.submessage) or one.message > other.message:
+        after = {(one.message, one.submessage + 1), (one.message + 1, 0), (one.message + 1, 1)}
+        if (other.message, other.submessage) not in after:
             return f"line {other.message}.{other.submessage} follows line {one.message}.{one.submessage}"
         if (same and one.offset != other.offset) or (not same and one.offset >= other.offset):
             return f"message {other.message} at byte {other.offset} follows message {one.message} at byte {one.offset}"

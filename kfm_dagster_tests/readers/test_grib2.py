@@ -16,6 +16,15 @@ import shapely.geometry
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.grib2_messages import (
+    SPHERE,
+    Field,
+    Origin,
+    at_hour,
+    lat_lon_grid,
+    mercator_grid,
+    message,
+)
 from kfm_dagster.demo.samples.hrrr import PRODUCTS, REGIONS, make_hrrr
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES, read_grib2
@@ -267,6 +276,45 @@ def test_grid_that_cannot_be_placed_is_refused(octet: int, value: int, code: Met
     assert refused.value.code is code
 
 
+PRESSURE = Field(name="PRMSL", level="mean sea level", parameter=(0, 3, 1), surface=(101, 0), value=101_325.0)
+
+
+@pytest.mark.clause("OPR-26")
+@pytest.mark.parametrize(
+    ("changes", "sound"),
+    [
+        ({}, True), ({"step": 249_999}, True), ({"step": 0}, True), ({"step": 500_000}, False),
+        ({"last": (0x80000000 | 90_000_000, 359_500_000)}, False), ({"last": (0, 359_750_000)}, False),
+    ],
+)  # fmt: skip
+def test_corners_of_a_grid_of_degrees_are_as_far_apart_as_its_increments_say(
+    changes: dict[str, Any], sound: bool
+) -> None:
+    whole: dict[str, Any] = {"first": (90_000_000, 0), "last": (0x80000000 | 90_000_000, 359_750_000), "step": 250_000}
+    grid = lat_lon_grid(1440, 721, **(whole | changes))
+    run = message(PRESSURE, at_hour(0), run=RUN, origin=Origin(process=(2, 0, 96, 0, 0)), grid=grid)
+    assert (MetadataIssue.INVALID_GEOMETRY in codes(read(run))) is not sound
+
+
+@pytest.mark.clause("OPR-26")
+@pytest.mark.parametrize(
+    ("last", "spacing", "sound"),
+    [
+        ((23_088_000, 206_131_000), 2_500_000, True),
+        ((23_088_000, 206_131_000), 1_250_000, False),
+        ((23_088_000, 207_131_000), 2_500_000, False),
+        ((24_088_000, 206_131_000), 2_500_000, False),
+    ],
+)
+def test_corners_of_a_mercator_grid_are_as_far_apart_as_its_spacing_says(
+    last: tuple[int, int], spacing: int, sound: bool
+) -> None:
+    grid = mercator_grid(
+        321, 225, first=(18_073_000, 198_475_000), last=last, true_at=20_000_000, spacing=spacing, earth=SPHERE
+    )
+    assert (describe_grid(grid.section).fault is None) is sound
+
+
 def test_grid_larger_than_any_real_one_is_refused_before_work_is_done() -> None:
     with pytest.raises(ReadError) as refused:
         describe_grid(latlon_grid(4_000_000, 1000, first=(90, 0), last=(-90, 359)))
@@ -324,6 +372,7 @@ OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
         SAMPLE_INDEX.replace("3:376:", "3:380:"),
         SAMPLE_INDEX.replace("3:376:", "3:37600:"),
         SAMPLE_INDEX.replace("1:0:", "1:1:"),
+        "".join(SAMPLE_INDEX.splitlines(keepends=True)[::2]),
         SAMPLE_INDEX + SAMPLE_INDEX,
         "".join(reversed(SAMPLE_INDEX.splitlines(keepends=True))),
         "<html>404</html>",
@@ -334,8 +383,8 @@ OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
         SAMPLE_INDEX * 30_000,
     ],
     ids=[
-        "other run", "other lead", "offset behind", "offset inside", "offset outside", "first offset", "twice",
-        "reversed", "html", "empty", "no number", "no text", "too large", "too many lines",
+        "other run", "other lead", "offset behind", "offset inside", "offset outside", "first offset", "line missing",
+        "twice", "reversed", "html", "empty", "no number", "no text", "too large", "too many lines",
     ],
 )  # fmt: skip
 def test_index_of_another_object_is_a_finding_and_no_sidecar(index: str | bytes) -> None:
@@ -521,19 +570,29 @@ def test_a_horizon_is_in_the_largest_unit_that_is_whole(seconds: int, text: str)
         (corrupt(41, b"\x01"), MetadataIssue.UNREADABLE_FORMAT),
         (corrupt(118 + 18, b"\x7f\xff\xff\xff"), MetadataIssue.INVALID_TIME_RANGE),
         (corrupt(118 + 18, b"\x80\x00\x00\x01"), MetadataIssue.INVALID_TIME_RANGE),
-        (SAMPLE + bytes(3000), MetadataIssue.UNREADABLE_FORMAT),
         (SAMPLE[:-1], MetadataIssue.TRUNCATED_OBJECT),
     ],
     ids=[
         "empty", "netcdf", "magic only", "edition 1", "zero length", "huge length", "longer than the object",
         "shorter than its sections", "zero section", "huge section", "section twice", "month 13", "section number",
-        "far forecast", "negative forecast", "garbage behind", "cut end",
+        "far forecast", "negative forecast", "cut end",
     ],
 )  # fmt: skip
 def test_damaged_object_is_refused_with_its_code(content: bytes, code: MetadataIssue) -> None:
     with pytest.raises(ReadError) as refused:
         read(content, groups=groups_of())
     assert refused.value.code is code
+
+
+@pytest.mark.clause("OPR-26")
+@pytest.mark.parametrize("index", [None, SAMPLE_INDEX], ids=["alone", "with index"])
+def test_what_follows_the_last_message_is_a_few_stray_bytes_or_the_object_is_refused(index: str | None) -> None:
+    for stray in (b"", b"\n", b"GRI", b"\r\r\n\x03", bytes(6)):
+        assert read(SAMPLE + stray, index=index).properties["grib:message-count"] == 3
+    for other in (bytes(9), bytes(3000), b"<html><body>503</body></html>\n"):
+        with pytest.raises(ReadError) as refused:
+            read(SAMPLE + other, index=index)
+        assert refused.value.code is MetadataIssue.UNREADABLE_FORMAT
 
 
 @pytest.mark.clause("OPR-07")

@@ -94,7 +94,7 @@ def test_a_message_that_was_cut_before_it_was_gzipped_is_truncated() -> None:
         assert refusal(gzip.compress(MESSAGE[:end], mtime=0)) is code, end
     assert refusal(gzip.compress(MESSAGE + MESSAGE[:100], mtime=0)) is MetadataIssue.TRUNCATED_OBJECT
     assert refusal(gzip.compress(MESSAGE[:-4] + bytes(4), mtime=0)) is MetadataIssue.TRUNCATED_OBJECT
-    assert refusal(gzip.compress(MESSAGE + bytes(3000), mtime=0)) is MetadataIssue.UNREADABLE_FORMAT
+    assert refusal(gzip.compress(MESSAGE + bytes(9), mtime=0)) is MetadataIssue.UNREADABLE_FORMAT
 
 
 def long_message(length: int) -> bytes:

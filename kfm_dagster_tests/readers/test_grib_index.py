@@ -127,9 +127,13 @@ def test_index_too_large_is_refused_unread() -> None:
         ([entry(1, 0), entry(1, 10)], True),
         ([entry(2, 0, 1), entry(2, 10, 2)], True),
         ([entry(2, 0, 2), entry(2, 0, 1)], True),
+        ([entry(1, 0), entry(3, 20)], True),
+        ([entry(1, 0), entry(2, 10, 2)], True),
+        ([entry(2, 0, 1), entry(2, 0, 3)], True),
     ],
 )
-def test_offsets_ascend_and_submessages_share_one(entries: list[IndexEntry], fault: bool) -> None:
+@pytest.mark.clause("OPR-26")
+def test_offsets_ascend_submessages_share_one_and_no_line_is_missing(entries: list[IndexEntry], fault: bool) -> None:
     assert (order_fault(entries) is not None) is fault
 
 
