@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.key_values import contradictions
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples import gefs, gfs, nbm
 from kfm_dagster.readers.base import HeaderMetadata, ReadError
@@ -99,10 +101,16 @@ def test_layers_of_a_real_object_are_its_messages(shared_data: Path, reference: 
     assert found.layers[8][:4] == ("SWELL", "1 in sequence", "1 hour fcst", "")
 
 
-def test_layers_of_members_have_the_member_for_a_qualifier(shared_data: Path) -> None:
-    for name, qualifier in (("gep01.t00z.pgrb2s.0p25.f015", "ENS=+1"), ("geavg.t00z.pgrb2s.0p25.f000", "ens mean")):
-        entries = parse_index((shared_data / f"files/idx/{name}.idx").read_bytes())
-        assert {entry.qualifier for entry in entries} == {qualifier}
+@pytest.mark.clause("OPR-26")
+def test_lines_of_real_indexes_name_the_member_of_their_key(shared_data: Path, contracts: ContractRegistry) -> None:
+    declared = {"layers.qualifier": contracts["gefs"].metadata_extract.key_values["layers.qualifier"]}
+    named: dict[str, set[object]] = {}
+    for path in (shared_data / "files/idx").glob("ge*.idx"):
+        named.setdefault(path.name[2:5], set()).update(entry.qualifier for entry in parse_index(path.read_bytes()))
+    assert set(named) == {"avg", "c00", "p01"}
+    for member, of in product(named, named):
+        said = contradictions(declared, {"member": member}, {"layers.qualifier": named[of]}.__getitem__)
+        assert (not [*said]) is (member == of)
 
 
 @pytest.mark.clause("OPR-20")
