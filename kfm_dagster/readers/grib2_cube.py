@@ -5,7 +5,8 @@ index (`grib_index.py`), the grid (`grib2_grids.py`).
 
 A variable stands once, however many messages it has: HRRR's files of native levels have 1,100 messages of some 60.
 Which levels it has of the dimension `level` is its `dimension_domains`, a field that stactools-noaa-hrrr made for it.
-Levels are the index's own texts, so that variable, level and step are the name of a field in `grib:layers`.
+Levels are the index's own texts, so that variable, level and step are the name of a field in `grib:layers`. The
+probabilities of a variable are another one, `TMP prob`, because their values are in percent.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from typing import Any
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_grids import Grid
+from kfm_dagster.readers.grib2_parameters import named
 from kfm_dagster.readers.grib2_sections import MAX_STEP
-from kfm_dagster.readers.grib2_units import UNITS
 from kfm_dagster.readers.grib_index import step_end
 from kfm_dagster.readers.grid_cube import COLUMNS, ROWS, horizontal
 
 TIME, LEVEL = "valid_time", "level"
 """Names of the other dimensions, as cfgrib and stactools-noaa-hrrr have them."""
+PROBABILITY = " prob"
+"""End of the name of a variable of probabilities, as the qualifier of their lines begins."""
 MAX_TIMES = 32
 """Valid times that are listed; sub-hourly files have 4."""
 MAX_CHARACTERS = 65_536
@@ -43,41 +46,32 @@ def cube(
         return {}
     dimensions = horizontal(transform=grid.transform, shape=grid.shape, wkt2=grid.wkt2)
     dimensions[TIME] = _times(layers, reference) or {"type": "temporal", "extent": [*map(_text, covered)]}
-    levels, chances = _levels(layers)
+    levels = _levels(layers)
     if sum(len(name) + sum(map(len, of_variable)) for name, of_variable in levels.items()) > MAX_CHARACTERS:
         levels = {}
     if levels:
         dimensions[LEVEL] = {"type": "level", "values": list(dict.fromkeys(chain.from_iterable(levels.values())))}
-    variables = {name: _variable(of_variable, UNITS.get(name)) for name, of_variable in levels.items()}
-    for name in chances & variables.keys():
-        variables[name].pop("unit", None)
+    variables = {name: _variable(name, of_variable) for name, of_variable in levels.items()}
     return {"cube:dimensions": dimensions} | ({"cube:variables": variables} if variables else {})
 
 
-def _levels(layers: Sequence[Layer]) -> tuple[Mapping[str, Iterable[str]], set[str]]:
-    """Levels of each variable, once and in their order; and variables of which there are probabilities.
-
-    The values of a probability are in percent, whatever it is the probability of.
-    """
+def _levels(layers: Sequence[Layer]) -> Mapping[str, Iterable[str]]:
+    """Levels of each variable, once and in their order."""
     found: dict[str, dict[str, None]] = {}
-    chances: set[str] = set()
     for variable, level, _, qualifier, _, _ in layers:
-        if variable in found:
-            found[variable][level] = None
-        else:
-            found[variable] = {level: None}
-        if qualifier and qualifier.startswith("prob"):
-            chances.add(variable)
-    return found, chances
+        name = variable + PROBABILITY if qualifier.startswith("prob") else variable
+        found.setdefault(name, {})[level] = None
+    return found
 
 
-def _variable(levels: Iterable[str], unit: str | None) -> dict[str, Any]:
-    found = {
-        "dimensions": [TIME, LEVEL, ROWS, COLUMNS],
-        "type": "data",
-        "dimension_domains": {LEVEL: [*levels]},
-    }
-    return found if unit is None else {**found, "unit": unit}
+def _variable(name: str, levels: Iterable[str]) -> dict[str, Any]:
+    """Describe a variable; one that the table of parameters lacks has neither unit nor description."""
+    found = {"dimensions": [TIME, LEVEL, ROWS, COLUMNS], "type": "data", "dimension_domains": {LEVEL: [*levels]}}
+    parameter = named(name.removesuffix(PROBABILITY))
+    if name.endswith(PROBABILITY):
+        of_what = parameter.name if parameter else name.removesuffix(PROBABILITY)
+        return {**found, "unit": "%", "description": f"Probability of {of_what}"}
+    return found if parameter is None else {**found, "unit": parameter.unit, "description": parameter.name}
 
 
 def _times(layers: Sequence[Layer], reference: datetime) -> dict[str, Any] | None:

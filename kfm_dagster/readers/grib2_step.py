@@ -20,8 +20,8 @@ import pyproj
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.grib2_grids import Grid, describe_grid
+from kfm_dagster.readers.grib2_parameters import named
 from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow, read_message
-from kfm_dagster.readers.grib2_units import UNITS
 from kfm_dagster.readers.grib_index import step_end
 from kfm_dagster.readers.grid_cube import COLUMNS, ROWS
 from kfm_dagster.readers.hdf5_chunks import StoredChunk
@@ -173,8 +173,8 @@ def _image(name: str, shape: tuple[int, int]) -> StoredVariable:
         "grid_mapping": GRID_MAPPING,
         "coordinates": " ".join(_TIMES),
     }
-    if unit := UNITS.get(name.partition("_")[0]):
-        attributes["units"] = unit
+    if parameter := named(name.partition("_")[0]):
+        attributes["units"] = parameter.unit
     return _variable((ROWS, COLUMNS), attributes, shape=shape, message=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import Any
 
 import orjson
 import pytest
+import rasterio
 
 from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_cube import MAX_CHARACTERS, MAX_TIMES, cube
 from kfm_dagster.readers.grib2_grids import Grid
-from kfm_dagster.readers.grib2_units import UNITS
+from kfm_dagster.readers.grib2_parameters import MRMS, named, parameters
 from kfm_dagster.readers.grib_index import layers, parse_index
 
 RUN = datetime(2025, 8, 1, tzinfo=UTC)
@@ -66,27 +69,60 @@ def test_every_variable_of_a_real_index_has_its_levels(shared_data: Path) -> Non
     assert seen >= 19
 
 
-CODES = {"CFRZR", "CICEP", "CRAIN", "CSNOW", "ICSEV", "SOTYP", "VGTYP"}
-"""Parameters that are codes or flags."""
+BEYOND_TABLES = {"var discipline=0 center=7 local_table=1 parmcat=16 parm=201"}
+"""A parameter of HRRR that no published table has."""
 
 
-def test_every_parameter_of_a_real_index_has_its_unit(shared_data: Path) -> None:
-    names = {one.variable for _, _, found in real_indexes(shared_data) for one in found}
-    assert len(names) > 150
-    # wgrib2 has no name for what it calls `var discipline=0 center=7 ...`.
-    assert {name for name in names if name not in UNITS and not name.startswith("var ")} == CODES
+@pytest.mark.clause("OPR-28")
+def test_every_parameter_of_a_real_index_has_unit_and_long_name(shared_data: Path) -> None:
+    seen = set()
+    for name, _, found in real_indexes(shared_data):
+        for one, variable in fields(*found)["cube:variables"].items():
+            assert {"unit", "description"} <= variable.keys() or one in BEYOND_TABLES, (name, one)
+            seen.add(one)
+    assert len(seen) > 150
 
 
-def test_each_unit_is_that_of_a_parameter_of_its_kind() -> None:
-    """A parameter of each unit, after WMO code table 4.2 and NCEP's local tables."""
-    known = {
-        "TMP": "K", "RH": "%", "LAND": "1", "PRES": "Pa", "VVEL": "Pa/s", "HGT": "gpm", "VIS": "m", "UGRD": "m/s",
-        "VRATE": "m^2/s", "HLCY": "m^2/s^2", "WDIR": "degree", "SUNSD": "s", "ABSV": "1/s", "PVORT": "K*m^2/kg/s",
-        "CAPE": "J/kg", "SPFH": "kg/kg", "APCP": "kg/m^2", "PRATE": "kg/m^2/s", "MASSDEN": "kg/m^3",
-        "DSWRF": "W/m^2", "UFLX": "N/m^2", "REFC": "dB", "TOZNE": "DU", "LTNGSD": "1/m^2/s",
-    }  # fmt: skip
-    assert {name: UNITS[name] for name in known} == known
-    assert set(UNITS.values()) == set(known.values())
+@pytest.mark.clause("OPR-28")
+@pytest.mark.parametrize(
+    ("name", "unit", "description"),
+    [
+        ("TMP", "K", "Temperature"),
+        ("HGT", "gpm", "Geopotential Height"),
+        ("APCP", "kg/m^2", "Total Precipitation"),
+        ("PRATE", "kg/m^2/s", "Precipitation Rate"),
+        ("PVORT", "K*m^2/kg/s", "Potential Vorticity"),
+        ("CRAIN", "1", "Categorical Rain"),
+        # WMO has a density under this name, NCEP a share; WMO another helicity; a name of older releases.
+        ("WILT", "1", "Wilting Point"),
+        ("EFHL", "m^2/s^2", "Effective Storm Relative Helicity"),
+        ("CLWMR", "kg/kg", "Cloud Mixing Ratio"),
+        # HRRR's VIL, not MRMS's.
+        ("VIL", "kg/m^2", "Vertically-Integrated Liquid Water"),
+        ("var discipline=0 center=7 local_table=1 parmcat=7 parm=206", "degree", "Critical Angle"),
+        (*BEYOND_TABLES, None, None),
+    ],
+)
+def test_a_variable_has_unit_and_long_name(name: str, unit: str | None, description: str | None) -> None:
+    variable = fields(layer(variable=name))["cube:variables"][name]
+    assert (variable.get("unit"), variable.get("description")) == (unit, description)
+
+
+def test_the_table_is_gdal_s() -> None:
+    """Codes that GDAL's tables have, too: the same name, and the same unit where theirs is spelled as one."""
+    theirs = {}
+    for path in (Path(rasterio.__file__).parent / "gdal_data").glob("grib2_table_4_2_*.csv"):
+        place = re.fullmatch(r"(\d+)_(\d+)|local_(?:NCEP|MRMS)", path.stem.removeprefix("grib2_table_4_2_"))
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if place else ():
+            of_file = (place[1], place[2]) if place and place[1] else (row["prod"], row["cat"])
+            codes = int(of_file[0]), int(of_file[1]), int(row["subcat"])
+            theirs[codes] = row["short_name"], re.sub(r"[* ]", "/", re.sub(r"[()]", "", row["unit"]))
+    ours = {codes: (one.abbreviation, one.unit.replace("*", "/")) for codes, one in parameters().items()}
+    both = [codes for codes, one in ours.items() if one[1] != "1" and theirs.get(codes, ("", ""))[0]]
+    assert len(both) > 750
+    assert sum(ours[codes][0] == theirs[codes][0] for codes in both) > 0.96 * len(both)
+    assert sum(ours[codes][1] == theirs[codes][1] for codes in both) > 0.85 * len(both)
+    assert sum(codes[0] == MRMS for codes in both) > 100
 
 
 @pytest.mark.clause("OPR-16")
@@ -102,15 +138,29 @@ def test_units_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]
         for field in entry["reference"].get("fields", []) if entry["family"] in {"hrrr", "gfs", "nbm", "nam"} else []:
             name = by_code.get((field["discipline"], field["cat"], field["num"]))
             if name is not None:
-                assert field["units"] in {UNITS[name], ours.get(UNITS[name])}, (name, field)
+                parameter = named(name)
+                assert parameter is not None
+                assert field["units"] in {parameter.unit, ours.get(parameter.unit)}, (name, field)
                 compared.add(name)
     assert len(compared) >= 4
 
 
-@pytest.mark.parametrize(("qualifier", "unit"), [("", "K"), ("ENS=+1", "K"), ("prob >288", None)])
-def test_a_probability_is_not_in_the_unit_of_its_parameter(qualifier: str, unit: str | None) -> None:
-    one = Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1)
-    assert fields(layer(level="10 m above ground"), one)["cube:variables"]["TMP"].get("unit") == unit
+@pytest.mark.clause("OPR-28")
+@pytest.mark.parametrize(
+    ("qualifier", "name", "unit", "description"),
+    [
+        ("", "TMP", "K", "Temperature"),
+        ("ENS=+1", "TMP", "K", "Temperature"),
+        ("50% level", "TMP", "K", "Temperature"),
+        ("prob >288:prob fcst 255/255", "TMP prob", "%", "Probability of Temperature"),
+    ],
+)
+def test_a_probability_is_a_variable_of_its_own(qualifier: str, name: str, unit: str, description: str) -> None:
+    found = fields(layer(level="10 m above ground"), Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1))
+    assert set(found["cube:variables"]) == {"TMP", name}
+    variable = found["cube:variables"][name]
+    assert (variable["unit"], variable["description"]) == (unit, description)
+    assert "surface" in variable["dimension_domains"]["level"]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +210,7 @@ def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
             "dimensions": ["valid_time", "level", "y", "x"],
             "type": "data",
             "unit": "K",
+            "description": "Temperature",
             "dimension_domains": {"level": ["surface", "2 m above ground"]},
         }
     }
