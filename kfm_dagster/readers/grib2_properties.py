@@ -14,6 +14,7 @@ from typing import Any
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.readers.base import ReadRequest
 from kfm_dagster.readers.grib2_grids import Grid
+from kfm_dagster.readers.grib2_parameters import Parameter, parameters
 from kfm_dagster.readers.grib2_sections import GribMessage
 
 PROPERTIES = frozenset({
@@ -21,7 +22,7 @@ PROPERTIES = frozenset({
     "proj:bbox", "cube:dimensions", "cube:variables",
     "grib:edition", "grib:discipline", "grib:centre", "grib:centre-code", "grib:subcentre",
     "grib:production-status", "grib:data-type", "grib:grid-template", "grib:message-count", "grib:variables",
-    "*:model", "*:region", "*:product", "*:resolution", "*:level", "*:member", "*:cycle", "*:lead-hours",
+    "bands", "*:model", "*:region", "*:product", "*:resolution", "*:level", "*:member", "*:cycle", "*:lead-hours",
 })  # fmt: skip
 """What an object can have; a name with `*` begins with its model's."""
 
@@ -81,6 +82,7 @@ def properties(
         "grib:grid-template": grid.template,
         "grib:message-count": messages,
         "grib:variables": list(variables) or None,
+        "bands": _bands(request, first),
     }
     if horizon or identification.data_type not in OBSERVATIONS:
         found["forecast:reference_datetime"] = rfc3339(identification.reference, timespec="seconds")
@@ -88,6 +90,30 @@ def properties(
     known = {name: value for name, value in found.items() if value is not None}
     # Null says "no EPSG code", which differs from saying nothing (projection extension 2.0).
     return known | {"proj:code": None} | _of_key(request)
+
+
+def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | None:
+    """Return the band of an MRMS object, which has one field; None for a parameter without special values."""
+    parameter = parameters().get((first.discipline, first.product.category, first.product.number))
+    if parameter is None or parameter.no_coverage is None:
+        return None
+    band = {
+        "name": request.groups.get("product", parameter.abbreviation),
+        "description": parameter.name,
+        "unit": parameter.unit,
+        "nodata": parameter.no_coverage,
+        "classification:classes": _classes(parameter),
+        "mrms:period": parameter.period,
+    }
+    return [{name: value for name, value in band.items() if value != ""}]
+
+
+def _classes(parameter: Parameter) -> list[dict[str, Any]]:
+    """Name the values of a field that are none (classification extension 2.0.0)."""
+    names: dict[int | None, str] = {parameter.missing: "missing"}
+    both = parameter.no_coverage in names
+    names[parameter.no_coverage] = "missing-or-no-coverage" if both else "no-coverage"
+    return [{"value": value, "name": name, "nodata": True} for value, name in names.items()]
 
 
 def _of_key(request: ReadRequest) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jsonschema_rs
 
 from kfm_dagster.catalog.validation import _core_schemas
 
-NOT_HERE = {"alternate-assets", "datacube", "storage", "xarray-assets"}
+NOT_HERE = {"alternate-assets", "classification", "datacube", "storage", "xarray-assets"}
 """Extensions whose schemas the folder does not have; the profile alone covers their fields."""
 
 

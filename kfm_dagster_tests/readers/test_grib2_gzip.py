@@ -81,6 +81,40 @@ def test_real_object_equals_the_independent_reader(
     assert not any(name.startswith("forecast:") for name in properties)
 
 
+def codes_of(*classes: tuple[int, str]) -> list[dict[str, Any]]:
+    return [{"value": value, "name": name, "nodata": True} for value, name in classes]
+
+
+@pytest.mark.clause("OPR-28")
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        (
+            (6, 37),
+            {"description": "Multi-sensor accumulation 1-hour (2-hour latency)", "unit": "mm", "nodata": -3,
+             "classification:classes": codes_of((-1, "missing"), (-3, "no-coverage")), "mrms:period": "PT1H"},
+        ),
+        (
+            (10, 0),
+            {"description": "Composite Reflectivity Mosaic (optimal method)", "unit": "dBZ", "nodata": -999,
+             "classification:classes": codes_of((-99, "missing"), (-999, "no-coverage"))},
+        ),
+        (
+            (3, 3),
+            {"description": "Rotation Track 0-2km AGL 60-min", "unit": "0.001/s", "nodata": 0,
+             "classification:classes": codes_of((0, "missing-or-no-coverage")), "mrms:period": "PT1H"},
+        ),
+        ((255, 0), None),
+    ],
+)  # fmt: skip
+def test_a_mosaic_has_a_band_of_its_product(parameter: tuple[int, int], expected: dict[str, Any] | None) -> None:
+    section, template = b"\x04\0\0", b"\0\0"
+    assert MESSAGE.count(section + template + bytes((6, 1))) == 1
+    message = MESSAGE.replace(section + template + bytes((6, 1)), section + template + bytes(parameter))
+    found = read(gzip.compress(message), groups={"product": "Q"}).properties.get("bands")
+    assert found == (expected and [{"name": "Q", **expected}])
+
+
 @pytest.mark.clause("OPR-20")
 def test_sample_cut_anywhere_is_truncated() -> None:
     for end in range(len(SAMPLE)):
