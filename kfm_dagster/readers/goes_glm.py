@@ -24,6 +24,8 @@ from kfm_dagster.readers.ranges import BLOCK_BYTES
 
 PROPERTIES = goes_granule.PROPERTIES | {
     "glm:event-count", "glm:group-count", "glm:flash-count", "glm:percent-navigated-l1b-events",
+    "glm:group-time-threshold", "glm:flash-time-threshold", "eo:center_wavelength", "eo:full_width_half_max",
+    "goes:subsatellite-latitude", "goes:subsatellite-longitude", "cube:dimensions", "cube:variables",
 }  # fmt: skip
 """What an object can have."""
 FIRST_BYTES = BLOCK_BYTES
@@ -36,7 +38,8 @@ _TIMES = "product_time_bounds"
 _VARIABLES = {
     **dict.fromkeys(_COUNTS.values(), 1), _LATITUDES: 2, _LONGITUDES: 2, "product_time": 1, _TIMES: 2, L0_ERRORS: 1,
     _NAVIGATED: 1, "nominal_satellite_subpoint_lat": 1, "nominal_satellite_subpoint_lon": 1,
-    "nominal_satellite_height": 1,
+    "nominal_satellite_height": 1, "lightning_wavelength": 1, "lightning_wavelength_bounds": 2,
+    "group_time_threshold": 1, "flash_time_threshold": 1,
 }  # fmt: skip
 """Variables with their number of elements."""
 _DIMENSIONS = {
@@ -45,6 +48,43 @@ _DIMENSIONS = {
     "number_of_wavelength_bounds": "lightning_wavelength_bounds",
 }  # fmt: skip
 """Dimensions with a variable of each. The file's own dimension scales say 0 of those without limit."""
+
+_OF_FRAME = "group_frame_time_offset"
+"""Files have times of frames, too, since the unit of their times became the second (2018-10-15)."""
+_UNITS = {"time": "group_time_offset", "area": "group_area"}
+"""What files have in several units, with a variable that says which: milliseconds or seconds, km2 or m2."""
+_CENTROID = "centroid (mean constituent event latitude weighted by their energies)"
+_AREA = "area coverage (pixels containing at least one constituent event only)"
+_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "event_id": ("1", "product-unique lightning event identifier"),
+    "event_time_offset": ("time", "event's time of occurrence"),
+    "event_lat": ("degrees_north", "event latitude coordinate"),
+    "event_lon": ("degrees_east", "event longitude coordinate"),
+    "event_energy": ("J", "event radiant energy"),
+    "event_parent_group_id": ("1", "product-unique lightning group identifier for one or more events"),
+    "group_id": ("1", "product-unique lightning group identifier"),
+    "group_time_offset": ("time", "mean time of group's constituent events' times of occurrence"),
+    _OF_FRAME: ("time", "mean time of group's constituent events' times of occurrence"),
+    "group_lat": ("degrees_north", f"group {_CENTROID} latitude coordinate"),
+    "group_lon": ("degrees_east", f"group {_CENTROID} longitude coordinate"),
+    "group_area": ("area", f"group {_AREA}"),
+    "group_energy": ("J", "group radiant energy"),
+    "group_parent_flash_id": ("1", "product-unique lightning flash identifier for one or more groups"),
+    "group_quality_flag": ("1", "group data quality flags"),
+    "flash_id": ("1", "product-unique lightning flash identifier"),
+    "flash_time_offset_of_first_event": ("time", "time of occurrence of first constituent event in flash"),
+    "flash_time_offset_of_last_event": ("time", "time of occurrence of last constituent event in flash"),
+    "flash_frame_time_offset_of_first_event": ("time", "time of occurrence of first constituent event in flash"),
+    "flash_frame_time_offset_of_last_event": ("time", "time of occurrence of last constituent event in flash"),
+    "flash_lat": ("degrees_north", f"flash {_CENTROID} latitude coordinate"),
+    "flash_lon": ("degrees_east", f"flash {_CENTROID} longitude coordinate"),
+    "flash_area": ("area", f"flash {_AREA}"),
+    "flash_energy": ("J", "flash radiant energy"),
+    "flash_quality_flag": ("1", "flash data quality flags"),
+}
+"""Unit, or the key of it, and long name of the variables along events, groups and flashes, as the PUG has them. They
+are not read, because each takes a millisecond: 20 variables would treble the CPU time of a file."""
+_LISTS = {"event": "number_of_events", "group": "number_of_groups", "flash": "number_of_flashes"}
 
 _J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
 _MOST = 1 << 31
@@ -65,6 +105,8 @@ def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
         **goes_granule.properties(request, native, instrument="glm"),
         **{name: _count(native.get(variable, math.nan)) for name, variable in _COUNTS.items()},
         "glm:percent-navigated-l1b-events": goes_granule.fraction(native.get(_NAVIGATED, math.nan)),
+        **_detector(native),
+        **_cube(native),
     }
     return HeaderMetadata(
         start=start,
@@ -89,8 +131,63 @@ def _header(root: Hdf5Group) -> dict[str, Any]:
     native = goes_granule.variables(root, _VARIABLES)
     lengths = {name: _length(root, variable) for name, variable in _DIMENSIONS.items()}
     native["dims"] = {name: length for name, length in lengths.items() if length is not None}
+    native["columns"] = _columns(root, native["dims"])
     native["attrs"] = goes_granule.texts(root, goes_granule.ATTRIBUTES + goes_granule.OTHER_ATTRIBUTES)
     return native
+
+
+def _columns(root: Hdf5Group, dims: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """Return unit and long name of each variable of the lists that the file has."""
+    units = {key: found.text("units") for key, name in _UNITS.items() if (found := root.dataset(name)) is not None}
+    with_frames = root.dataset(_OF_FRAME) is not None
+    columns: dict[str, dict[str, str]] = {}
+    for name, (unit, long_name) in _COLUMNS.items():
+        if _LISTS[name[:5]] in dims and (with_frames or "_frame_" not in name):
+            of_file = units.get(unit) if unit in _UNITS else unit
+            columns[name] = {"long_name": long_name} | ({"units": of_file} if of_file else {})
+    return columns
+
+
+def _cube(native: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the lists and their variables as the datacube extension 2.2.0 has dimensions of any kind."""
+    counts = {name: native["dims"][name] for name in _LISTS.values() if name in native["dims"]}
+    if not counts:
+        return {}
+    return {
+        "cube:dimensions": {
+            name: {"type": "index", "extent": [0, count - 1] if count else [None, None]}
+            for name, count in counts.items()
+        },
+        "cube:variables": {
+            name: {
+                "dimensions": [_LISTS[name[:5]]],
+                "type": "data",
+                "description": column["long_name"],
+                **({"unit": column["units"]} if "units" in column else {}),
+            }
+            for name, column in native["columns"].items()
+        },
+    }
+
+
+def _detector(native: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return what made the lists: the longest times within a group and a flash, the wavelength, and the place above."""
+    shortest, longest = native.get("lightning_wavelength_bounds", (math.nan, math.nan))
+    return {
+        # Seconds.
+        "glm:group-time-threshold": _within(0, native.get("group_time_threshold", math.nan), 60),
+        "glm:flash-time-threshold": _within(0, native.get("flash_time_threshold", math.nan), 60),
+        # Micrometres; files have nanometres, and the width at half the maximum as its two bounds.
+        "eo:center_wavelength": _within(0.1, native.get("lightning_wavelength", math.nan) / 1000, 10),
+        "eo:full_width_half_max": _within(1e-5, (longest - shortest) / 1000, 1),
+        "goes:subsatellite-latitude": _within(-90, native.get("nominal_satellite_subpoint_lat", math.nan), 90),
+        "goes:subsatellite-longitude": _within(-180, native.get("nominal_satellite_subpoint_lon", math.nan), 180),
+    }
+
+
+def _within(lowest: float, value: float, highest: float) -> float | None:
+    """Round a 32-bit number to the digits that it has; None for one that fills, or that cannot be."""
+    return round(value, 5) if lowest <= value <= highest else None
 
 
 def _length(root: Hdf5Group, name: str) -> int | None:

@@ -116,6 +116,12 @@ def test_an_independent_reader_agrees_with_the_samples() -> None:
             for name, value in native.items():
                 if name == "attrs":
                     assert value == {one: file.attrs[one].decode() for one in value}
+                elif name == "columns":
+                    assert {one: column.get("units", "").encode() for one, column in value.items()} == {
+                        one: file[one].attrs.get("units", b"")
+                        for one in file
+                        if one.startswith(("event_", "group_", "flash_")) and file[one].ndim
+                    }
                 elif name != "dims":
                     assert value == file[name][()].tolist()
             assert file["event_id"].shape == (6 * flashes,) == (native["dims"]["number_of_events"],)
@@ -125,6 +131,40 @@ def test_an_independent_reader_agrees_with_the_samples() -> None:
             latitude = file["event_lat"]
             unpacked = latitude[()].view("u2") * latitude.attrs["scale_factor"] + latitude.attrs["add_offset"]
             np.testing.assert_allclose(unpacked, np.repeat(file["flash_lat"][()], 6), atol=0.01)
+
+
+@pytest.mark.clause("OPR-28")
+def test_an_item_describes_its_lists_and_its_detector() -> None:
+    key, content = sample(satellite=18, flashes=2)
+
+    def of_2018(file: h5py.File) -> None:
+        file["group_area"].attrs["units"] = np.bytes_(b"km2")
+        file["group_time_offset"].attrs["units"] = np.bytes_(b"milliseconds since 2025-12-03 05:01:20.000")
+        file["group_frame_time_offset"] = np.zeros(4, "<i2")
+
+    properties = read(key, rewritten(content, of_2018)).properties
+    assert properties["cube:dimensions"] == {
+        "number_of_events": {"type": "index", "extent": [0, 11]},
+        "number_of_groups": {"type": "index", "extent": [0, 3]},
+        "number_of_flashes": {"type": "index", "extent": [0, 1]},
+    }
+    variables = properties["cube:variables"]
+    assert len(variables) == 25
+    assert variables["flash_area"] == {
+        "dimensions": ["number_of_flashes"],
+        "type": "data",
+        "unit": "km2",
+        "description": "flash area coverage (pixels containing at least one constituent event only)",
+    }
+    assert variables["event_time_offset"]["unit"] == "milliseconds since 2025-12-03 05:01:20.000"
+    detector = {
+        "glm:group-time-threshold": 0.0, "glm:flash-time-threshold": 3.33, "eo:center_wavelength": 0.77737,
+        "eo:full_width_half_max": 0.001, "goes:subsatellite-latitude": 0.0, "goes:subsatellite-longitude": -137.2,
+    }  # fmt: skip
+    assert {name: properties[name] for name in detector} == detector
+    assert len(read(*sample(flashes=0)).properties["cube:variables"]) == 22
+    filled = rewritten(content, _replace("lightning_wavelength", np.float32(-999)))
+    assert "eo:center_wavelength" not in read(key, filled).properties
 
 
 @pytest.mark.parametrize(

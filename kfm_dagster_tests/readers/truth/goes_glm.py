@@ -16,13 +16,17 @@ from kfm_dagster_tests.readers.truth.comparison import (
     compares,
     degrees,
     leaves,
+    near,
     same,
     seconds,
 )
 
 NOT_HEADERS = {"variables", "data_model", "global_attrs", "h5netcdf_time_coverage_start"}
 """Parts of the reference that describe the file as a whole."""
-BY_H5PY = ("product_time_bounds", "percent_navigated_L1b_events")
+BY_H5PY = (
+    "product_time_bounds", "percent_navigated_L1b_events", "lightning_wavelength", "lightning_wavelength_bounds",
+    "group_time_threshold", "flash_time_threshold",
+)  # fmt: skip
 """Values that the reference lacks."""
 BY_ATTRIBUTE = {
     "goes:orbital-slot": "orbital_slot",
@@ -30,6 +34,15 @@ BY_ATTRIBUTE = {
     "goes:created": "date_created",
     "goes:production-site": "production_site",
 }
+
+
+OF_LISTS = ("event_", "group_", "flash_")
+
+
+def described(variable: h5py.Dataset) -> dict[str, str]:
+    """Unit and long name, without the words that all of them begin with."""
+    texts = {name: variable.attrs[name].decode() for name in ("units", "long_name")}
+    return {name: text.removeprefix("GLM L2+ Lightning Detection: ") for name, text in texts.items()}
 
 
 @compares("goes-glm", reader="goes-glm")
@@ -41,6 +54,9 @@ def goes_glm(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     wanted = {name: value for name, value in expected.items() if name not in NOT_HEADERS}
     with h5py.File(io.BytesIO(real.content)) as file:
         wanted |= {name: file[name][()].tolist() for name in BY_H5PY}
+        wanted["columns"] = {
+            name: described(file[name]) for name in file if name.startswith(OF_LISTS) and file[name].ndim
+        }
     yield from leaves("native", native, wanted)
     times = {name: datetime.fromisoformat(attributes[f"time_coverage_{name}"]) for name in ("start", "end")}
     yield seconds("start", found.start, times["start"], within=0)
@@ -62,4 +78,16 @@ def goes_glm(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
         ("goes:percent-uncorrectable-l0-errors", expected["percent_uncorrectable_L0_errors"]),
     ):
         yield same(name, properties[name], value)
+    for name, value in (
+        ("glm:group-time-threshold", wanted["group_time_threshold"]),
+        ("glm:flash-time-threshold", wanted["flash_time_threshold"]),
+        ("eo:center_wavelength", wanted["lightning_wavelength"] / 1000),
+        (
+            "eo:full_width_half_max",
+            (wanted["lightning_wavelength_bounds"][1] - wanted["lightning_wavelength_bounds"][0]) / 1000,
+        ),
+        ("goes:subsatellite-longitude", wanted["nominal_satellite_subpoint_lon"]),
+        ("goes:subsatellite-latitude", wanted["nominal_satellite_subpoint_lat"]),
+    ):
+        yield near(name, properties[name], value, within=1e-5)
     yield same("findings", found.findings, ())
