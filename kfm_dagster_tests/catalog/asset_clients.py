@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,18 @@ def block(word: str) -> str:
 
 
 def run(word: str, item: pystac.Item, **given: Any) -> dict[str, Any]:
-    """Run the block that has a word, after that of `opened`, for an Item; returns its variables."""
+    """Run the block that has a word, after those of functions, for an Item; returns its variables."""
     found = {"item": item, "asset": item.assets["data"], **given}
-    for code in (block("def opened"), block(word)):
+    for code in (block("def opened"), block("def of_field"), block(word)):
         exec(code, found)
     return found
+
+
+def blocks_run() -> set[str]:
+    """Return the blocks that this module and the test beside it run, by the words that they name them by."""
+    modules = (Path(__file__), Path(__file__).with_name("test_opening.py"))
+    calls = (re.findall(r"""\brun\(\s*["']([^"']+)["']""", path.read_text(encoding="utf-8")) for path in modules)
+    return {block(word) for word in ("def opened", "def of_field", *chain.from_iterable(calls))}
 
 
 def opened(item: pystac.Item, **more: Any) -> Any:
@@ -44,6 +52,26 @@ def grib(item: pystac.Item) -> None:
     assert found.shape == (said["grib:message-count"], *said["proj:shape"])
     corner = bands.read(1, window=((0, 9), (0, 9)), masked=True).filled(float("nan"))
     assert found[0, :9, :9].values == pytest.approx(corner, nan_ok=True)
+    layers = item.assets["data"].extra_fields.get("grib:layers", {})
+    if layers or bands.count == 1:
+        one_field(item, min(layers, key=lambda name: layers[name]["start_byte"], default=None), corner)
+
+
+def one_field(item: pystac.Item, name: str | None, corner: Any) -> None:
+    """Read the first field by each client that takes one: each has its pixels, stackstac has it warped."""
+    grid = run("rioxarray.open_rasterio", item, NAME=name)["grid"]
+    assert grid.shape == (1, *item.properties["proj:shape"])
+    assert grid[0, :9, :9].values == pytest.approx(corner, nan_ok=True)
+    scene = run("odc.stac.load([of_field", item, NAME=name)["scene"]["data"]
+    assert scene.shape == grid.shape
+    # MRMS names its nodata, of models GDAL knows it.
+    assert "nodata" in scene.attrs or "bands" not in item.assets["data"].extra_fields
+    assert (float(scene.min()), float(scene.max())) == pytest.approx((float(grid.min()), float(grid.max())), rel=1e-6)
+    west, south, east, north = item.bbox or ()
+    x, y = round((west + east) / 2), round((south + north) / 2)
+    stack = run("stackstac.stack", item, NAME=name, BOUNDS=(x - 5, y - 2, x + 5, y + 2))["stack"].compute()
+    assert stack.shape == (1, 1, 40, 100)
+    assert grid.min() <= stack.min() <= stack.max() <= grid.max()
 
 
 def goes_abi(item: pystac.Item) -> None:
@@ -53,7 +81,7 @@ def goes_abi(item: pystac.Item) -> None:
     said = item.properties
     found = opened(item)
     assert str(found.attrs["platform_ID"]) == f"G{said['platform'].removeprefix('goes-')}"
-    loaded = run("odc.stac.load", item)
+    loaded = run("subdatasets", item)
     name = loaded["image"].rpartition(":")[2]
     assert list(found[name].shape) == said["proj:shape"]
     scene = loaded["scene"]

@@ -22,7 +22,7 @@ from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import CheckStatus, Metadata
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster_tests.catalog.asset_clients import CLIENTS, PAGE, opened, run
+from kfm_dagster_tests.catalog.asset_clients import CLIENTS, PAGE, blocks_run, run
 from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.catalog.family_objects import place
 from kfm_dagster_tests.catalog.official import OfficialSchemas
@@ -101,7 +101,7 @@ def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
     return of
 
 
-@pytest.mark.clause("OPR-21")
+@pytest.mark.clause("OPR-21", "OPR-28")
 @pytest.mark.parametrize("dataset", CLIENTS)
 def test_every_dataset_opens_by_what_its_items_say(dataset: str, placed: Placed, shared_data: Path) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
@@ -123,13 +123,9 @@ def test_the_page_has_every_dataset_with_its_engine_and_type(contracts: Contract
     assert said == {name: (one.open_kwargs.get("engine", "none"), one.media_type) for name, one in data.items()}
 
 
-@pytest.mark.clause("OPR-21")
-def test_a_forecast_is_stacked_where_it_is(placed: Placed) -> None:
-    (item,) = (item for item in placed("hrrr") if item.id.endswith("20230722.conus.t06z.wrfsfcf01"))
-    # The middle of the United States, in degrees; a July morning, in degrees Celsius.
-    stack = run("stackstac.stack", item, BOUNDS=(-100, 35, -95, 40))["stack"].compute()
-    temperatures = opened(item)["band_data"].values
-    assert temperatures.min() <= stack.min() < stack.max() <= temperatures.max()
+@pytest.mark.clause("OPR-28")
+def test_every_python_block_of_the_page_is_run_here() -> None:
+    assert blocks_run() == set(re.findall(r"(?s)```python\n(.*?)```", PAGE))
 
 
 def assert_layers(item: pystac.Item, content: bytes, names: list[str]) -> None:
@@ -137,7 +133,7 @@ def assert_layers(item: pystac.Item, content: bytes, names: list[str]) -> None:
     bands = run("rasterio.open(address(asset))", item)["bands"]
     layers = item.assets["data"].extra_fields["grib:layers"]
     for name in names:
-        found = run("/vsisubfile/", item, NAME=name)
+        found = run("elements", item, NAME=name)
         # The messages before it have as many bands as they have fields.
         before = sum(layer["start_byte"] < layers[name]["start_byte"] for layer in layers.values())
         number = before + found["elements"].get(name.split()[0], 1)
