@@ -50,7 +50,7 @@ _DIMENSIONS = {
 """Dimensions with a variable of each. The file's own dimension scales say 0 of those without limit."""
 
 _OF_FRAME = "group_frame_time_offset"
-"""Files have times of frames, too, since the unit of their times became the second (2018-10-15)."""
+"""Files have times of frames, too, since the unit of their times became the second (October 2018)."""
 _UNITS = {"time": "group_time_offset", "area": "group_area"}
 """What files have in several units, with a variable that says which: milliseconds or seconds, km2 or m2."""
 _CENTROID = "centroid (mean constituent event latitude weighted by their energies)"
@@ -150,7 +150,7 @@ def _columns(root: Hdf5Group, dims: Mapping[str, int]) -> dict[str, dict[str, st
 
 def _cube(native: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the lists and their variables as the datacube extension 2.2.0 has dimensions of any kind."""
-    counts = {name: native["dims"][name] for name in _LISTS.values() if name in native["dims"]}
+    counts = {name: count for name in _LISTS.values() if (count := native["dims"].get(name, _MOST)) < _MOST}
     if not counts:
         return {}
     return {
@@ -166,6 +166,7 @@ def _cube(native: Mapping[str, Any]) -> dict[str, Any]:
                 **({"unit": column["units"]} if "units" in column else {}),
             }
             for name, column in native["columns"].items()
+            if _LISTS[name[:5]] in counts
         },
     }
 
