@@ -17,6 +17,7 @@ DIMENSION_OF: Mapping[str, str] = {
     "m": "[length]",
     "metre": "[length]",
     "percent": "1",
+    "s": "[time]",
     "um": "[length]",
 }
 """Unit > its dimension."""
