@@ -29,6 +29,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Layer, ReadError, ReadRequest
 from kfm_dagster.readers.grib2_cube import cube
 from kfm_dagster.readers.grib2_grids import describe_grid
+from kfm_dagster.readers.grib2_parameters import named, parameters
 from kfm_dagster.readers.grib2_properties import PROPERTIES, duration, native, properties
 from kfm_dagster.readers.grib2_sections import (
     REQUEST_BYTES,
@@ -221,6 +222,10 @@ def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: 
     told, read = step_end(head.step), first.product.step
     if told is not None and read is not None and told != read:
         yield f"the index has {head.step!r} for the first message, which is valid at {duration(read)}"
+    of_index = named(head.variable)
+    of_message = parameters().get((first.discipline, first.product.category, first.product.number))
+    if of_index is not None and of_message is not None and of_index.abbreviation != of_message.abbreviation:
+        yield f"the index has {head.variable!r} for the first message, which is of {of_message.abbreviation}"
 
 
 def _end_of_last(window: HeaderWindow, start: int) -> int:

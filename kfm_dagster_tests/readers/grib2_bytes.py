@@ -21,9 +21,9 @@ def ends_of(content: bytes) -> list[int]:
 
 
 def index_of(content: bytes, *, run: datetime, step: str) -> bytes:
-    """An index as wgrib2 writes it."""
+    """An index as wgrib2 writes it, of names that no table has."""
     lines = (
-        f"{number}:{at}:d={run:%Y%m%d%H}:TMP:surface:{step}:\n"
+        f"{number}:{at}:d={run:%Y%m%d%H}:FIELD:surface:{step}:\n"
         for number, at in enumerate(messages_of(content), start=1)
     )
     return "".join(lines).encode()

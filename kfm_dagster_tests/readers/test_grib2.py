@@ -373,6 +373,7 @@ OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
         SAMPLE_INDEX.replace("3:376:", "3:37600:"),
         SAMPLE_INDEX.replace("1:0:", "1:1:"),
         "".join(SAMPLE_INDEX.splitlines(keepends=True)[::2]),
+        SAMPLE_INDEX.replace(":TMP:", ":DPT:"),
         SAMPLE_INDEX + SAMPLE_INDEX,
         "".join(reversed(SAMPLE_INDEX.splitlines(keepends=True))),
         "<html>404</html>",
@@ -384,7 +385,7 @@ OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
     ],
     ids=[
         "other run", "other lead", "offset behind", "offset inside", "offset outside", "first offset", "line missing",
-        "twice", "reversed", "html", "empty", "no number", "no text", "too large", "too many lines",
+        "parameter", "twice", "reversed", "html", "empty", "no number", "no text", "too large", "too many lines",
     ],
 )  # fmt: skip
 def test_index_of_another_object_is_a_finding_and_no_sidecar(index: str | bytes) -> None:
