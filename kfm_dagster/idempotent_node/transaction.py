@@ -101,6 +101,8 @@ class Effect:
     record: Mapping[str, Any]
     lineage: Mapping[str, Any] | None = None
     volume: StepVolume = field(default_factory=StepVolume)
+    claimed: ManifestEntry | None = None
+    """What the node claimed in the ledger, where it did."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,8 +171,8 @@ class IdempotentNodes:
             at=at,
         )
         end = StepEnd(volume=made.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
-        if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, tx=tx):
-            self._apply_again(intent, end, tx=tx)
+        if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, claimed=made.claimed, tx=tx):
+            self._apply_again(intent, end, made.claimed, tx=tx)
         self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
         output = Output(
             content_hash=intent.content_hash,
@@ -279,7 +281,7 @@ class IdempotentNodes:
             raise LookupError(f"{intent.content_hash} is applied and has no output")
         return output
 
-    def _apply_again(self, intent: Intent, end: StepEnd, *, tx: Transaction) -> None:
+    def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
         """Write again an intent that was given up while its worker lived: an output without it could not be found."""
         second = self.intents.append(
             run_id=intent.run_id,
@@ -289,7 +291,7 @@ class IdempotentNodes:
             content_hash=intent.content_hash,
             tx=tx,
         )
-        self.intents.resolve(second, IntentStatus.APPLIED, end=end, tx=tx)
+        self.intents.resolve(second, IntentStatus.APPLIED, end=end, claimed=claimed, tx=tx)
 
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
         """End the window of what the node applied last, and return when: another one begins there.

@@ -16,6 +16,7 @@ from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.idempotent_node.steps import DIED, StepEnd
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
@@ -40,7 +41,7 @@ class IntentStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intent:
-    """One row of `etl_wal`. `payload` is enough to run the node again."""
+    """One row of `etl_wal`. `payload` is enough to run the node again; `claimed` is what its effect took up."""
 
     wal_id: int
     run_id: str
@@ -51,6 +52,7 @@ class Intent:
     status: IntentStatus
     started_at: datetime
     applied_at: datetime | None
+    claimed: Mapping[str, Any] | None = None
 
 
 class Intents:
@@ -80,14 +82,27 @@ class Intents:
             return intent
 
     def resolve(
-        self, intent: Intent, status: IntentStatus, *, end: StepEnd | None = None, tx: Transaction | None = None
+        self,
+        intent: Intent,
+        status: IntentStatus,
+        *,
+        end: StepEnd | None = None,
+        claimed: ManifestEntry | None = None,
+        tx: Transaction | None = None,
     ) -> bool:
-        """Move an unresolved intent, and keep how it ended; False when it was resolved already, or is where it goes."""
+        """Move an unresolved intent, and keep how it ended; False when it was resolved already, or is where it goes.
+
+        claimed: what an APPLIED intent's node claimed in the ledger, which is known with its effect and not before.
+        """
         at = self._clock()
         applied_at = at if status is IntentStatus.APPLIED else None
         with writing(self._database, tx) as change:
             found = change.run(
-                "idempotent_node.resolve", wal_id=intent.wal_id, status=status.value, applied_at=applied_at
+                "idempotent_node.resolve",
+                wal_id=intent.wal_id,
+                status=status.value,
+                applied_at=applied_at,
+                claimed=None if claimed is None else claimed.canonical(),
             )
             moved = found.rowcount == 1
             if moved:

@@ -83,6 +83,7 @@ class MessageParse(ChainNode):
         "Units of one UTC day, claimed for this run: pending in the ledger since their messages were parsed at intake, "
         "or listed in the bucket. Started by hand, it lists the bucket and takes what is missing."
     )
+    did = ("claimed", "unit")
 
     source: Source
     landing: Sequence[str] = ()
@@ -214,7 +215,7 @@ class MessageParse(ChainNode):
         return claimed
 
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Name what was claimed: the digest of the units and their attempts."""
+        """Name what was claimed: the digest of the units and their records' versions."""
         return claimed_of(self, batch)
 
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
@@ -264,8 +265,11 @@ def _in_ledger(node: ChainNode) -> str:
 
 
 def claimed_of(node: ChainNode, batch: Sequence[Envelope]) -> ManifestEntry:
-    """Name units of a node's dataset and day in the ledger: SHA-256 over the sorted lines `<wal_id> <attempt>`."""
-    lines = "".join(sorted(f"{unit.wal_id} {unit.attempt}\n" for unit in batch))
+    """Name units of a node's dataset and day in the ledger: SHA-256 over the sorted lines `<wal_id> <version>`.
+
+    The version is the record's, as the claim has left it.
+    """
+    lines = "".join(sorted(f"{unit.wal_id} {unit.record_version}\n" for unit in batch))
     return ManifestEntry(uri=_in_ledger(node), checksum=hashlib.sha256(lines.encode()).hexdigest())
 
 

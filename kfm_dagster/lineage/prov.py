@@ -33,6 +33,8 @@ RELATIONS: Mapping[str, tuple[str, str]] = {
     "wasDerivedFrom": ("prov:generatedEntity", "prov:usedEntity"),
     "wasRevisionOf": ("prov:generatedEntity", "prov:usedEntity"),
     "alternateOf": ("prov:alternate1", "prov:alternate2"),
+    "specializationOf": ("prov:specificEntity", "prov:generalEntity"),
+    "wasInformedBy": ("prov:informed", "prov:informant"),
     "wasAssociatedWith": ("prov:activity", "prov:agent"),
     "wasAttributedTo": ("prov:entity", "prov:agent"),
     "actedOnBehalfOf": ("prov:delegate", "prov:responsible"),

@@ -22,7 +22,7 @@ from kfm_dagster.lineage.prov import Node, jsonld
 from kfm_dagster.lineage.steps import NAMESPACE, Step, StepRunState, step_agents, step_events, step_nodes
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.telemetry.measures import MEASURES
+from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 MOST = 500
 """Steps that one transaction tells: some 30 runs."""
@@ -101,7 +101,7 @@ class StepEvents:
             code_sha=row.payload["code"]["sha"],
             started_at=min(began, row.ended_at),
             ended_at=row.ended_at,
-            inputs=row.payload["inputs"],
+            inputs=inputs_of(row),
             artifact=_artifact(row.record),
             has_output=row.record is not None,
             measures=measures,

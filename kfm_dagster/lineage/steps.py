@@ -77,6 +77,16 @@ class Step:
         return "urn:uuid:" + uuid8("prov-step", *self._identity)
 
     @property
+    def run_activity_id(self) -> str:
+        """PROV activity of the run, one for all of its steps."""
+        return "urn:uuid:" + uuid8("prov-run", self.run_id)
+
+    @property
+    def dataset_entity_id(self) -> str:
+        """PROV entity of what the node makes, run by run: run-state's `dataset_id`."""
+        return "urn:uuid:" + uuid8("prov-dataset", self.job)
+
+    @property
     def output_id(self) -> str:
         """PROV entity of the content's output, which has one generation however many files hold the same bytes."""
         return "urn:uuid:" + uuid8("prov-node-output", self.content_hash)
@@ -129,7 +139,7 @@ def step_events(step: Step) -> tuple[Event, Event]:
 
 
 def step_nodes(step: Step) -> Iterator[Node]:
-    """Yield the PROV nodes of a step: its activity, what it used, and what it generated."""
+    """Yield the PROV nodes of a step: its activity, what it used and generated, its run and its dataset."""
     applied = step.status == "APPLIED"
     used = [_content_id(entry["uri"], entry.get("checksum")) for entry in step.inputs[:INPUTS_NAMED]]
     activity: Node = {
@@ -139,6 +149,7 @@ def step_nodes(step: Step) -> Iterator[Node]:
         "endedAtTime": rfc3339(step.ended_at),
         "used": used if applied or not step.has_output else [*used, step.output_id],
         "wasAssociatedWith": [SERVICE, agent_id(step.job)],
+        "wasInformedBy": step.run_activity_id,
         "kfm:run_id": step.run_id,
         "kfm:node": step.node,
         "kfm:step": step.step,
@@ -158,6 +169,8 @@ def step_nodes(step: Step) -> Iterator[Node]:
             summary = orjson.dumps(step.run_state.validation_summary, option=orjson.OPT_SORT_KEYS)
             activity["kfm:validation_summary"] = summary.decode()
     yield activity
+    yield {"id": step.run_activity_id, "type": ["Activity", "kfm:Run"], "kfm:run_id": step.run_id}
+    yield {"id": step.dataset_entity_id, "type": ["Entity", "kfm:Dataset"], "kfm:dataset_id": step.job}
     for entry in step.inputs[:INPUTS_NAMED]:
         yield _content(entry["uri"], entry.get("checksum"))
     if applied:
@@ -167,6 +180,8 @@ def step_nodes(step: Step) -> Iterator[Node]:
             "kfm:content_hash": step.content_hash,
             "wasGeneratedBy": step.activity_id,
             "wasDerivedFrom": used,
+            # A version of the dataset, as the run gave it.
+            "specializationOf": step.dataset_entity_id,
             "wasAttributedTo": SERVICE,
         }
         if step.artifact is not None:

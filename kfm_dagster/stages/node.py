@@ -118,7 +118,7 @@ class Claims(Protocol):
     """A node that takes its batch from the ledger."""
 
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Name the units and attempts of the batch, from which lineage says that it was made."""
+        """Name the units of the batch and their records' versions, of which intent and lineage say that it was made."""
         ...
 
 

@@ -127,16 +127,18 @@ class StagedNode:
         volume = StepVolume(rows_out=len(envelopes), bytes_out=kept.stored_bytes)
         if self.received is not None:
             volume = replace(volume, rows_in=len(self.received.envelopes), bytes_in=self.received.stored_bytes)
-        return Effect(record=_record_of(kept), lineage=self._lineage(kept), volume=volume)
+        claimed = self.node.claimed(envelopes) if isinstance(self.node, Claims) else None
+        lineage = self._lineage(kept, claimed)
+        return Effect(record=_record_of(kept), lineage=lineage, volume=volume, claimed=claimed)
 
-    def _lineage(self, kept: StageBatch) -> dict[str, Any]:
+    def _lineage(self, kept: StageBatch, claimed: ManifestEntry | None) -> dict[str, Any]:
         """Return PROV-O nodes: the output, and what it was made from, under the digest by which another output has it.
 
         From the content, as it was hashed: a node that lists a bucket would find another one by now.
         """
-        claimed = [self.node.claimed(kept.envelopes)] if isinstance(self.node, Claims) else []
         # The ledger is asked before the claim, and answers with it.
-        found = {entry.uri: entry for entry in (*(self.content.inputs if self.content else ()), *claimed)}
+        entries = (*(self.content.inputs if self.content else ()), *((claimed,) if claimed else ()))
+        found = {entry.uri: entry for entry in entries}
         sources = {_entity(entry): entry for entry in found.values()}
         output = {
             "id": f"urn:sha256:{kept.state.artifact_sha256}",

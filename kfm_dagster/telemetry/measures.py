@@ -41,5 +41,11 @@ class Spent:
     cost_usd: float | None = None
 
 
+def inputs_of(row: Any) -> list[Mapping[str, Any]]:
+    """Return the inputs of an intent's row: of the ledger, which its manifest only names, the units that it claimed."""
+    entries = [*row.payload["inputs"], *([row.claimed] if row.claimed else [])]
+    return list({entry["uri"]: entry for entry in entries}.values())
+
+
 MEASURES = tuple(entry.name for part in (Spent, StepVolume) for entry in fields(part))
 """Columns of `etl_steps` that hold what was measured."""

@@ -238,7 +238,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_applied(node: CountLines, d
 
 
 COLUMNS = {
-    "etl_wal": "wal_id run_id node step payload content_hash status started_at applied_at",
+    "etl_wal": "wal_id run_id node step payload content_hash status started_at applied_at claimed",
     "etl_checkpoint": "node last_applied_hash updated_at",
     "node_output": "content_hash record lineage valid_from valid_to",
 }
@@ -254,6 +254,7 @@ def test_the_tables_have_the_published_columns(database: Database) -> None:
     }
     assert nullable - {("etl_wal", "wal_id")} == {
         ("etl_wal", "applied_at"),
+        ("etl_wal", "claimed"),
         ("node_output", "lineage"),
         ("node_output", "valid_from"),
         ("node_output", "valid_to"),

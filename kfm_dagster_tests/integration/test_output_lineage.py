@@ -46,7 +46,8 @@ def test_every_output_of_a_run_names_the_one_before_it_and_the_first_one_what_it
     first, *others = lineages(pipeline, "run")
     for (before, _), (made, _) in zip([first, *others], others, strict=False):
         assert made["wasDerivedFrom"] == [before["id"]]
-    claimed = "".join(sorted(f"{record.wal_id} 1\n" for record in pipeline.ledger.find(limit=10)))
+    # A record begins with version 1, and its claim makes it 2.
+    claimed = "".join(sorted(f"{record.wal_id} 2\n" for record in pipeline.ledger.find(limit=10)))
     ledger = {"id": f"urn:sha256:{hashlib.sha256(claimed.encode()).hexdigest()}", "kfm:uri": f"ledger:nexrad-l2@{DAY}"}
     assert claimed.count("\n") == 3
     names = {entry["kfm:uri"]: entry["id"] for entry in first[1]}

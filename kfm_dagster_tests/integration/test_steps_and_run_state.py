@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +31,14 @@ def told(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def proven(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """The activity of each node in each run."""
-    graphs = [json.loads(file.read_text())["@graph"] for file in root.glob("steps/prov/*/*.jsonld")]
-    activities = [node for graph in graphs for node in graph if "kfm:node" in node]
+    activities = [node for node in graph(root).values() if "kfm:node" in node]
     return {(activity["kfm:dataset_id"], activity["kfm:run_id"]): activity for activity in activities}
+
+
+def graph(root: Path) -> dict[str, dict[str, Any]]:
+    """The nodes of PROV by their ids."""
+    graphs = [json.loads(file.read_text())["@graph"] for file in root.glob("steps/prov/*/*.jsonld")]
+    return {node["id"]: node for nodes in graphs for node in nodes}
 
 
 def work(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +57,8 @@ def work(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> 
         run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUNS[3], Source.LEDGER)
 
 
-@pytest.mark.clause("RSP-09", "IEN-11")
-def test_every_node_is_told_with_the_outcome_that_run_state_has(
+@pytest.mark.clause("RSP-05", "RSP-09", "RSP-16", "IEN-05", "IEN-11")
+def test_every_node_is_told_with_its_run_its_dataset_its_inputs_and_the_outcome_that_run_state_has(
     make_pipeline: Callable[..., Pipeline],
     objects: Path,
     tmp_path: Path,
@@ -79,3 +85,25 @@ def test_every_node_is_told_with_the_outcome_that_run_state_has(
         state = records[key]
         if state.outcome in ("success", "partial"):
             assert json.loads(activity["kfm:validation_summary"]) == state.validation_summary
+
+    nodes_of = graph(root)
+    for (dataset_id, run_id), step in activities.items():
+        run = nodes_of[step["wasInformedBy"]]
+        assert (run["type"], run["kfm:run_id"]) == (["Activity", "kfm:Run"], run_id)
+        made = [node for node in nodes_of.values() if node.get("wasGeneratedBy") == step["id"]]
+        assert len(made) == (step["kfm:status"] == "APPLIED")
+        for output in made:
+            dataset = nodes_of[output["specializationOf"]]
+            assert (dataset["type"], dataset["kfm:dataset_id"]) == (["Entity", "kfm:Dataset"], dataset_id)
+
+    # A run from the ledger asks it by name: what it claimed is known with the effect, and stands on the intent then.
+    node = f"nexrad-l2.message_parse@{DAY}"
+    [intent] = [one for one in pipeline.nodes.intents.of_run(RUNS[2]) if one.node == node]
+    claimed = pipeline.stages.load_output("nexrad-l2.message_parse", RUNS[2])
+    assert claimed is not None
+    lines = sorted(f"{unit.wal_id} {unit.record_version}\n" for unit in claimed.envelopes)
+    assert len(lines) == 2
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert intent.claimed == {"uri": f"ledger:nexrad-l2@{DAY}", "checksum": digest}
+    [used] = activities["nexrad-l2.message_parse", RUNS[2]]["used"]
+    assert (nodes_of[used]["kfm:uri"], nodes_of[used]["kfm:checksum"]) == (f"ledger:nexrad-l2@{DAY}", digest)

@@ -602,6 +602,7 @@ CASES: dict[str, list[Row]] = {
     "etl_wal_content_hash_is_sha256": [{"content_hash": "B" * 64}, {"content_hash": "b" * 63}],
     "etl_wal_payload_is_object": [{"payload": "[]"}],
     "etl_wal_applied_has_a_time": [{"applied_at": None}, {"status": "PENDING"}],
+    "etl_wal_claimed_is_applied": [{"claimed": "[]"}, {"claimed": "{}", "status": "PENDING", "applied_at": None}],
     "etl_wal_content_is_applied_once": [{"content_hash": HASH}],
     "node_output_content_hash_is_sha256": [{"content_hash": "B" * 64}, {"content_hash": "b" * 63}],
     "node_output_record_is_json": [{"record": "no"}],

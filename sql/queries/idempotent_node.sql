@@ -1,10 +1,10 @@
 -- name: append
 INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status, started_at)
 VALUES (:run_id, :node, :step, :payload, :content_hash, 'PENDING', :at)
-RETURNING wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at;
+RETURNING wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed;
 
 -- name: standing
-SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed
 FROM etl_wal
 WHERE node = :node AND step = :step AND run_id = :run_id AND content_hash = :content_hash
   AND status IN ('PENDING', 'FAILED')
@@ -12,18 +12,18 @@ ORDER BY wal_id
 LIMIT 1;
 
 -- name: get
-SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed
 FROM etl_wal
 WHERE wal_id = :wal_id;
 
 -- name: of_run
-SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed
 FROM etl_wal
 WHERE run_id = :run_id
 ORDER BY wal_id;
 
 -- name: unresolved
-SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed
 FROM etl_wal
 WHERE status IN ('PENDING', 'FAILED') AND (CAST(:node AS text) IS NULL OR node = :node) AND wal_id > :after
 ORDER BY wal_id
@@ -41,13 +41,13 @@ WHERE run_id = :run_id AND status = 'PENDING'
 RETURNING wal_id;
 
 -- name: applied
-SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed
 FROM etl_wal
 WHERE content_hash = :content_hash AND status = 'APPLIED';
 
 -- name: resolve
 UPDATE etl_wal
-SET status = :status, applied_at = :applied_at
+SET status = :status, applied_at = :applied_at, claimed = :claimed
 WHERE wal_id = :wal_id AND status IN ('PENDING', 'FAILED') AND status <> :status;
 
 -- name: output

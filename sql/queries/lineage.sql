@@ -11,7 +11,8 @@ SELECT EXISTS (SELECT 1 FROM etl_steps WHERE batch_id IS NULL) AS unpublished;
 SELECT
     step.wal_id, step.status, step.ended_at, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out,
     step.bytes_in, step.bytes_out, step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd, step.error,
-    intent.run_id, intent.node, intent.step, intent.payload, intent.content_hash, intent.started_at, output.record
+    intent.run_id, intent.node, intent.step, intent.payload, intent.claimed, intent.content_hash, intent.started_at,
+    output.record
 FROM etl_steps AS step
 JOIN etl_wal AS intent ON intent.wal_id = step.wal_id
 LEFT JOIN node_output AS output ON output.content_hash = intent.content_hash

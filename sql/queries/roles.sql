@@ -85,7 +85,7 @@ WITH decision (relation, rights) AS (
     ('stage_state', 'SELECT, INSERT, UPDATE (state, started_at, ended_at, error_class, restricted, checkpoint_uri, '
      || 'output_sha256, compensation)'),
     ('kfm_runs', 'SELECT'),
-    ('etl_wal', 'SELECT, INSERT, UPDATE (status, applied_at)'),
+    ('etl_wal', 'SELECT, INSERT, UPDATE (status, applied_at, claimed)'),
     ('etl_steps', 'SELECT, INSERT, UPDATE (batch_id)'),
     ('etl_checkpoint', 'SELECT, INSERT, UPDATE (last_applied_hash, updated_at)'),
     ('node_output', 'SELECT, INSERT, UPDATE (valid_to)'),

@@ -2142,6 +2142,8 @@ CREATE TABLE etl_wal (
     status text NOT NULL,
     started_at @time NOT NULL DEFAULT @now,
     applied_at @time,
+    -- What its node claimed in the ledger with the effect, as an entry of the manifest: URI, and SHA-256 of the units.
+    claimed @json,
     CONSTRAINT etl_wal_status_is_known CHECK (status IN ('PENDING', 'APPLIED', 'SKIPPED', 'FAILED')),
     CONSTRAINT etl_wal_content_hash_is_sha256 CHECK (@sha256(content_hash)),
     -- PostgreSQL has types of both.
@@ -2150,7 +2152,10 @@ CREATE TABLE etl_wal (
     ),)
     CONSTRAINT etl_wal_payload_is_object CHECK (@json_type(payload) = 'object'),
     -- An effect without its time, or a time without an effect, would be told wrongly for ever.
-    CONSTRAINT etl_wal_applied_has_a_time CHECK ((status = 'APPLIED') = (applied_at IS NOT NULL))
+    CONSTRAINT etl_wal_applied_has_a_time CHECK ((status = 'APPLIED') = (applied_at IS NOT NULL)),
+    -- Claimed without an effect, units would be told as taken up by a run that gave them back.
+    CONSTRAINT etl_wal_claimed_is_applied
+    CHECK (claimed IS NULL OR (status = 'APPLIED' AND @json_type(claimed) = 'object'))
 ) @strict;
 
 -- Whatever the workers believe, one content takes effect once.
