@@ -27,7 +27,7 @@ DESCRIPTIONS: Mapping[Gate, str] = {
     Gate.G4: "Every quantity has a unit that fits its dimension, and a value that is possible.",
     Gate.G5: "Live units were no older than the contract's budget when the run claimed them.",
     Gate.G6: "The day has the products that the contract expects of it.",
-    Gate.G7: "Covariances are symmetric and positive definite.",
+    Gate.G7: "Covariances are symmetric and positive definite, and cover the residuals.",
     Gate.G8: "wal_id, object version and Item id are unique in batch and catalog.",
 }
 RESTRICTED = "the output goes on, [Restricted]"

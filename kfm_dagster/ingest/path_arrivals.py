@@ -113,7 +113,12 @@ class PathArrivals(ChainNode):
                     sample_m={wal_id: found.sample_m for wal_id, found in self._found.items()},
                 ),
                 dimensional_closure_of_path(_quantities(self._found), min_p_dim=rules.G4.min_p_dim),
-                covariance_consistency(_covariances(self._found)),
+                covariance_consistency(
+                    _covariances(self._found),
+                    residuals={wal_id: found.residuals for wal_id, found in self._found.items()},
+                    k_sigma=rules.G7.k_sigma,
+                    min_share=rules.G7.min_share,
+                ),
             ),
             maker=of,
         )

@@ -70,6 +70,12 @@ def path_covariance(by_input: Floats, *, end_index: Floats, sigmas: Sigmas) -> F
     return found
 
 
+def atmosphere_sigmas(by_input: Floats, sigmas: Sigmas) -> Floats:
+    """Return the part of the optical paths' standard uncertainties that the atmosphere has, in m, shape (beams,)."""
+    found: Floats = np.linalg.norm(by_input * (sigmas.n0, sigmas.scale_height_m), axis=1)
+    return found
+
+
 def arrival_covariance(of_paths: Floats, *, c_ref_m_s: float, sigmas: Sigmas) -> Floats:
     """Return the covariance of T_arr over the beams of a volume in s^2, shape (beams, beams)."""
     return of_paths / c_ref_m_s**2 + sigmas.clock_s**2

@@ -28,11 +28,12 @@ from kfm_dagster.path.arrival import (
 )
 from kfm_dagster.path.beam import MAX_ELEVATION_DEG, MIN_ELEVATION_DEG, PANEL_M, BeamPath, Geometry, trace
 from kfm_dagster.path.errors import PathError
-from kfm_dagster.path.refractivity import Exponential, Floats
+from kfm_dagster.path.refractivity import PROFILES, Exponential, Floats, Profile, ProfileName
 from kfm_dagster.path.uncertainty import (
     GATE_M,
     Sigmas,
     arrival_covariance,
+    atmosphere_sigmas,
     path_covariance,
     phase_covariances,
     sensitivities,
@@ -45,6 +46,9 @@ REFERENCE_RANGE_M = 2_000.0
 volume seen)."""
 BAND_MHZ = (2700.0, 3000.0)
 """What a WSR-88D may transmit at (Federal Meteorological Handbook 11, part B): wavelengths of 10.0 to 11.1 cm."""
+HELD_AGAINST = ProfileName.MEAN_ANNUAL_GLOBAL
+"""Another atmosphere than the one that a beam is traced through, with a water vapour of its own: what is declared of
+the uncertainty has to hold their difference."""
 _STATED_MHZ = 1.0
 """A volume states its frequency in whole MHz (ICD 2620002, table XV)."""
 
@@ -120,11 +124,13 @@ class PathOptions:
 class VolumeBeams:
     """What the facts alone determine; volumes of one site and pattern share it.
 
-    of_paths: covariance of the optical paths in m^2, shape (beams, beams).
+    of_paths: covariance of the optical paths in m^2, shape (beams, beams). residuals: of the optical paths through
+    HELD_AGAINST, in standard uncertainties of the atmosphere, shape (beams,).
     """
 
     beams: tuple[BeamPath, ...]
     of_paths: Floats
+    residuals: Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -132,7 +138,7 @@ class PathArrival:
     """The arrivals of one volume, one for each beam. Those with the same facts share beams and covariances.
 
     t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
-    shape (beams, 2, 2), in s^2, s rad, rad^2.
+    shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: as of VolumeBeams.
     """
 
     facts: VolumeFacts
@@ -140,6 +146,7 @@ class PathArrival:
     arrivals: tuple[Arrival, ...]
     t_covariance: Floats
     phase_covariance: Floats
+    residuals: Floats
 
     @property
     def sample_m(self) -> float:
@@ -238,6 +245,7 @@ def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
             phi_rad=np.array([arrival.phi_rad for arrival in arrivals]),
             sigmas=options.sigmas,
         ),
+        residuals=volume.residuals,
     )
 
 
@@ -253,7 +261,7 @@ def volume_beams(
     window_m: the reference window, the first range gate, in whose multiples the beam is cut.
     """
 
-    def traced(profile: Exponential, *, panel_m: float = PANEL_M) -> tuple[BeamPath, ...]:
+    def traced(profile: Profile, *, panel_m: float = PANEL_M) -> tuple[BeamPath, ...]:
         return trace(
             elevations_deg,
             antenna_height_m=antenna_height_m,
@@ -264,13 +272,17 @@ def volume_beams(
             panel_m=panel_m,
         )
 
-    def optical_paths(profile: Exponential) -> Floats:
+    def optical_paths(profile: Profile) -> Floats:
         return np.array([np.sum(beam.n_eff * beam.d_ell) for beam in traced(profile)])
 
     beams = traced(options.profile, panel_m=_PANEL_GATES * (window_m[1] - window_m[0]))
+    by_input = sensitivities(optical_paths, options.profile)
     of_paths = path_covariance(
-        sensitivities(optical_paths, options.profile),
+        by_input,
         end_index=np.array([beam.n_eff[-1] for beam in beams]),
         sigmas=options.sigmas,
     )
-    return VolumeBeams(beams=beams, of_paths=of_paths)
+    residuals = optical_paths(PROFILES[HELD_AGAINST]) - optical_paths(options.profile)
+    return VolumeBeams(
+        beams=beams, of_paths=of_paths, residuals=residuals / atmosphere_sigmas(by_input, options.sigmas)
+    )

@@ -59,7 +59,7 @@ class ErrorClass(StrEnum):
     E_SYNC = "E_SYNC"
     """The clock is not locked, or its offset is over the threshold."""
     E_UQ = "E_UQ"
-    """A covariance is not positive definite."""
+    """A covariance is not positive definite, or residuals are larger than it says."""
     E_INTERNAL = "E_INTERNAL"
     """Anything else, a dependency that does not answer among it; may pass on the next attempt."""
 
@@ -69,7 +69,7 @@ class OnFailure(StrEnum):
     """What a gate that fails does."""
 
     FAIL_UNITS = "fail_units"
-    """The units at fault leave the chain, the others go on; a fault of the whole batch stops it."""
+    """The units at fault leave the chain; a fault of the batch, or of all of several units by a stop, stops it."""
     STOP = "stop"
     """The stage fails."""
     RESTRICT = "restrict"
@@ -157,6 +157,13 @@ class CoverageGate(GateRule):
     min_coverage: float = Field(ge=0, le=1)
 
 
+class CovarianceGate(GateRule):
+    """G7. Share of the residuals that must lie within `k_sigma` standard uncertainties (the coverage of E_UQ)."""
+
+    k_sigma: float = Field(2, gt=0)
+    min_share: float = Field(0.95, gt=0, le=1)
+
+
 class Gates(Strict):
     """The rules of all gates."""
 
@@ -166,7 +173,7 @@ class Gates(Strict):
     G4: DimensionGate
     G5: GateRule
     G6: CoverageGate
-    G7: GateRule
+    G7: CovarianceGate
     G8: GateRule
 
     def on_failure(self, gate: Gate) -> OnFailure:

@@ -99,7 +99,8 @@ class StageLifecycle:
     def evaluate_gates(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], GateDecision]:
         """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
         said = _said(node, batch, of=node.kind)
-        decision = decide(said, self.card, whole=isinstance(node, LeavesEffects))
+        current = {unit.wal_id for unit in batch if unit.failure is None}
+        decision = decide(said, self.card, units=current, whole=isinstance(node, LeavesEffects))
         if ending(decision, self.card) is not StageState.SUCCEEDED:
             raise StageStoppedError(stage=node.kind, decision=decision, why="may not succeed")
         return [_marked(unit, decision) for unit in batch], decision

@@ -7,7 +7,7 @@ Pure. Belongs here: the rules of chapter 7, sections III and IX. Does not belong
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import WalId
@@ -50,8 +50,14 @@ def review_codes(card: StateMachine) -> frozenset[str]:
     )
 
 
-def decide(verdicts: Iterable[Verdict], card: StateMachine, *, whole: bool = False) -> GateDecision:
-    """Weigh verdicts by the card. With `whole` no unit can leave alone, because its effect has left the database."""
+def decide(
+    verdicts: Iterable[Verdict], card: StateMachine, *, units: Collection[WalId] = (), whole: bool = False
+) -> GateDecision:
+    """Weigh verdicts by the card. With `whole` no unit can leave alone, because its effect has left the database.
+
+    units: those in the chain. A fault that all of them share, where they are several, is the batch's: its stop is
+    triggered (chapter 7, sections III and IX).
+    """
     said = tuple(verdicts)
     passed: set[Gate] = set()
     stops: set[Stop] = set()
@@ -64,7 +70,7 @@ def decide(verdicts: Iterable[Verdict], card: StateMachine, *, whole: bool = Fal
         elif action is OnFailure.RESTRICT:
             passed.add(verdict.gate)
             restricted.add(verdict.gate)
-        elif action is OnFailure.FAIL_UNITS and not verdict.of_batch and not whole:
+        elif action is OnFailure.FAIL_UNITS and not (verdict.of_batch or whole or _shared(verdict, units)):
             passed.add(verdict.gate)
             for wal_id in verdict.units:
                 leaving.setdefault(wal_id, verdict)
@@ -77,6 +83,10 @@ def decide(verdicts: Iterable[Verdict], card: StateMachine, *, whole: bool = Fal
         leaving=leaving,
         restricted=frozenset(restricted),
     )
+
+
+def _shared(verdict: Verdict, units: Collection[WalId]) -> bool:
+    return verdict.gate in STOPS and len(units) > 1 and verdict.units.issuperset(units)
 
 
 def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: bool) -> bool:

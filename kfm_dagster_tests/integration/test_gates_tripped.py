@@ -247,12 +247,15 @@ def test_under_the_strict_card_the_same_fault_stops_the_day_and_another_restrict
     assert (shown["tag"], shown["rows"]) == (f"[Restricted] {case.gate}", UNITS * BEAMS)
 
 
-@pytest.mark.clause("PCS-14")
+@pytest.mark.clause("PCS-14", "PCS-02", "PCS-20")
 def test_the_card_s_thresholds_decide_what_passes(day: Face, monkeypatch: Patch) -> None:
     under(day.pipeline, "min_points: 2", "min_points: 100000")
-    strict = path_checks(day.execute(PATH_JOB, partition=PARTITION))
-    assert not strict["G3_path_conventions"].passed
-    assert "at least 100000" in str(strict["G3_path_conventions"].metadata["failing_units"].value)
+    # A fault that all of the day's volumes share is the day's, and stops it under the shipped card, too.
+    stopped = day.execute(PATH_JOB, partition=PARTITION, raise_on_error=False)
+    check = path_checks(stopped)["G3_path_conventions"]
+    assert (check.passed, check.description) == (False, "the batch is stopped (S3)")
+    assert "at least 100000" in str(check.metadata["failing_units"].value)
+    assert (materialisations(stopped), stops(day, stopped.dagster_run.run_id)) == ({}, ["S3"])
     trip(monkeypatch, a_time_in_metres)
     under(day.pipeline, "min_p_dim: 1.0", "min_p_dim: 0.5")
     assert all(check.passed for check in path_checks(day.execute(PATH_JOB, partition=PARTITION)).values())

@@ -82,10 +82,10 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, ", min_coverage: 0.9", "", "line 26: gates.G6.min_coverage", "observed nothing; expected a value"),
     (
         STATE_MACHINE,
-        "fail_units}\n  G8",
-        "fail_units, min_p_dim: 1.0}\n  G8",
+        "min_share: 0.95}\n  G8",
+        "min_share: 0.95, min_p_dim: 1.0}\n  G8",
         "line 27: gates.G7.min_p_dim",
-        "unknown key 'min_p_dim'; expected on_failure",
+        "unknown key 'min_p_dim'; expected one of on_failure, k_sigma, min_share",
     ),
     (STATE_MACHINE, "unlocked: restrict", "unlocked: ignore", "clock.unlocked", "'reject' or 'restrict'"),
     (STATE_MACHINE, "delivery: at_least_once", "delivery: exactly_once", "the document", "exactly_once needs evidence"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,22 @@ def test_units_at_fault_leave_and_the_others_go_on_unless_their_effect_is_out() 
     assert (dict(out.leaving), out.stops, ending(out, CARD.machine)) == ({}, {Stop.S1}, StageState.FAILED)
     mixed = decide(verdicts(verdict(Gate.G8, Finding(wal_id=UNIT, what="x"), Finding(what="y"))), CARD.machine)
     assert ending(mixed, CARD.machine) is StageState.FAILED
+
+
+@pytest.mark.clause("PCS-02", "PCS-20")
+@pytest.mark.parametrize(("gate", "stop"), [(Gate.G3, Stop.S3), (Gate.G4, Stop.S1), (Gate.G7, Stop.S4)])
+def test_under_the_shipped_card_a_fault_that_a_batch_shares_stops_its_stage(gate: Gate, stop: Stop) -> None:
+    other = WalId("u2")
+    shared = verdict(gate, *(Finding(wal_id=unit, what="x") for unit in (UNIT, other)))
+    judged = decide(verdicts(shared), CARD.machine, units={UNIT, other})
+    assert (judged.stops, dict(judged.leaving), ending(judged, CARD.machine)) == ({stop}, {}, StageState.FAILED)
+    # Where a unit is sound, or there is but one, those at fault leave; gates without a stop let all of them leave.
+    for found, units in ((shared, {UNIT, other, WalId("u3")}), (verdict(gate, Finding(wal_id=UNIT, what="x")), {UNIT})):
+        left = decide(verdicts(found), CARD.machine, units=units)
+        assert (left.stops, ending(left, CARD.machine)) == (set(), StageState.SUCCEEDED)
+        assert set(left.leaving) == found.units
+    incomplete = decide(verdicts(replace(shared, gate=Gate.G1)), CARD.machine, units={UNIT, other})
+    assert set(incomplete.leaving) == {UNIT, other}
 
 
 @pytest.mark.clause("PCS-06")

@@ -12,6 +12,8 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.path.arrival import MIN_POINTS, path_faults
 from kfm_dagster.path.beam import BeamPath
@@ -115,12 +117,19 @@ def path_dim_report(quantities: Mapping[WalId, Sequence[Mapping[str, Any]]]) -> 
     return lines
 
 
-def covariance_consistency(covariances: Mapping[WalId, Mapping[str, Floats]]) -> Verdict:
-    """G7: every covariance is symmetric and positive definite.
+def covariance_consistency(
+    covariances: Mapping[WalId, Mapping[str, Floats]],
+    *,
+    residuals: Mapping[WalId, Floats] = MappingProxyType({}),
+    k_sigma: float = 2.0,
+    min_share: float = 0.95,
+) -> Verdict:
+    """G7: every covariance is symmetric and positive definite, and residuals are as small as it says.
 
-    covariances: of each unit, by a name that a person knows it by, matrices of any size.
+    covariances: of each unit, by a name that a person knows it by, matrices of any size. residuals: of each unit, in
+    standard uncertainties; `min_share` of them must lie within `k_sigma`.
     """
-    rule = "covariances are symmetric and positive definite"
+    rule = f"covariances are symmetric and positive definite, {min_share:g} of residuals within {k_sigma:g} sigma"
     if not covariances:
         return Verdict.not_applicable(Gate.G7, rule, _NO_PATH)
     # By identity: units of one site and pattern share their matrices.
@@ -133,6 +142,12 @@ def covariance_consistency(covariances: Mapping[WalId, Mapping[str, Floats]]) ->
         for fault in faults[id(matrix)]
     ]
     findings += [Finding(wal_id=wal_id, what="no covariance") for wal_id, found in covariances.items() if not found]
+    shares = {wal_id: float(np.mean(np.abs(found) <= k_sigma)) for wal_id, found in residuals.items()}
+    findings += [
+        Finding(wal_id=wal_id, what=f"{share:.3g} of the residuals within {k_sigma:g} sigma")
+        for wal_id, share in shares.items()
+        if not share >= min_share
+    ]
     return _verdict(Gate.G7, rule, findings, of=sum(map(len, covariances.values())), what="covariances")
 
 

@@ -30,7 +30,7 @@ class Gate(StrEnum):
     G6 = "G6"
     """Coverage of the partition against the products that the contract expects."""
     G7 = "G7"
-    """Covariance consistency: symmetric and positive definite."""
+    """Covariance consistency: symmetric and positive definite, and residuals within it."""
     G8 = "G8"
     """Uniqueness of wal_id, Item id and object version within batch and catalog."""
 

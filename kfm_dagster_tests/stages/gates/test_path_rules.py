@@ -11,7 +11,8 @@ import pytest
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.path.quantities import DIMENSIONS, EQUATIONS, as_array_quantities, as_quantities
-from kfm_dagster.path.volume import PATTERNS, PathArrival, VolumeFacts, path_arrival
+from kfm_dagster.path.uncertainty import Sigmas
+from kfm_dagster.path.volume import PATTERNS, PathArrival, PathOptions, VolumeFacts, path_arrival
 from kfm_dagster.stages.gates.path_rules import (
     covariance_consistency,
     dimensional_closure_of_path,
@@ -24,10 +25,13 @@ from kfm_dagster_tests.path.beams import START, TAU, changed
 GOOD, BAD = WalId("good"), WalId("bad")
 
 
+DECLARED = Sigmas()
+
+
 @cache
-def volume() -> PathArrival:
+def volume(sigmas: Sigmas = DECLARED) -> PathArrival:
     facts = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS[32], frequency_mhz=2890)
-    return path_arrival(facts, ts_start=START, reference=START, tau=TAU)
+    return path_arrival(facts, ts_start=START, reference=START, tau=TAU, options=PathOptions(sigmas=sigmas))
 
 
 def test_g3_passes_what_is_computed_and_names_the_unit_of_a_broken_path() -> None:
@@ -63,6 +67,22 @@ def test_g7_passes_what_is_computed_and_names_the_unit_of_a_singular_covariance(
     assert (failed.gate, failed.units) == (Gate.G7, {BAD})
     assert failed.findings[0].what.startswith("T_arr: the least eigenvalue")
     assert covariance_consistency({BAD: {}}).units == {BAD}
+
+
+@pytest.mark.clause("PCS-04", "PCS-09")
+def test_g7_names_the_unit_whose_uncertainty_does_not_cover_its_residuals() -> None:
+    """E_UQ by coverage mismatch: an atmosphere that is thought to be known ten times as well as it is."""
+    sure = volume(Sigmas(n0=3, scale_height_m=50))
+    covariances = {GOOD: {"T_arr": volume().t_covariance}, BAD: {"T_arr": sure.t_covariance}}
+    residuals = {GOOD: volume().residuals, BAD: sure.residuals}
+    assert np.abs(residuals[GOOD]).max() < 1 < np.abs(residuals[BAD]).min()
+    failed = covariance_consistency(covariances, residuals=residuals)
+    assert (failed.units, [one.what for one in failed.findings]) == ({BAD}, ["0 of the residuals within 2 sigma"])
+    assert covariance_consistency(covariances, residuals=residuals, k_sigma=20).passed
+    assert covariance_consistency(covariances, residuals=residuals, k_sigma=0.01).units == {GOOD, BAD}
+    half, of_one = {GOOD: np.array([0.0, 3.0])}, {GOOD: covariances[GOOD]}
+    assert covariance_consistency(of_one, residuals=half, min_share=0.5).passed
+    assert not covariance_consistency(of_one, residuals=half, min_share=0.6).passed
 
 
 @pytest.mark.clause("PCS-12")
