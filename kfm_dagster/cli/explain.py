@@ -1,4 +1,4 @@
-"""`kfm explain`: what a run did, what it did not need to do, and why. Changes nothing."""
+"""`kfm explain`: what each step of a run did, and why a step was skipped. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.settings import Settings
 
 GATES = ("stage", "gate", "outcome", "units", "observed", "expected")
-OVERVIEW = ("node", "what", "outcome", "passed", "why")
+OVERVIEW = ("node", "did", "outcome")
+SKIPPED = (*OVERVIEW, "why")
+"""Columns where a step was skipped: no other has a reason to give."""
 
 
 @click.command()
@@ -25,12 +27,13 @@ OVERVIEW = ("node", "what", "outcome", "passed", "why")
 @click.option("--full", is_flag=True, help="With the inputs, hashes, times and measurements of each node.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def explain(*, run: str, full: bool, as_json: bool) -> None:
-    """Explain a run: what each node did, or why it had nothing to do.
+    """Explain a run: what each step did, or why it was skipped.
 
     Gates that did not pass come first.
 
-    RUN is the id of a Dagster run or re-execution, the first 8 characters or more of one, or `latest`. Re-executions
-    are looked up in DAGSTER_HOME (default: KFM_HOME/dagster).
+    RUN is the id of a Dagster run or re-execution, the first 8 characters or more of one, or `latest` for the newest
+    ingest. A wal_id stands for the run that changed the unit last, an Item's id for the run that wrote the Item.
+    Re-executions are looked up in DAGSTER_HOME (default: KFM_HOME/dagster).
 
     Example: kfm explain latest
     """
@@ -55,7 +58,8 @@ def _show(account: RunReport, *, storage: str, full: bool) -> None:
     partitions = {node.node.partition("@")[2] for node in account.nodes}
     common = partitions.pop() if len(partitions) == 1 else ""
     title = f"nodes of {common}" if common else "nodes"
-    show_section(title, [_overview(node, common) for node in account.nodes], OVERVIEW)
+    rows = [_overview(node, common) for node in account.nodes]
+    show_section(title, rows, SKIPPED if any(row["why"] for row in rows) else OVERVIEW)
     for dataset, counts in account.units.items():
         ends = ", ".join(f"{count} {end}" for end, count in counts.items() if end != "claimed")
         click.echo(f"units of {dataset}: {counts['claimed']} claimed{': ' if ends else ''}{ends}")
@@ -66,20 +70,18 @@ def _show(account: RunReport, *, storage: str, full: bool) -> None:
 
 def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
     """Return a row that stays on few lines: a partition that all nodes share is said once, a run by its prefix."""
-    summary = node.validation_summary or {}
-    by = node.applied_by
+    why, by = node.why or "", node.applied_by
     return {
         "node": node.node.removesuffix(f"@{partition}"),
-        "what": node.fate.value.replace("_", " "),
+        "did": node.did,
         "outcome": node.outcome,
-        "passed": f"{summary['passed']}/{summary['checks']}" if summary else None,
-        "why": node.why.replace(by, by[:SHORTEST_PREFIX]) if by else node.why,
+        "why": why.replace(by, by[:SHORTEST_PREFIX]) if by else why,
     }
 
 
 def _details(node: NodeAccount) -> list[dict[str, Any]]:
     """Return the fields that the overview leaves out and that say something; an input is a row of its own."""
-    shown = {"node", "fate", "why", "outcome", "inputs", "took"}
+    shown = {"node", "fate", "did", "why", "outcome", "inputs", "took"}
     fields = [{"field": name, "value": value} for name, value in node.as_json().items() if value and name not in shown]
     inputs = [
         {"field": "input", "value": " ".join(f"{name}={value}" for name, value in entry.items() if name != "uri")}

@@ -61,6 +61,8 @@ class ChainNode:
     """Names the asset that the op makes."""
     description: ClassVar[str]
     """What the asset is, for the UI."""
+    did: ClassVar[tuple[str, str]] = ("worked on", "unit")
+    """What it does, in the past tense, and what it counts: how a run is explained."""
     follows: ClassVar[type[ChainNode] | None] = None
     """The node whose output it is given; None for the first one, and for what stands beside the chain."""
     section: ClassVar[str | None] = None

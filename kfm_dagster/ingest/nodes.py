@@ -67,6 +67,7 @@ class IntegrityCheck(ChainNode):
     operator = "integrity_check"
     asset = "integrity"
     description = "Each object as stored: there, of the announced size and version, of the right format."
+    did = ("checked", "object")
     follows = MessageParse
     section = "integrity"
     required_gates = (Gate.G1, Gate.G5, Gate.G8)
@@ -105,6 +106,7 @@ class MetadataExtract(ChainNode):
     operator = "metadata_extract"
     asset = "metadata"
     description = "What each object's headers say: time, footprint, product, platform, quality."
+    did = ("read the headers of", "object")
     follows = IntegrityCheck
     section = "metadata"
     required_gates = (Gate.G1, Gate.G2, Gate.G4)
@@ -165,6 +167,7 @@ class StacRegister(EffectNode):
     operator = "stac_register"
     asset = "stac_items"
     description = "One STAC Item per unit, validated offline and promoted atomically."
+    did = ("registered", "Item")
     follows = MetadataExtract
     section = "stac"
     required_gates = (Gate.G1, Gate.G8)
@@ -242,6 +245,7 @@ class ProvenanceEmit(EffectNode):
     operator = "provenance_emit"
     asset = "provenance"
     description = "OpenLineage and PROV-O for every registered unit, once."
+    did = ("recorded the lineage of", "unit")
     follows = StacRegister
     section = "provenance"
     required_gates = (Gate.G1,)
@@ -281,6 +285,7 @@ class Settle(ChainNode):
     operator = "settle"
     asset = "ledger"
     description = "The final status of every claimed unit; its message is deleted when all its units are terminal."
+    did = ("settled", "unit")
     follows = ProvenanceEmit
     # The partition is looked at once in a run, when all of it is known.
     required_gates = (Gate.G6,)

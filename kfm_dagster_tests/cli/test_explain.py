@@ -18,10 +18,15 @@ import sqlalchemy as sa
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, operators
+from kfm_dagster.exports.explanations.run_report import Window, node_account
+from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, Source, StacRegister, operators
+from kfm_dagster.ingest.path_arrivals import PathArrivals
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.batch import SkipCause
+from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.integration import chain
@@ -34,6 +39,7 @@ AGAIN = "11111111-0000-4000-8000-000000000002"
 FORCED = "22222222-0000-4000-8000-000000000003"
 DIED = "33333333-0000-4000-8000-000000000004"
 REEXECUTED = "44444444-0000-4000-8000-000000000005"
+PATHS = "66666666-0000-4000-8000-000000000007"
 WAITS = "55555555-0000-4000-8000-000000000006"
 FOUND = {"rule": "anchors", "observed": "two without", "expected": "anchors", "units_at_fault": 2, "units": []}
 NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
@@ -109,7 +115,11 @@ def told(call: Call, run: str) -> dict[str, Any]:
 def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
     account = told(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
-    assert {node["fate"] for node in account["nodes"]} == {"ran"}
+    assert {(node["fate"], node["why"]) for node in account["nodes"]} == {("ran", None)}
+    assert [node["did"] for node in account["nodes"]] == [
+        "claimed 2 units", "checked 2 objects", "read the headers of 2 objects", "registered 2 Items",
+        "recorded the lineage of 2 units", "settled 2 units",
+    ]  # fmt: skip
     assert account["units"]["nexrad-l2"] == {"claimed": 2, "succeeded": 2, "retrying": 0, "quarantined": 0, "lost": 0}
     before, node = account["nodes"][1:3]
     state = deployment.stages.run_states.get("nexrad-l2.metadata_extract", WORKED)
@@ -181,6 +191,46 @@ def test_force_is_told_with_its_reason(deployment: Pipeline, call: Call) -> None
 
 
 @pytest.mark.clause("RSP-12")
+def test_a_step_that_was_tried_again_says_in_how_many_attempts(
+    deployment: Pipeline, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain.put(tmp_path / "objects", chain.volumes(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(IntegrityCheck, "transform", lambda _: 1 / 0)
+        with pytest.raises(StageFailedError):
+            chain.run_chain(deployment, "nexrad-l2", DAY, PATHS)
+    assert told(call, PATHS)["nodes"][-1]["did"] == "failed"
+    chain.run_chain(deployment, "nexrad-l2", DAY, PATHS)
+    deeds = [node["did"] for node in told(call, PATHS)["nodes"]]
+    assert deeds[:3] == ["claimed 1 unit", "checked 1 object, in 2 attempts", "read the headers of 1 object"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "checks", "failed", "taken_back", "did"),
+    [
+        ("settle", 1, 1, False, "settled 1 unit, of which 1 failed"),
+        ("integrity_check", 0, 0, False, "failed"),
+        ("stac_register", 2, 0, True, "registered 2 Items, rolled back because of nexrad-l2.settle"),
+    ],
+)
+def test_a_step_of_which_all_units_failed_is_told_apart_from_one_that_failed_itself(
+    operator: str, checks: int, failed: int, taken_back: bool, did: str
+) -> None:
+    state = RunState(
+        dataset_id=f"nexrad-l2.{operator}",
+        run_id=WORKED,
+        lakefs_branch="main",
+        inputs_hash=f"sha256:{'a' * 64}",
+        validation_summary={"checks": checks, "passed": checks - failed, "failed": failed},
+        outcome=Outcome.FAILED,
+        recorded_at=chain.START,
+    )
+    if taken_back:
+        state = state.taken_back(by="nexrad-l2.settle", at=chain.START)
+    assert node_account(state.dataset_id, state, [], Window()).did == did
+
+
+@pytest.mark.clause("RSP-12")
 def test_a_run_that_died_shows_where_and_what_it_left_unsettled(deployment: Pipeline, call: Call) -> None:
     account = told(call, "latest")
     assert account["run_id"] == DIED
@@ -211,7 +261,7 @@ def test_the_table_is_readable_in_eighty_columns(
     table = [line for line in shown.splitlines() if line.startswith(" nexrad-l2.")]
     assert max(map(len, table)) <= 80
     overview = [line.split() for line in table]
-    assert [row[:4] for row in overview] == [[f"nexrad-l2.{one}", "skipped", "skipped", "2/2"] for one in operators()]
+    assert [row[:4] for row in overview] == [[f"nexrad-l2.{one}", "was", "skipped", "skipped"] for one in operators()]
     assert AGAIN in shown
     assert "sha256:" not in shown
     full = re.sub(r"\x1b\[[0-9;]*m", "", call("explain", AGAIN, "--full").out)
@@ -221,7 +271,20 @@ def test_the_table_is_readable_in_eighty_columns(
     # What the overview has is not told again.
     fields = {line.split()[0] for line in full.removeprefix(shown).splitlines() if line.strip()}
     assert {"input", "attempts"} <= fields
-    assert fields.isdisjoint({"node", "fate", "why", "outcome", "inputs", "took"})
+    assert fields.isdisjoint({"node", "fate", "did", "why", "outcome", "inputs", "took"})
+
+
+@pytest.mark.clause("RSP-12", "RSP-09")
+def test_a_unit_or_an_item_leads_to_its_run_and_latest_is_the_newest_ingest(deployment: Pipeline, call: Call) -> None:
+    record = deployment.ledger.find(dataset="nexrad-l2", status=Status.SUCCEEDED)[0]
+    for name in (record.wal_id, record.stac_item_id):
+        assert told(call, str(name))["run_id"] == WORKED
+    # What runs beside the chain later on is no ingest.
+    _later(deployment)
+    paths = PathArrivals(pipeline=deployment, dataset="nexrad-l2", partition=DAY, run_id=PATHS)
+    deployment.stages.commit(deployment.stages.run(paths, run_id=PATHS, upstream=None))
+    assert [node["did"] for node in told(call, PATHS)["nodes"]] == ["worked on 3 units"]
+    assert told(call, "latest")["run_id"] == DIED
 
 
 @pytest.mark.clause("RSP-12")

@@ -47,6 +47,7 @@ WHOLE = {
     "deliveries.counts": "a count of everything that was received",
     "deliveries.duplicates": "a count of everything that was received",
     "explanation.runs_beginning": "a person asks for it",
+    "explanation.latest_run": "from its end, up to the newest ingest",
     "exports.activities": "an export of everything",
     "exports.artifacts": "an export of everything",
     "exports.claims": "an export of everything",

@@ -3,8 +3,8 @@
 -- name: intents
 -- What a run intended, with the run that applied the content, what it gave, and what it took.
 SELECT
-    intent.wal_id, intent.node, intent.step, intent.payload, intent.content_hash, intent.status, intent.started_at,
-    intent.applied_at, coalesce(applied.payload -> 'context' ->> 'run_id', CAST(applied.run_id AS text)) AS applied_by,
+    intent.wal_id, intent.node, intent.step, intent.payload, intent.claimed, intent.content_hash, intent.status,
+    intent.started_at, intent.applied_at, coalesce(applied.payload -> 'context' ->> 'run_id', CAST(applied.run_id AS text)) AS applied_by,
     output.record, output.valid_to, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out, step.bytes_in,
     step.bytes_out, step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd
 FROM etl_wal AS intent
@@ -25,13 +25,26 @@ WHERE substr(CAST(run_id AS text), 1, length(:beginning)) = :beginning
 ORDER BY run_id
 LIMIT :limit;
 
+-- name: runs_of_unit
+-- The run that changed a unit last, by its wal_id; the run that wrote the Item that stands, by the Item's id.
+SELECT ingest_run_id AS run_id FROM nodd_wal_records WHERE wal_id = :name AND ingest_run_id IS NOT NULL
+UNION ALL
+SELECT promotion.run_id
+FROM catalog_collections AS collection
+-- In this order, because the index of Items begins with the Collection.
+CROSS JOIN catalog_items AS item
+INNER JOIN catalog_promotions AS promotion ON item.promotion_id = promotion.promotion_id
+WHERE item.collection_id = collection.collection_id AND item.item_id = :name AND promotion.run_id IS NOT NULL;
+
 -- name: latest_run
--- A run's record comes after its intent, so a run whose name is no UUID goes by its name.
+-- The newest ingest: what else runs beside the chain (paths, virtual stores) is asked for by its id. A run's record comes
+-- after its intent, so a run whose name is no UUID goes by its name.
 SELECT found.run_id
 FROM (
-    SELECT run_id, recorded_at AS at FROM run_state WHERE dataset_id <> 'kfm.run_state_store'
+    SELECT run_id, recorded_at AS at FROM run_state WHERE @position(dataset_id || '@', :stage) > 0
     UNION ALL
-    SELECT CAST(run_id AS text), started_at FROM etl_wal WHERE wal_id = (SELECT max(wal_id) FROM etl_wal)
+    SELECT CAST(run_id AS text), started_at FROM etl_wal
+    WHERE wal_id = (SELECT wal_id FROM etl_wal WHERE @position(node, :stage) > 0 ORDER BY wal_id DESC LIMIT 1)
 ) AS found
 ORDER BY found.at DESC, found.run_id DESC
 LIMIT 1;

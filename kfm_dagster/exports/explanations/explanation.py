@@ -6,7 +6,7 @@ Belongs here: run ids, roots and re-executions, and the queries. Does not belong
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -20,12 +20,14 @@ from kfm_dagster.exports.explanations.run_report import (
     FailingGate,
     NodeAccount,
     RunReport,
+    StepResult,
     Window,
     node_account,
     node_accounts,
     units_by_end,
 )
 from kfm_dagster.idempotent_node.wal import run_uuid
+from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.audit import AuditKind, AuditLog
@@ -51,22 +53,23 @@ class Explanations:
     def explain(self, run: str) -> RunReport:
         """Return the account of a run: its id, its root's, an unambiguous prefix of either, or `latest`.
 
-        Raises UnknownRunError when nothing is recorded of it, AmbiguousIdError when the prefix says too little.
+        A wal_id is the run that changed the unit last, an Item's id the run that wrote the Item as it stands. Raises
+        UnknownRunError when nothing is recorded of it, AmbiguousIdError when the prefix says too little.
         """
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id
         window = _window(reexecution) if reexecution else Window()
-        nodes = [
-            self._with_cause(node, root, window)
-            for node in node_accounts(self.run_states.of_run(root), self._intents(root), window)
-        ]
+        accounts = node_accounts(self.run_states.of_run(root), self._intents(root), window)
+        audit = AuditLog(self.database, clock=utc_now)
+        lines = {one.stage: audit.of_stage(root, one.stage) for one in accounts}
+        nodes = [_audited(node, lines[node.stage], window) for node in accounts]
         return RunReport(
             run_id=run_id,
             root_run_id=root,
             reexecutions=[one.run_id for one in (self.reexecutions.of(root) if self.reexecutions else ())],
             nodes=nodes,
             units=units_by_end(nodes),
-            gates=list(self._failing_gates(root, nodes)),
+            gates=[gate for stage, told in lines.items() for gate in _failing_gates(stage, told)],
         )
 
     def root_of(self, run: str) -> str:
@@ -80,33 +83,6 @@ class Explanations:
         intents = [row for row in self._intents(run_id) if row.node.partition("@")[0] == dataset_id]
         return node_account(dataset_id, state, intents, Window())
 
-    def _with_cause(self, node: NodeAccount, root: str, window: Window) -> NodeAccount:
-        """Tell a success under other inputs, which only the audit has, from one under the same."""
-        if node.cause is not SkipCause.ALREADY_SUCCEEDED:
-            return node
-        lines = AuditLog(self.database, clock=utc_now).of_stage(root, node.node.partition("@")[0])
-        skips = (line for line in lines if line["event"] == SkipCause.OTHER_INPUTS)
-        if not any(window.holds(datetime.fromisoformat(line["at"])) for line in skips):
-            return node
-        return replace(node, cause=SkipCause.OTHER_INPUTS, why=UNDER_OTHER_INPUTS)
-
-    def _failing_gates(self, run_id: str, nodes: Sequence[NodeAccount]) -> Iterator[FailingGate]:
-        """Yield what gates found in the last attempt of each stage."""
-        audit = AuditLog(self.database, clock=utc_now)
-        for stage in dict.fromkeys(node.node.partition("@")[0] for node in nodes):
-            lines = audit.of_stage(run_id, stage)
-            for line in lines:
-                details, last = line["details"], lines[-1]["attempt"]
-                if (line["kind"], line["attempt"]) == (AuditKind.GATE, last) and details["outcome"] != "passed":
-                    yield FailingGate(
-                        stage=stage,
-                        gate=f"{line['event']} {TITLES[Gate(line['event'])]}",
-                        outcome=details["outcome"],
-                        units=details["units_at_fault"],
-                        observed=details["observed"],
-                        expected=details["expected"],
-                    )
-
     def _intents(self, run_id: str) -> list[Any]:
         with self.database.snapshot() as tx:
             return list(tx.run("explanation.intents", run_id=run_uuid(run_id)))
@@ -119,12 +95,15 @@ class Explanations:
         with self.database.snapshot() as tx:
             rows = tx.run("explanation.runs_beginning", beginning=run, limit=limit)
             found: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
+            of_unit = tx.run("explanation.runs_of_unit", name=run).scalars().all()
         found |= {one.run_id: one for one in self._recorded(run, limit=limit)}
         run_id = whole_id(run, found.keys(), what="run id")
+        if run_id is None and of_unit:
+            return str(of_unit[0]), None
         if run_id is None:
             raise UnknownRunError(
                 observed=run,
-                expected=f"a run id, the first {SHORTEST_PREFIX} characters of one, or latest",
+                expected=f"a run id, the first {SHORTEST_PREFIX} characters of one, a wal_id, an Item's id, or latest",
                 next_step="copy the id from the Runs page of the UI, or ask for latest",
             )
         return run_id, found[run_id]
@@ -137,10 +116,36 @@ class Explanations:
 
     def _latest(self) -> str:
         with self.database.snapshot() as tx:
-            row = tx.run("explanation.latest_run").one_or_none()
+            row = tx.run("explanation.latest_run", stage=f".{MessageParse.operator}@").one_or_none()
         if row is None:
-            raise UnknownRunError("no run has recorded anything yet", next_step="ingest something (kfm demo)")
+            raise UnknownRunError("no run has ingested anything yet", next_step="ingest something (kfm demo)")
         return str(row.run_id)
+
+
+def _audited(node: NodeAccount, lines: Sequence[Mapping[str, Any]], window: Window) -> NodeAccount:
+    """Return an account with what the audit alone has: how often a step was tried, and a success under other inputs."""
+    within = [line for line in lines if window.holds(datetime.fromisoformat(line["at"]))]
+    attempts = len({line["attempt"] for line in within})
+    if node.fate is StepResult.RAN and attempts > 1:
+        return replace(node, attempts=attempts, did=f"{node.did}, in {attempts} attempts")
+    if node.cause is SkipCause.ALREADY_SUCCEEDED and any(line["event"] == SkipCause.OTHER_INPUTS for line in within):
+        return replace(node, cause=SkipCause.OTHER_INPUTS, why=UNDER_OTHER_INPUTS)
+    return node
+
+
+def _failing_gates(stage: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[FailingGate]:
+    """Yield what gates found in the last attempt of a stage."""
+    for line in lines:
+        details, last = line["details"], lines[-1]["attempt"]
+        if (line["kind"], line["attempt"]) == (AuditKind.GATE, last) and details["outcome"] != "passed":
+            yield FailingGate(
+                stage=stage,
+                gate=f"{line['event']} {TITLES[Gate(line['event'])]}",
+                outcome=details["outcome"],
+                units=details["units_at_fault"],
+                observed=details["observed"],
+                expected=details["expected"],
+            )
 
 
 def _window(run: Reexecution) -> Window:

@@ -1,4 +1,4 @@
-"""The account of a run: what each node did, and why what it did not do was not needed.
+"""The account of a run: what each node did in words, and why a node that was skipped had nothing to do.
 
 Belongs here: joining what run-state and intents recorded into one account, which command, JSON and Dagster metadata all
 show. Pure. Does not belong here: reading the records (`explanation.py`), or showing the account (`cli/explain.py`,
@@ -14,12 +14,14 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.idempotent_node.transaction import AGAIN, FORCED
+from kfm_dagster.idempotent_node.transaction import FORCED
 from kfm_dagster.idempotent_node.wal import IntentStatus
-from kfm_dagster.ingest.nodes import MessageParse, Settle
+from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.nodes import MessageParse, Settle, chain
+from kfm_dagster.plural import counted
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.batch import SkipCause
-from kfm_dagster.telemetry.measures import MEASURES
+from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 ENDS = ("succeeded", "retrying", "quarantined", "lost")
 """How a unit ends in a run, as the settlement's summary counts it."""
@@ -61,7 +63,10 @@ class NodeAccount:
 
     node: str
     fate: StepResult
-    why: str
+    did: str
+    """What it did, in words."""
+    why: str | None = None
+    """Why it was skipped; None where it was not."""
     cause: SkipCause | None = None
     applied_by: str | None = None
     forced: str | None = None
@@ -80,6 +85,11 @@ class NodeAccount:
     superseded_at: datetime | None = None
     took: Mapping[str, float | int | str] = field(default_factory=dict)
     """What was measured of its last step (`telemetry/measures.py`)."""
+
+    @property
+    def stage(self) -> str:
+        """The node in every partition."""
+        return self.node.partition("@")[0]
 
     def as_json(self) -> dict[str, Any]:
         """Return every field as a JSON value, in the order in which a person asks."""
@@ -151,7 +161,8 @@ def node_account(name: str, state: RunState | None, intents: Sequence[Any], wind
     return NodeAccount(
         node=facts.pop("node", name),
         fate=fate,
-        why=_why(fate, cause, applied_by=applied_by, forced=forced, again=AGAIN in params),
+        did=_did(fate, name, state, forced=forced),
+        why=_why(cause, applied_by=applied_by),
         cause=cause,
         applied_by=applied_by,
         forced=forced if fate is StepResult.RAN else None,
@@ -188,22 +199,40 @@ def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
 
 UNDER_OTHER_INPUTS = "it had succeeded in this run under another contract, card or feed; kfm replay run applies the new"
 _PLAIN = {
-    StepResult.UNFINISHED: "it began and recorded no end: it is at work, or its process died",
-    StepResult.OVERTAKEN: "its process died, and a later run has done its work, or none was left",
-    StepResult.NOT_RUN: "no part of this re-execution, or not reached by it",
+    StepResult.SKIPPED: "was skipped",
+    StepResult.UNFINISHED: "began and recorded no end: it is at work, or its process died",
+    StepResult.OVERTAKEN: "died, and a later run has done its work, or none was left",
+    StepResult.NOT_RUN: "did not run: no part of this re-execution, or not reached by it",
 }
 
 
-def _why(fate: StepResult, cause: SkipCause | None, *, applied_by: str | None, forced: str | None, again: bool) -> str:
-    if cause is SkipCause.ALREADY_SUCCEEDED:
-        return "it had succeeded in this run with the same inputs"
-    if cause is SkipCause.CONTENT_APPLIED:
-        return f"run {applied_by} had applied exactly this content"
+_DEEDS = {node.operator: node.did for node in chain()}
+
+
+def _did(fate: StepResult, name: str, state: RunState | None, *, forced: str | None) -> str:
     if fate in _PLAIN:
         return _PLAIN[fate]
-    if forced is not None:
-        return f"forced: {forced}"
-    return "what had been applied could not be handed on" if again else "no run had applied this content"
+    because = "" if forced is None else f"; forced: {forced}"
+    if state is None:
+        return f"applied its content{because}"
+    if state.rolled_back_by is not None:
+        because = f", rolled back because of {state.rolled_back_by}{because}"
+    summary = state.validation_summary
+    if state.outcome is Outcome.FAILED and not summary["checks"]:
+        return f"failed{because}"
+    verb, noun = _DEEDS.get(name.partition("@")[0].rpartition(".")[2], ChainNode.did)
+    failed = f", of which {summary['failed']} failed" if summary["failed"] else ""
+    return f"{verb} {counted(summary['checks'], noun)}{failed}{because}"
+
+
+def _why(cause: SkipCause | None, *, applied_by: str | None) -> str | None:
+    match cause:
+        case SkipCause.ALREADY_SUCCEEDED:
+            return "it had succeeded in this run with the same inputs"
+        case SkipCause.CONTENT_APPLIED:
+            return f"run {applied_by} had applied exactly this content"
+        case _:
+            return None
 
 
 def _of_intent(row: Any, *, attempts: int) -> dict[str, Any]:
@@ -212,7 +241,7 @@ def _of_intent(row: Any, *, attempts: int) -> dict[str, Any]:
     record = row.record or {}
     return {
         "node": row.node,
-        "inputs": row.payload["inputs"],
+        "inputs": inputs_of(row),
         "content_hash": row.content_hash,
         "intent": IntentStatus(row.status),
         "attempts": attempts,
@@ -242,7 +271,7 @@ def units_by_end(nodes: Sequence[NodeAccount]) -> dict[str, dict[str, int]]:
     """Count the units that the run claimed by how they ended; what it did not settle went to another run."""
     found: dict[str, dict[str, int]] = {}
     for node in nodes:
-        dataset, _, operator = node.node.partition("@")[0].rpartition(".")
+        dataset, _, operator = node.stage.rpartition(".")
         summary = node.validation_summary or {}
         if node.fate is not StepResult.RAN:
             continue
