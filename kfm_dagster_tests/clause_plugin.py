@@ -4,9 +4,10 @@
     pytest --clauses-out FILE             also write it as Markdown; with workers the first of them does
 
 The page has each clause with its tests, those that every commit runs and those that run when a path of theirs changed
-(`selection.yaml`), and each requirement of the documents with its clauses, tests and page.
+(`selection.yaml`), and each requirement of the documents with its clauses, its test and its page.
 
-An unknown clause id is a usage error, so that a typo cannot claim anything; so is a clause that no commit has to run.
+An unknown clause id is a usage error, so that a typo cannot claim anything; so is a clause that no commit has to run,
+and a requirement whose test is not collected.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from kfm_dagster_tests.selection import runs_always
 TESTS = Path(__file__).resolve().parent
 SPEC = Path(__file__).resolve().parent.parent / "docs" / "spec" / "clauses.yaml"
 REQUIREMENTS = SPEC.with_name("requirements.yaml")
-SHOWN = 2
-"""Tests of a clause that a requirement's row names; the clause's own row has all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,8 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     clauses = {entry["id"]: entry["must"] for entry in yaml.safe_load(SPEC.read_text(encoding="utf-8"))["clauses"]}
     claims = _claims(items, clauses)
     at_times = [clause for clause, tests in claims.items() if tests and not any(map(runs_always, tests))]
-    if at_times and set(TESTS.rglob("test_*.py")) <= {item.path for item in items}:
-        raise pytest.UsageError(f"no commit has to run a test of {', '.join(at_times)}: name one in selection.yaml")
+    if set(TESTS.rglob("test_*.py")) <= {item.path for item in items}:
+        if at_times:
+            raise pytest.UsageError(f"no commit has to run a test of {', '.join(at_times)}: name one in selection.yaml")
+        collected = set(map(_function, items))
+        if lost := [row["test"] for row in _requirements() if "test" in row and _named(row) not in collected]:
+            raise pytest.UsageError(f"docs/spec/requirements.yaml names tests that there are not: {', '.join(lost)}")
     table = config.stash[_TABLE] = render(clauses, claims)
     out = config.getoption("--clauses-out")
     # Every worker of pytest-xdist collects everything, and the process that started them nothing.
@@ -96,35 +99,42 @@ def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
         always = "<br>".join(name for name in claims[clause] if runs_always(name))
         at_times = "<br>".join(name for name in claims[clause] if not runs_always(name))
         lines.append(f"| {clause} | {must.replace('|', chr(92) + '|')} | {always or '**none**'} | {at_times} |")
-    return "\n".join([*lines, "", *_required(claims)]) + "\n"
+    return "\n".join([*lines, "", *_required()]) + "\n"
 
 
-def _required(claims: dict[str, list[str]]) -> list[str]:
-    rows = yaml.safe_load(REQUIREMENTS.read_text(encoding="utf-8"))["requirements"]
-    silent = sum(1 for row in rows if not (_tests(row, claims) or "instead" in row))
+def _requirements() -> list[dict[str, Any]]:
+    requirements: list[dict[str, Any]] = yaml.safe_load(REQUIREMENTS.read_text(encoding="utf-8"))["requirements"]
+    return requirements
+
+
+def _named(row: dict[str, Any]) -> str:
+    """The test of a requirement as pytest names it."""
+    return f"{TESTS.name}/{row['test']}"
+
+
+def _required() -> list[str]:
+    rows = _requirements()
+    apart = sum("instead" in row for row in rows)
     return [
         "# Requirements",
         "",
-        f"{len(rows)} requirements, {silent} of them silent.",
+        f"{len(rows)} requirements. {apart} are not followed to the letter: their test holds what stands instead.",
         "",
-        "| document | section | requirement | clauses | tests | page |",
+        "| document | section | requirement | clauses | test | page |",
         "|---|---|---|---|---|---|",
         *(
             f"| {row['document']} | {row['section']} | {row['must'].replace('|', chr(92) + '|')} "
-            f"| {', '.join(row.get('clauses', []))} | {'<br>'.join(_tests(row, claims)) or 'not followed'} "
-            f"| [{row['page']}](../../{row['page']}) |"
+            f"| {', '.join(row.get('clauses', []))} | {_named(row) if 'test' in row else 'none'} | {_pages(row)} |"
             for row in rows
         ),
     ]
 
 
-def _tests(row: dict[str, Any], claims: dict[str, list[str]]) -> list[str]:
-    found = [row["test"]] if "test" in row else []
-    for clause in row.get("clauses", []):
-        tests = claims[clause]
-        more = [f"{len(tests) - SHOWN} more of {clause}"] if len(tests) > SHOWN else []
-        found += [*tests[:SHOWN], *more]
-    return found
+def _pages(row: dict[str, Any]) -> str:
+    """Links to the page that says it, and to the reason why the document is not followed to the letter."""
+    said = [f"[{row['page']}](../../{row['page']})"] if "page" in row else []
+    why = [f"[why otherwise](../../{row['instead']})"] if "instead" in row else []
+    return "<br>".join(said + why)
 
 
 _TABLE = pytest.StashKey[str]()

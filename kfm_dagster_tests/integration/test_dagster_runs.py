@@ -51,7 +51,7 @@ JOB = "ingest_nexrad_l2"
 START = datetime.fromisoformat(f"{PARTITION}T00:00:00+00:00")
 
 
-@pytest.mark.clause("DAG-02", "RSP-11")
+@pytest.mark.clause("DAG-02", "RSP-01", "RSP-11")
 def test_a_run_leaves_one_run_state_row_per_node_with_its_output(face: Face, objects: Path) -> None:
     put(objects, volumes(2))
     result = face.execute(JOB, partition=PARTITION)
@@ -217,7 +217,7 @@ def _contract_is_wrong(*_: object, **__: object) -> Any:
     raise ContractError(observed="what trying again does not help with")
 
 
-@pytest.mark.clause("DAG-07", "RSP-11", "WAL-05", "WAL-06")
+@pytest.mark.clause("DAG-07", "RSP-11", "WAL-05", "WAL-06", "PCS-05")
 def test_a_reexecution_of_everything_skips_what_succeeded_and_changes_nothing(
     persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path
 ) -> None:

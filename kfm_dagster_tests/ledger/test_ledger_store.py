@@ -180,9 +180,13 @@ def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(
     assert record.next_attempt_at == bench.clock.now + timedelta(seconds=60)
 
 
+@pytest.mark.clause("WSM-05", "WSM-07")
 def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
     bench.bring_to("failed", envelope())
+    failed = bench.ledger.get(envelope().wal_id)
     bench.ledger.requeue([envelope().wal_id])
+    # A replay leaves what it comes back from.
+    assert bench.ledger.get(envelope().wal_id).last_error_code == failed.last_error_code is not None
     bench.ledger.settle([finished(unit) for unit in bench.claim()], run_id=RUN)
     record = bench.ledger.get(envelope().wal_id)
     assert (record.status, record.last_error_code, record.last_error_message) == ("succeeded", None, None)
