@@ -57,12 +57,12 @@ def parts(scale: float) -> list[Part]:
         ),
         Part(
             name="crash-matrix",
-            command=("-m", "pytest", "-q", "kfm_dagster_tests/integration/test_crash_matrix.py"),
+            command=("-m", "pytest", "-q", "--timeout=0", "kfm_dagster_tests/integration/test_crash_matrix.py"),
             variables={"KFM_CRASH_STRIDE": str(min(LONGEST_STRIDE, round(1 / scale)))},
         ),
         Part(
             name="store-answers",
-            command=("-m", "pytest", "-q", "kfm_dagster_tests/fuzz/test_store_answers.py"),
+            command=("-m", "pytest", "-q", "--timeout=0", "kfm_dagster_tests/fuzz/test_store_answers.py"),
             variables={"KFM_STORE_ANSWERS": str(max(60, round(10_000 * scale)))},
         ),
         Part(
