@@ -21,7 +21,10 @@ class Repair:
 
 
 _CUT = Repair(usually="cut off on its way, or rewritten meanwhile", repair="the provider's next writing")
-_FORMAT = Repair(usually="another format under a known name", repair="the provider's, or a reader of ours")
+_FORMAT = Repair(
+    usually="another format under a known name, or something else behind the last GRIB2 message",
+    repair="the provider's, or a reader of ours",
+)
 _PRODUCT = Repair(usually="a change of the product", repair="the contract, or a reader")
 REPAIRS: Mapping[str, Repair] = {
     IntegrityIssue.MISSING_OBJECT: Repair(
