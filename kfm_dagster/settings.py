@@ -28,10 +28,6 @@ from kfm_dagster.errors import ConfigurationError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-EARLIEST_DAY = date(1991, 6, 1)
-"""The month of the first NEXRAD Level II volume (NCEI C00345), earlier than every NODD bucket: the earliest day that
-partitions can begin with. About 13,000 days; Dagster is comfortable with up to 100,000 partitions."""
-
 PREFIX = "KFM_"
 MISSPELT = 0.8
 """Likeness (difflib's ratio) from which on a name is taken for another one misspelt: one letter in ten."""
@@ -165,9 +161,8 @@ class Settings(BaseSettings):
     )
     first_day: date | None = Field(
         None,
-        ge=EARLIEST_DAY,
         description="First day (UTC, YYYY-MM-DD) of the partitions of a new database; default: 1,000 days back. It is "
-        "stored then, and only a backfill of earlier days changes it.",
+        "stored then, and only a backfill of earlier days changes it. Not before every contract's storage.first_day.",
     )
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
     configs_dir: Path | None = Field(

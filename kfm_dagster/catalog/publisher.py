@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from obstore.exceptions import BaseError
 
@@ -74,6 +74,10 @@ class Publisher(Protocol):
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the files in a folder; none when there is no such folder. Raises PublishError."""
+        ...
+
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return the names of the folders in a folder; none when there is no such folder. Raises PublishError."""
         ...
 
     def remove(self, paths: Sequence[str]) -> None:
@@ -135,9 +139,16 @@ class FolderPublisher:
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the files in a folder."""
+        return [entry.name for entry in self._entries(folder) if entry.is_file()]
+
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return the names of the folders in a folder."""
+        return [entry.name for entry in self._entries(folder) if entry.is_dir()]
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self._root / folder) as entries:
-                return [entry.name for entry in entries if entry.is_file()]
+                return list(entries)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -249,11 +260,17 @@ class ObjectStorePublisher:
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the objects below a prefix, without those deeper down."""
+        return [entry["path"].rpartition("/")[2] for entry in self._listed(folder)["objects"]]
+
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return what follows a prefix in the names of the objects that are deeper down, each once."""
+        return [prefix.rstrip("/").rpartition("/")[2] for prefix in self._listed(folder)["common_prefixes"]]
+
+    def _listed(self, folder: str) -> Any:
         try:
-            found = self._store.list_with_delimiter(folder)
+            return self._store.list_with_delimiter(folder)
         except (BaseError, OSError) as error:
             raise _storage_unavailable(error) from error
-        return [entry["path"].rpartition("/")[2] for entry in found["objects"]]
 
     def remove(self, paths: Sequence[str]) -> None:
         """Delete objects; a bucket has no folders."""

@@ -6,7 +6,7 @@ The commands write decisions down; a running deployment (`kfm ui`, `kfm drain`, 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,13 +29,16 @@ from kfm_dagster.recovery.backfill.progress import (
     BackfillState,
     DayProgress,
     day_progress,
+    days_left_out,
     find_backfill,
     newest_backfills,
 )
 from kfm_dagster.settings import Settings
 
 LIST_COLUMNS = ("backfill_id", "state", "datasets", "first_day", "last_day", "days_listed", "days", "actor", "reason")
-DAY_COLUMNS = ("day", "dataset", "state", "listed", "created", "requeued", "known", *(s.value for s in Status))
+DAY_COLUMNS = (
+    "day", "dataset", "state", "listed", "created", "requeued", "known", *(s.value for s in Status), "left_out"
+)  # fmt: skip
 POLL_SECONDS = 1.0
 
 _DAY = click.DateTime(["%Y-%m-%d"])
@@ -74,7 +77,9 @@ def run(
             pipeline, datasets=datasets, first_day=first.date(), last_day=last.date(), decision=decision
         )
         first_day = pipeline.window.first_day()
+        left_out = days_left_out(pipeline.registry, started)
     click.echo(started.backfill_id)
+    _say_left_out(left_out)
     if first_day < before:
         click.echo(
             f"the partitions begin on {first_day} now, not on {before}: a running deployment learns of it within a "
@@ -111,9 +116,13 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
         backfill_id = whole_backfill_id(pipeline.database, backfill_id)
         found = find_backfill(pipeline.database, backfill_id)
         days = _follow(pipeline, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
+        left_out = days_left_out(pipeline.registry, found)
     if not as_json:
         click.echo(f"{backfill_id}: {found.reason} ({found.actor})")
-    show_rows(map(_day_row, days), DAY_COLUMNS, as_json=as_json)
+    _say_left_out(left_out)
+    rows = [_day_row(day) for day in days]
+    shown = rows if as_json else [row | {"left_out": _summed(row["left_out"])} for row in rows]
+    show_rows(shown, DAY_COLUMNS, as_json=as_json)
     if follow and any(day.units[bad] for day in days for bad in (Status.FAILED, Status.QUARANTINED)):
         context.exit(ExitCode.FINISHED_WITH_FAILURES)
 
@@ -157,6 +166,15 @@ def _follow(pipeline: Pipeline, backfill_id: str) -> list[DayProgress]:
             time.sleep(POLL_SECONDS)
 
 
+def _say_left_out(left_out: Mapping[str, str]) -> None:
+    for days in left_out.values():
+        click.echo(f"left out: {days}", err=True)
+
+
+def _summed(left_out: Mapping[str, Any]) -> str:
+    return ", ".join(f"{of['keys']} {reason} ({of['first']})" for reason, of in sorted(left_out.items()))
+
+
 def _days(found: Backfill) -> int:
     return sum(found.days.values())
 
@@ -189,4 +207,5 @@ def _day_row(day: DayProgress) -> dict[str, Any]:
         "requeued": day.requeued,
         "known": day.known,
         **{status.value: units for status, units in day.units.items()},
+        "left_out": day.left_out,
     }

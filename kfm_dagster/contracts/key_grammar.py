@@ -105,6 +105,8 @@ class KeyGrammarReader:
             raise InvalidKeyTimeError(f"end {rfc3339(end)} is before start {rfc3339(start)}")
         if not (is_plausible(start) and is_plausible(end)):
             raise InvalidKeyTimeError(f"{rfc3339(start)} to {rfc3339(end)} is no time of an observation or forecast")
+        if start.date() < (first_day := self.contract.storage.first_day):
+            raise InvalidKeyTimeError(f"{rfc3339(start)} is before {first_day}, where the dataset begins")
         stac = self.contract.stac
         return KeyMatch(
             groups=groups,

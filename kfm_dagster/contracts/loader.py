@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import combinations, product
@@ -143,6 +144,11 @@ class ContractRegistry:
     def owner(self, contract: DatasetContract) -> DatasetContract:
         """Return the contract that says what the Collection is into which a dataset writes: mostly its own."""
         return self[contract.stac.collection_of or contract.id]
+
+    @cached_property
+    def first_day(self) -> date:
+        """Day with which the first of the datasets begins: no partition is earlier."""
+        return min(contract.storage.first_day for contract in self)
 
     @cached_property
     def grammars(self) -> Mapping[str, KeyGrammarReader]:

@@ -219,6 +219,10 @@ class Storage(ContractPart):
     provider: Literal["aws", "gcp", "azure"] = "aws"
     buckets: list[Bucket] = Field(min_length=1)
     region: str = "us-east-1"
+    first_day: date = Field(
+        description="UTC day that no object is earlier than: where the archive, or what it is of, begins. A unit of an "
+        "earlier day is rejected, and a backfill leaves earlier days out."
+    )
     prefixes: list[str] = Field(min_length=1, description="Keys that start so belong to this dataset (routing).")
     key_grammar: KeyGrammar
     ignore: list[Regex] = Field([], description="Keys of the same buckets that are known and not ingested.")

@@ -16,7 +16,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum, unique
@@ -32,7 +31,6 @@ from kfm_dagster.demo.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.plural import counted
 from kfm_dagster.readers.nexrad_sites import tdwr_sites
-from kfm_dagster.settings import EARLIEST_DAY
 
 if TYPE_CHECKING:
     from mypy_boto3_sns import SNSClient
@@ -122,8 +120,8 @@ class ObjectEvent:
 class FolderReport:
     """What became of a folder's files: data objects by dataset, sidecars, and why the other paths were skipped.
 
-    `published` are the data objects of a day that partitions can have, as `s3://bucket/key`; `first_day` is the
-    earliest day of any. `unannounced` are datasets and days of those that no topic announces, which a listing finds.
+    `published` are the data objects, as `s3://bucket/key`; `first_day` is the earliest day of any. `unannounced` are
+    datasets and days of those that no topic announces, which a listing finds.
     """
 
     objects: Mapping[str, int]
@@ -212,8 +210,9 @@ class Feed:
         for path, bucket, key in _files(folder):
             name = path.relative_to(folder).as_posix()
             route = self._registry.route(bucket=bucket, key=key)
-            if route.contract is None or route.kind not in {KeyKind.DATA, KeyKind.SIDECAR}:
-                skipped[name] = self._why_skipped(bucket, key, route)
+            why = self._why_skipped(bucket, key, route)
+            if route.contract is None or why is not None:
+                skipped[name] = str(why)
                 continue
             with path.open("rb") as file:
                 etag = self.put(bucket, key, file)
@@ -235,24 +234,33 @@ class Feed:
             skipped=skipped,
             first_day=min(days.values(), default=None),
             unannounced=frozenset(unannounced),
-            published=tuple(uri for uri, day in days.items() if day >= EARLIEST_DAY),
+            published=tuple(days),
         )
 
-    def _day_of(self, contract: DatasetContract, key: str) -> date | None:
-        """Return the day that a data key is of; None for an impossible one, whose message is rejected."""
-        with suppress(InvalidKeyTimeError):
-            match = self._registry.grammars[contract.id].match(key)
-            return None if match is None else match.start.date()
-        return None
+    def _day_of(self, contract: DatasetContract, key: str) -> date:
+        """Return the day that a data key is of. Raises InvalidKeyTimeError for an impossible one."""
+        match = self._registry.grammars[contract.id].match(key)
+        if match is None:  # the route said DATA by the same pattern
+            raise InvalidKeyTimeError(f"{key} is no data key of {contract.id}")
+        return match.start.date()
 
-    def _why_skipped(self, bucket: str, key: str, route: Route) -> str:
+    def _why_skipped(self, bucket: str, key: str, route: Route) -> str | None:
         if not key:
             return "it is not at <bucket>/<key>"
         if bucket not in self._registry.buckets:
             return f"no dataset contract names bucket {bucket}"
-        if route.kind is KeyKind.IGNORED and route.contract is not None:
+        if route.contract is None or route.kind is KeyKind.FOREIGN:
+            return f"its key matches no contract of bucket {bucket}"
+        if route.kind is KeyKind.IGNORED:
             return f"the contract {route.contract.id} names it as one that it does not ingest"
-        return f"its key matches no contract of bucket {bucket}"
+        return self._why_no_day(route.contract, key) if route.kind is KeyKind.DATA else None
+
+    def _why_no_day(self, contract: DatasetContract, key: str) -> str | None:
+        try:
+            day = self._day_of(contract, key)
+        except InvalidKeyTimeError as error:
+            return str(error)
+        return f"its day, {day}, has not begun" if day > datetime.now(UTC).date() else None
 
     def _publish(self, topic: str, messages: list[str]) -> None:
         account = topic.split(":")[4]

@@ -23,7 +23,7 @@ from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.recovery.backfill.days import start_backfill
-from kfm_dagster.settings import EARLIEST_DAY, FeedKind, Settings, environment
+from kfm_dagster.settings import FeedKind, Settings, environment
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
@@ -122,11 +122,10 @@ def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
     if published.first_day is not None:
         begin_with(pipeline, published.first_day)
     for dataset, day in sorted(published.unannounced):
-        if day >= EARLIEST_DAY:
-            start_backfill(pipeline, datasets=[dataset], first_day=day, last_day=day, decision=_UNANNOUNCED)
+        start_backfill(pipeline, datasets=[dataset], first_day=day, last_day=day, decision=_UNANNOUNCED)
     return published
 
 
 def begin_with(pipeline: Pipeline, day: date) -> None:
-    """Lower the partition window to a day of the demo's objects; those before EARLIEST_DAY stay outside."""
-    pipeline.window.lower(max(day, EARLIEST_DAY), actor="kfm demo", reason="objects of the demo")
+    """Lower the partition window to a day of the demo's objects."""
+    pipeline.window.lower(day, actor="kfm demo", reason="objects of the demo")

@@ -35,6 +35,7 @@ class Configuration:
         registry = ContractRegistry.load(settings.contracts_dir)
         refuse_orphans(registry)
         refuse_unmaskable(settings, registry)
+        _refuse_days_before_all(settings, registry)
         card = Card.load(settings.configs_dir)
         announcements = AnnouncementPlan.load(settings.configs_dir, registry)
         tokens_of(settings.webhook_tokens, [one.name for one in announcements.subscriptions])
@@ -61,3 +62,14 @@ def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
                     observed=f"after: {place}",
                     next_step=f"set {variable}, or take {place} out of {ANNOUNCEMENTS}",
                 )
+
+
+def _refuse_days_before_all(settings: Settings, registry: ContractRegistry) -> None:
+    """Refuse partitions that no dataset can fill; Dagster is comfortable with up to 100,000 of them."""
+    if settings.first_day is not None and settings.first_day < registry.first_day:
+        raise ConfigurationError(
+            "environment variable KFM_FIRST_DAY is wrong",
+            observed=settings.first_day,
+            expected=f"{registry.first_day} or later: no dataset begins earlier",
+            next_step="correct or unset KFM_FIRST_DAY",
+        )

@@ -21,13 +21,15 @@ from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
 from kfm_dagster.ingest.listed import enter_listed
 from kfm_dagster.ingest.node import ChainNode, in_chunks
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.operators.message_parse import parse_listed
+from kfm_dagster.operators.message_parse import IgnoreReason, parse_listed
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
@@ -53,6 +55,15 @@ class Source(StrEnum):
     """The bucket's objects of the partition's day, and what is pending in the ledger."""
 
 
+LeftOut = Mapping[str, Mapping[str, int | str]]
+"""Keys of a listing that gave no unit: by reason `keys`, how many, and `first`, one of them."""
+_WHY_LEFT_OUT = {
+    KeyKind.IGNORED: IgnoreReason.KNOWN_NEIGHBOUR.value,
+    KeyKind.FOREIGN: ParseIssue.KEY_GRAMMAR_MISMATCH.value,
+    KeyKind.DATA: ParseIssue.INVALID_TIME_RANGE.value,
+}
+
+
 class ListingAccount(Protocol):
     """What a backfill keeps of the listing of one of its days."""
 
@@ -64,8 +75,8 @@ class ListingAccount(Protocol):
         """Count what entered the ledger in this transaction; False when nobody wants the rest any more."""
         ...
 
-    def closed(self, tx: Transaction) -> None:
-        """Note that every object of the day is in the ledger."""
+    def closed(self, tx: Transaction, left_out: LeftOut) -> None:
+        """Note that every object of the day is in the ledger, and which keys gave no unit."""
         ...
 
 
@@ -94,6 +105,7 @@ class MessageParse(ChainNode):
     listing: Sequence[ListedObject] = field(default=(), repr=False)
     """What the bucket holds of the day, once `inputs` has listed it. A backfill counts while it lists."""
     _refused: StoreAccessError | None = field(default=None, init=False, repr=False)
+    _left_out: dict[str, dict[str, int | str]] = field(default_factory=dict, init=False, repr=False)
     _whole: bool = field(default=False, init=False, repr=False)
     _began: int = field(default=0, init=False, repr=False)
     _replays: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -197,8 +209,9 @@ class MessageParse(ChainNode):
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # nothing is made before the claim
         # Claimed in the transaction that names the output: a run that dies before it has claimed nothing.
         if self.account is not None:
-            self.account.closed(tx)
-        if self._whole:
+            self.account.closed(tx, self._left_out)
+        # Before its first day a dataset has nothing that could be missing.
+        if self._whole and date.fromisoformat(self.partition) >= self.contract.storage.first_day:
             self.pipeline.gaps.listed(self.dataset, self.partition, at=self.pipeline.clock(), tx=tx)
         claimed = self.pipeline.ledger.claim(
             dataset=self.dataset,
@@ -248,10 +261,15 @@ class MessageParse(ChainNode):
 
     def _list(self) -> Iterator[ListedObject]:
         try:
-            yield from self.pipeline.objects.list_day(self.contract, date.fromisoformat(self.partition))
+            day = date.fromisoformat(self.partition)
+            yield from self.pipeline.objects.list_day(self.contract, day, left_out=self._leave_out)
         except StoreAccessError as error:
             # One bucket costs the others nothing: what they hold enters the ledger, and then the listing fails.
             self._refused = error
+
+    def _leave_out(self, key: str, kind: KeyKind) -> None:
+        counted = self._left_out.setdefault(_WHY_LEFT_OUT[kind], {"keys": 0, "first": key})
+        counted["keys"] = int(counted["keys"]) + 1
 
     def _listed(self) -> Iterator[Envelope]:
         for listed in self.listing if self.account is None else self._list():

@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 
 from kfm_dagster.contracts.day_window import DayWindow
 from kfm_dagster.errors import DatabaseUnavailableError, NoLedgerError, SchemaVersionError
-from kfm_dagster.settings import EARLIEST_DAY, Settings
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
 
@@ -41,7 +41,7 @@ class PartitionWindow:
             if self._stored(change) is None:
                 first_day = default_first_day(self.settings, clock=self.clock)
                 if (known := change.run("partition_window.earliest_known").scalar_one()) is not None:
-                    first_day = min(first_day, max(date.fromisoformat(known), EARLIEST_DAY))
+                    first_day = min(first_day, date.fromisoformat(known))
                 self._begin(first_day, actor="kfm_dagster", reason="the first day of a new database", tx=change)
 
     def first_day(self, *, tx: Transaction | None = None) -> date:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -123,8 +123,13 @@ class ObjectStores:
             raise
         return handle
 
-    def list_day(self, contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+    def list_day(
+        self, contract: DatasetContract, day: date, *, left_out: Callable[[str, KeyKind], None] = lambda *_: None
+    ) -> Iterator[ListedObject]:
         """List the data objects whose own time starts on a UTC day, page by page.
+
+        `left_out` is called with each key that gives no unit on any day, and what it is: ignored, foreign, or a data
+        key of an impossible time.
 
         Raises ObjectReadError where a store does not answer, and StoreAccessError, once the other buckets are listed,
         where one is not there or refuses.
@@ -132,7 +137,7 @@ class ObjectStores:
         refused: list[str] = []
         for bucket in contract.storage.buckets:
             try:
-                yield from self._listed_day(contract, bucket, day)
+                yield from self._listed_day(contract, bucket, day, left_out)
             except ObjectReadError as error:
                 if error.code not in {IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED}:
                     raise
@@ -145,13 +150,19 @@ class ObjectStores:
                 next_step="correct the contract's storage.buckets, or the credentials (public buckets: KFM_ANONYMOUS)",
             )
 
-    def _listed_day(self, contract: DatasetContract, bucket: str, day: date) -> Iterator[ListedObject]:
+    def _listed_day(
+        self, contract: DatasetContract, bucket: str, day: date, left_out: Callable[[str, KeyKind], None]
+    ) -> Iterator[ListedObject]:
         grammar = self._grammar(contract)
         for template in grammar.prefixes(day):
             for prefix in self._expanded(contract, bucket, template):
                 for key, listed in self._listed(contract, bucket, prefix):
-                    if grammar.kind(key) is KeyKind.DATA and _day_of(grammar, key) == day:
-                        yield listed
+                    kind = grammar.kind(key)
+                    if kind is KeyKind.DATA and (found := _day_of(grammar, key)) is not None:
+                        if found == day:
+                            yield listed
+                    elif kind is not KeyKind.SIDECAR:
+                        left_out(key, kind)
 
     def _expanded(self, contract: DatasetContract, bucket: str, prefix: str) -> list[str]:
         """Put every folder that there is in the place of a prefix's first `*`: MRMS has one for each product."""

@@ -58,7 +58,7 @@ def small_parts() -> Iterator[None]:
 def published(publisher: Publisher, collection: str = ABI) -> dict[str, Items]:
     """What the descriptions of the days lead a reader to, by day."""
     found: dict[str, Items] = {}
-    for year in days.years():
+    for year in days.years(publisher, collection):
         where = days.folder(collection, year)
         for day, stands in read_days(publisher, where, files_of(publisher.names(where))).items():
             items = [item for part in stands.parts for item in _rows(publisher, f"{where}/{part.name}", part)]

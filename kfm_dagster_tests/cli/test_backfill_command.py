@@ -49,6 +49,16 @@ def test_progress_is_what_the_ledger_says_of_each_day(call: Call) -> None:  # no
     assert "succeeded" in call("backfill", "status", backfill_id).out
 
 
+@pytest.mark.clause("OPR-27")
+def test_days_before_a_dataset_begins_are_named(call: Call) -> None:  # noqa: F811
+    started = call("backfill", "run", "nexrad-l2", "ocean", "--from", "1991-05-31", "--to", "1991-06-01", *WHY)
+    status = call("backfill", "status", started.out.strip(), "--json")
+    said = "left out: 1 day from 1991-05-31 on: nexrad-l2 begins on 1991-06-01\n"
+    assert (said in started.err, status.err) == (True, said)
+    rows = [(row["dataset"], row["left_out"]) for row in status.rows]
+    assert rows == [("ocean", {}), ("nexrad-l2", {}), ("ocean", {})]
+
+
 @pytest.mark.clause("DAG-05")
 def test_a_cancelled_backfill_is_over(call: Call) -> None:  # noqa: F811
     [backfill_id] = call("backfill", "run", "nexrad-l2", *MONTH, *WHY).out.split()
@@ -87,7 +97,7 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
                 assert account.opened(tx)
                 pipeline.ledger.ensure([unit], lane=Lane.BULK, tx=tx)
                 assert account.counted(tx, listed=1, created=1, requeued=0)
-                account.closed(tx)
+                account.closed(tx, {})
             [claimed] = pipeline.ledger.claim(dataset="hrrr", partition="2025-12-03", run_id="r", limit=1)
             pipeline.ledger.settle([end(claimed)], run_id="r")  # type: ignore[operator]
             if end is failed:

@@ -197,6 +197,10 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         f"noaa-hrrr-bdp-pds/{SECOND_KEY}": b"hrrr",
         f"noaa-hrrr-bdp-pds/{SECOND_KEY}.idx": b"1:0:d=2025040212:TMP:2 m above ground:2 hour fcst:\n",
         f"noaa-isd-pds/{ISD_KEY}": b"announced by no topic",
+        f"noaa-isd-pds/{ISD_KEY.replace('2020', '1901')}": b"of the first year",
+        f"noaa-isd-pds/{ISD_KEY.replace('2020', '1900')}": b"of the year before",
+        f"noaa-isd-pds/{ISD_KEY.replace('2020', '2100')}": b"of a year to come",
+        f"noaa-hrrr-bdp-pds/{HRRR_KEY.replace('20250402', '20140729')}": b"of the day before the archive",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": b"ignored",
         "noaa-rtma-pds/CONUS/a.grib2.gz": b"unknown",
         "noaa-goes17/README/a.txt": b"foreign",
@@ -209,11 +213,17 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
 
     report = feed.from_folder(tmp_path)
 
-    assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 2, "surface-obs": 1}
-    assert (report.sidecars, report.first_day) == (2, date(2019, 8, 6))
-    assert report.unannounced == {("surface-obs", date(2020, 1, 1))}
+    assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 2, "surface-obs": 2}
+    assert (report.sidecars, report.first_day) == (2, date(1901, 1, 1))
+    assert report.unannounced == {("surface-obs", date(2020, 1, 1)), ("surface-obs", date(1901, 1, 1))}
+    assert len(report.published) == sum(report.objects.values())
     assert cloud.client("s3").head_object(Bucket="noaa-isd-pds", Key=ISD_KEY)["ContentLength"] == 21
     assert report.skipped == {
+        f"noaa-isd-pds/{ISD_KEY.replace('2020', '1900')}": "1900-01-01T00:00:00.000000Z is before 1901-01-01, where "
+        "the dataset begins",
+        f"noaa-isd-pds/{ISD_KEY.replace('2020', '2100')}": "its day, 2100-01-01, has not begun",
+        f"noaa-hrrr-bdp-pds/{HRRR_KEY.replace('20250402', '20140729')}": "2014-07-29T12:00:00.000000Z is before "
+        "2014-07-30, where the dataset begins",
         "README.md": "it is not at <bucket>/<key>",
         "noaa-goes17/README/a.txt": "its key matches no contract of bucket noaa-goes17",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": "the contract goes-abi names it as one that it does not "

@@ -48,7 +48,7 @@ class Hands:
                 )
                 with self._pipeline.database.transaction() as tx:
                     assert day.opened(tx)
-                    day.closed(tx)
+                    day.closed(tx, {})
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo import run as demo
 from kfm_dagster.demo.feed import Feed, FolderReport
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.plan import of_known_days, why_unknown
 from kfm_dagster.ingest.window import DEFAULT_DAYS, PartitionWindow, stored_first_day
 from kfm_dagster.ledger.reports import PendingPartition
-from kfm_dagster.settings import EARLIEST_DAY, Settings
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import make_bench
@@ -59,6 +60,17 @@ def test_the_first_day_is_what_is_set_but_never_in_the_future(
     assert made.first_day() == (first or NOW.date() - DEFAULT_DAYS)
 
 
+@pytest.mark.clause("OPR-27", "DAG-12")
+def test_partitions_begin_with_the_first_of_the_datasets_at_the_earliest(
+    home: Path, contracts: ContractRegistry
+) -> None:
+    first = min(contract.storage.first_day for contract in contracts)
+    with closing(Pipeline.open(Settings.load(first_day=first))) as pipeline:
+        assert pipeline.window.first_day() == first == date(1901, 1, 1)
+    with pytest.raises(ConfigurationError, match=f"KFM_FIRST_DAY .*{first}"):
+        Pipeline.open(Settings.load(first_day=first - timedelta(days=1)))
+
+
 @pytest.mark.clause("DAG-12")
 def test_an_earlier_day_lowers_the_window_and_a_later_one_does_not(database: Database) -> None:
     made = window(database, first_day=FIRST)
@@ -82,7 +94,7 @@ def test_the_window_is_never_raised_by_hand(database: Database, typed: str) -> N
 @pytest.mark.clause("DAG-12", "BEY-03")
 @pytest.mark.parametrize(
     ("day", "first"),
-    [(date(1991, 6, 5), date(1991, 6, 5)), (date(1990, 12, 31), EARLIEST_DAY), (date(2025, 6, 1), FIRST)],
+    [(date(1901, 1, 1), date(1901, 1, 1)), (date(2025, 6, 1), FIRST)],
 )
 def test_units_that_are_there_stay_within_the_window_that_is_made(
     database: Database, contracts: ContractRegistry, day: date, first: date
@@ -171,7 +183,7 @@ def test_opening_a_pipeline_settles_the_first_day_which_definitions_then_read(ho
 @pytest.mark.clause("DAG-12")
 @pytest.mark.parametrize(
     ("oldest", "first"),
-    [(date(1991, 6, 5), date(1991, 6, 5)), (date(1980, 1, 1), EARLIEST_DAY), (None, FIRST), (date(2025, 6, 1), FIRST)],
+    [(date(1901, 1, 1), date(1901, 1, 1)), (None, FIRST), (date(2025, 6, 1), FIRST)],
 )
 def test_the_demo_begins_with_the_oldest_of_its_objects(
     home: Path, monkeypatch: pytest.MonkeyPatch, oldest: date | None, first: date

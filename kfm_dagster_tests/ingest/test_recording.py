@@ -143,7 +143,7 @@ def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
         )
         for one in events
     ]
-    monkeypatch.setattr(pipeline.objects, "list_day", lambda *_: iter(listed))
+    monkeypatch.setattr(pipeline.objects, "list_day", lambda *_, **__: iter(listed))
     node = MessageParse(
         pipeline=pipeline, dataset="nexrad-l2", partition="2025-04-02", run_id="r", source=Source.LISTING, limit=10
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ class Account:
     def counted(self, tx: Any, *, listed: int, created: int, requeued: int) -> bool:
         return True
 
-    def closed(self, tx: Any) -> None:
+    def closed(self, tx: Any, left_out: Any) -> None:
         pass
 
 
@@ -135,3 +137,13 @@ def test_a_listing_that_fails_is_a_failed_stage_and_the_next_attempt_lists_again
     listing = node(pipeline, Source.LISTING)
     batch = pipeline.stages.commit(pipeline.stages.run(listing, run_id="run-1", upstream=None))
     assert len(batch.envelopes) == 2
+
+
+@pytest.mark.clause("OPR-27", "BEY-05")
+def test_a_day_before_the_dataset_begins_lacks_nothing(pipeline: Pipeline) -> None:
+    begins = pipeline.registry[DATASET].storage.first_day
+    before = begins - timedelta(days=1)
+    for day in (before, begins):
+        listing = replace(node(pipeline, Source.LISTING), partition=day.isoformat(), run_id=f"run-{day}")
+        pipeline.stages.commit(pipeline.stages.run(listing, run_id=listing.run_id, upstream=None))
+    assert pipeline.gaps.listed_days(before, begins) == {(DATASET, begins)}

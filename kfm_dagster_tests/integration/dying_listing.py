@@ -53,7 +53,7 @@ def listing(pipeline: Pipeline, run_id: str, *, backfill_id: str | None, limit: 
 def main(url: str, home: str, backfill_id: str, number: int, after: int) -> None:
     """List and die when so many objects have been listed."""
 
-    def list_day(contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+    def list_day(contract: DatasetContract, day: date, **_: object) -> Iterator[ListedObject]:
         for index, found in enumerate(objects_of_a_day(number)):
             if index == after:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.catalog.geoparquet.search import Wanted, search
+from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.demo.samples.isd import isd_samples
+from kfm_dagster.demo.samples.oisst import oisst_samples
 from kfm_dagster.errors import ContractError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import KillSwitchError
@@ -34,14 +38,14 @@ from kfm_dagster.recovery.backfill.progress import (
     DayProgress,
     DayState,
     day_progress,
+    days_left_out,
     find_backfill,
 )
-from kfm_dagster.settings import EARLIEST_DAY
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, missing, put, take, volumes
+from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, good, missing, put, take, volumes
 from kfm_dagster_tests.integration.dying_listing import DATASET, DAY, listing, objects_of_a_day
 from kfm_dagster_tests.integration.face import Face
 
@@ -49,6 +53,8 @@ WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
 OBJECTS = 12_000
 """More than two chunks."""
 LIMIT = 500
+BEGINS = date(1991, 6, 1)
+"""Where DATASET begins (storage.first_day)."""
 
 
 def start(pipeline: Pipeline, first: date = DAY, last: date = DAY, *datasets: str) -> Backfill:
@@ -82,7 +88,7 @@ def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     listed = [0]
     entered: list[int] = []
 
-    def list_day(contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+    def list_day(contract: DatasetContract, day: date, **_: Any) -> Iterator[ListedObject]:
         listed[0] = 0
         for found in objects_of_a_day(OBJECTS):
             listed[0] += 1
@@ -199,7 +205,7 @@ def _list(pipeline: Pipeline, backfill: Backfill, dataset: str, day: str) -> Non
     with pipeline.database.transaction() as tx:
         key = {"backfill_id": backfill.backfill_id, "dataset": dataset, "day": day}
         assert tx.run("backfill.open_listing", key).one_or_none() is not None
-        tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z")
+        tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z", left_out="{}")
 
 
 @pytest.mark.clause("BEY-14", "DAG-05")
@@ -312,7 +318,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
     assert len(ask(pipeline).requests) == 1
     list_day = pipeline.objects.list_day
 
-    def listing(contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+    def listing(contract: DatasetContract, day: date, **_: Any) -> Iterator[ListedObject]:
         for number, found in enumerate(list_day(contract, day)):
             if number == LISTING_CHUNK:
                 # The first chunk is in; somebody cancels between two transactions.
@@ -342,7 +348,8 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
     ("first", "last", "datasets", "error"),
     [
         (DAY, DAY - timedelta(days=1), (DATASET,), BackfillError),
-        (EARLIEST_DAY - timedelta(days=1), DAY, (DATASET,), BackfillError),
+        (BEGINS - timedelta(days=9), BEGINS - timedelta(days=1), (DATASET,), BackfillError),
+        (BEGINS - timedelta(days=1), BEGINS - timedelta(days=1), (DATASET, "ocean"), BackfillError),
         (DAY, date(2026, 1, 2), (DATASET,), BackfillError),  # the clock stands at 1 January
         (DAY, DAY, ("no-such",), ContractError),
         (DAY, DAY, (), BackfillError),
@@ -362,34 +369,87 @@ def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(
 def test_a_backfill_of_earlier_days_lowers_the_window_and_no_other_does(pipeline: Pipeline) -> None:
     start(pipeline)
     assert pipeline.window.first_day() == date(2025, 1, 1)
-    start(pipeline, EARLIEST_DAY, EARLIEST_DAY + timedelta(days=1))
-    assert pipeline.window.first_day() == EARLIEST_DAY
+    early = start(pipeline, BEGINS - timedelta(days=9), BEGINS + timedelta(days=1), DATASET, "ocean")
+    assert pipeline.window.first_day() == BEGINS - timedelta(days=9)
+    assert (early.days[DayState.WAITING], list(days_left_out(pipeline.registry, early))) == (2 + 11, [DATASET])
     with pytest.raises(ContractError):
-        start(pipeline, EARLIEST_DAY, EARLIEST_DAY, "no-such")
+        start(pipeline, BEGINS, BEGINS, "no-such")
     start(pipeline)
-    assert pipeline.window.first_day() == EARLIEST_DAY
+    assert pipeline.window.first_day() == BEGINS - timedelta(days=9)
 
 
 @pytest.mark.clause("DAG-12")
 def test_a_day_that_dagster_does_not_know_is_listed_once_it_does(pipeline: Pipeline) -> None:
-    backfill = start(pipeline, EARLIEST_DAY, EARLIEST_DAY)
+    backfill = start(pipeline, BEGINS, BEGINS)
     report = advance_backfills(pipeline, listing=(), limit=1, known=lambda day: day >= "2025-01-01")
     assert report.requests == ()
-    assert report.reason.startswith(f"the code location does not know {EARLIEST_DAY} yet, reload it")
+    assert report.reason.startswith(f"the code location does not know {BEGINS} yet, reload it")
     assert {(day.state, day.requests) for day in day_progress(pipeline.database, backfill.backfill_id)} == {
         (DayState.WAITING, 0)
     }
     [request] = advance_backfills(pipeline, listing=(), limit=1).requests
-    assert request.day == EARLIEST_DAY.isoformat()
+    assert request.day == BEGINS.isoformat()
 
 
 @pytest.mark.clause("DAG-12")
 def test_an_unknown_day_keeps_no_slot_from_the_days_of_other_backfills(pipeline: Pipeline) -> None:
-    start(pipeline, EARLIEST_DAY, EARLIEST_DAY)
+    start(pipeline, BEGINS, BEGINS)
     advance_backfills(pipeline, listing=(), limit=1)
     start(pipeline)
     [request] = advance_backfills(pipeline, listing=(), limit=1, known=lambda day: day >= "2025-01-01").requests
     assert request.day == DAY.isoformat()
+
+
+@pytest.mark.clause("OPR-27", "DAG-12")
+@pytest.mark.parametrize(
+    ("dataset", "samples", "begins", "neighbour"),
+    [
+        ("ocean", oisst_samples, date(1981, 9, 1), "data/v2.1/avhrr/198109/oisst-avhrr-v02r01.19810901.nc.md5"),
+        ("surface-obs", isd_samples, date(1901, 1, 1), "data/1901/README.txt"),
+    ],
+)
+def test_a_backfill_reaches_the_first_object_of_an_archive(
+    face: Face,
+    objects: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: str,
+    samples: Any,
+    begins: date,
+    neighbour: str,
+) -> None:
+    monkeypatch.setenv("KFM_GEOPARQUET", "true")
+    bucket = face.pipeline.registry[dataset].storage.buckets[0]
+    made = [good(bucket, key, content) for _, key, content in samples(begins, 2)]
+    put(objects, [*made, good(bucket, neighbour, b"a neighbour")])
+    backfill = start(face.pipeline, begins - timedelta(days=1), begins, dataset)
+    reloaded = Face(instance=face.instance, pipeline=face.pipeline)
+    drain(reloaded, "nodd_backfill")
+    drain(reloaded, "nodd_ledger")
+    records = traces.records(face.pipeline)
+    assert {uri: (one.status, one.partition_key) for uri, one in records.items()} == dict.fromkeys(
+        (item.uri for item in made), (Status.SUCCEEDED, begins.isoformat())
+    )
+    [day] = day_progress(face.pipeline.database, backfill.backfill_id)
+    assert (day.listed, day.left_out) == (2, {"key_grammar_mismatch": {"keys": 1, "first": neighbour}})
+    settings = face.pipeline.settings
+    [table] = search(open_publisher(settings.catalog), [dataset], Wanted(end=datetime(1990, 1, 1, tzinfo=UTC)))
+    assert table.num_rows == len({one.stac_item_id for one in records.values()})
+
+
+@pytest.mark.clause("OPR-27")
+def test_a_listing_that_ended_names_what_gave_no_unit_by_reason(pipeline: Pipeline) -> None:
+    """The contract ignores `_MDM`; no hour is the 25th; a key of another day is that day's."""
+    folder = f"{DAY:%Y/%m/%d}/KTLX/KTLX{DAY:%Y%m%d}"
+    names = ("_120000_V06", "_120000_V06_MDM", "_250000_V06", "_260000_V06", ".txt")
+    put(pipeline.settings.object_root, [good("unidata-nexrad-level2", folder + name, b"x") for name in names])
+    backfill = start(pipeline)
+    ask(pipeline)
+    list_the_day(pipeline, "run", backfill_id=backfill.backfill_id)
+    assert the_day(pipeline, backfill).left_out == {
+        "invalid_time_range": {"keys": 2, "first": folder + "_250000_V06"},
+        "key_grammar_mismatch": {"keys": 1, "first": folder + ".txt"},
+        "known_neighbour": {"keys": 1, "first": folder + "_120000_V06_MDM"},
+    }
 
 
 @pytest.mark.clause("DAG-05", "BEY-14")

@@ -22,7 +22,8 @@ from kfm_dagster_tests.integration.face import Face
 
 pytestmark = pytest.mark.one_database
 
-OLD_DAY = date(1990, 12, 31)
+OLD_DAY = date(2014, 7, 30)
+"""The first that the contract allows."""
 SENSORS = ("nodd_messages", "nodd_ledger", "nodd_ledger", "nodd_backfill")
 """The ledger's sensor asks for a run of what it has seen on an earlier tick."""
 
@@ -82,6 +83,18 @@ def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_
     assert face.pipeline.deliveries.states([stray.message_id]) == {stray.message_id: DeliveryState.DELETED}
 
 
+@pytest.mark.clause("OPR-27", "DAG-12", "SEC-05")
+def test_a_day_before_the_dataset_begins_is_rejected(
+    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
+) -> None:
+    face.pipeline.window.lower(OLD_DAY - timedelta(days=9), actor="ada", reason="an earlier day")
+    queue.waiting += [of_day(OLD_DAY - timedelta(days=1), objects, contracts), tonight(objects, contracts)]
+    assert served(face)[0] == {"2025-04-02"}
+    [rejected] = face.pipeline.deliveries.rejected(limit=10)
+    assert (rejected.reason_code, str(OLD_DAY) in rejected.detail) == ("invalid_time_range", True)
+    assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED}
+
+
 @pytest.mark.clause("DAG-12", "SEC-05", "BEY-03")
 def test_a_day_by_which_the_window_was_lowered_waits_until_the_code_location_is_loaded_again(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
@@ -90,7 +103,7 @@ def test_a_day_by_which_the_window_was_lowered_waits_until_the_code_location_is_
     queue.waiting += [of_day(OLD_DAY, objects, contracts), tonight(objects, contracts)]
     partitions, said = served(face)
     assert partitions == {"2025-04-02"}
-    assert "1 units of 1990-12-31 wait: the code location was loaded before" in said
+    assert "1 units of 2014-07-30 wait: the code location was loaded before" in said
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.PENDING}
     assert find_ignored(face.pipeline.database, IgnoredFilter(), limit=10) == []
 

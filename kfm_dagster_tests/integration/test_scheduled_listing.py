@@ -41,7 +41,7 @@ def listed(pipeline: Pipeline, backfill_id: str) -> None:
         with pipeline.database.transaction() as tx:
             key = {"backfill_id": request.backfill_id, "dataset": DATASET, "day": request.day}
             assert tx.run("backfill.open_listing", key).one_or_none() is not None
-            tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z")
+            tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z", left_out="{}")
     advance_backfills(pipeline, listing=(), limit=9)
     assert find_backfill(pipeline.database, backfill_id).state is BackfillState.FINISHED
 

@@ -301,7 +301,7 @@ def test_impossible_stamps_are_an_invalid_time_range(key: str) -> None:
     assert code_of(raw(record(key=key))) is ParseIssue.INVALID_TIME_RANGE
 
 
-@pytest.mark.clause("OPR-02", "SEC-05")
+@pytest.mark.clause("OPR-02", "OPR-27", "SEC-05")
 @pytest.mark.parametrize(
     ("day", "plausible"),
     [
@@ -309,6 +309,8 @@ def test_impossible_stamps_are_an_invalid_time_range(key: str) -> None:
         ("09991231", False),
         ("15821231", False),
         ("15830101", True),
+        ("20140729", True),
+        ("20140730", True),
         ("25001231", True),
         ("25010101", False),
         ("99991231", False),
@@ -317,10 +319,11 @@ def test_impossible_stamps_are_an_invalid_time_range(key: str) -> None:
 def test_a_time_of_no_plausible_year_is_an_invalid_time_range(day: str, plausible: bool) -> None:
     key = HRRR_KEY.replace("20251203", day)
     parsed = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("f06", "f00"))))
-    assert [one.code for one in parsed.rejections] == ([] if plausible else [ParseIssue.INVALID_TIME_RANGE])
+    within = plausible and day >= "20140730"  # where the dataset begins
+    assert [one.code for one in parsed.rejections] == ([] if within else [ParseIssue.INVALID_TIME_RANGE])
     # A forecast of the last plausible hour ends beyond it.
     late = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("t00z", "t23z"))))
-    assert bool(late.envelopes) is (plausible and day != "25001231")
+    assert bool(late.envelopes) is (within and day != "25001231")
     time = f"{day[:4]}-{day[4:6]}-{day[6:]}T00:00:00Z"
     for body in (raw(record(eventTime=time)), sns(raw(record()), Timestamp=time)):
         found = parse(body)

@@ -76,7 +76,7 @@ class SimulatedObjects(ObjectStores):
         return None
 
     @override
-    def list_day(self, contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+    def list_day(self, contract: DatasetContract, day: date, **_: object) -> Iterator[ListedObject]:
         hit(Failpoint.OBJECT_LIST_BEFORE)
         for uri in sorted(self._buckets.objects):
             stored = self._buckets.find(uri)

@@ -259,6 +259,10 @@ class SimulatedPublisher:
         split = (path.rpartition("/") for path in self.files)
         return [name for parent, _, name in split if parent == folder]
 
+    def folders(self, folder: str) -> Sequence[str]:
+        deeper = (path.removeprefix(f"{folder}/").split("/") for path in self.files if path.startswith(f"{folder}/"))
+        return sorted({parts[0] for parts in deeper if len(parts) > 1})
+
     def remove(self, paths: Sequence[str]) -> None:
         for path in paths:
             hit(Failpoint.CATALOG_REMOVE_BEFORE)

@@ -227,7 +227,7 @@ STANDING: dict[str, Sequence[Row]] = {
     "backfill_days": [
         {
             "backfill_id": "f1", "dataset": "d", "day": DAY, "state": "waiting", "requests": 0, "requested_at": None,
-            "listed_at": None, "listed": 0, "created": 0, "requeued": 0,
+            "listed_at": None, "listed": 0, "created": 0, "requeued": 0, "left_out": None,
         }
     ],
     "node_output": [{"content_hash": HASH, "record": "{}", "lineage": "{}", "valid_from": T, "valid_to": None}],
@@ -589,6 +589,7 @@ CASES: dict[str, list[Row]] = {
     "backfills_end_has_a_time": [{"state": "finished"}, {"ended_at": T}],
     "backfill_days_backfill_is_known": [{"backfill_id": "f9"}],
     "backfill_days_day_is_a_day": [{"day": "tomorrow"}],
+    "backfill_days_left_out_is_object": [{"left_out": "[]"}],
     "backfill_days_state_is_known": [{"state": "odd", "requested_at": T, "requests": 1}],
     "backfill_days_states_have_their_times": [
         {"state": "requested"}, {"state": "requested", "requests": 1}, {"requests": 1},

@@ -208,7 +208,9 @@ GUARDED = {
     "backfill_days": Guarded(
         rule="backfill_days_only_go_on",
         change={"state": "requested", "requests": 1, "requested_at": LATER},
-        moving=frozenset({"state", "requests", "requested_at", "listed_at", "listed", "created", "requeued"}),
+        moving=frozenset(
+            {"state", "requests", "requested_at", "listed_at", "listed", "left_out", "created", "requeued"}
+        ),
     ),
     "kill_switches": Guarded(
         rule="kill_switches_only_close",

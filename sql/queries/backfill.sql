@@ -65,7 +65,7 @@ RETURNING day;
 
 -- name: close_listing
 -- A listing that was cut short by a cancellation has not listed its day.
-UPDATE backfill_days SET state = 'listed', listed_at = :at
+UPDATE backfill_days SET state = 'listed', listed_at = :at, left_out = @as_json(:left_out)
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
     AND EXISTS (
@@ -118,14 +118,13 @@ RETURNING backfill_id;
 -- What the ledger says of all units of every day, not only the backfill's.
 SELECT
     day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
-    day.requeued, record.status, count(record.wal_id) AS units
+    day.requeued, day.left_out, record.status, count(record.wal_id) AS units
 FROM backfill_days AS day
 LEFT JOIN nodd_wal_records AS record ON day.dataset = record.dataset AND day.day = record.partition_key
     AND record.status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
 WHERE day.backfill_id = :backfill_id
 GROUP BY
-    day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
-    day.requeued, record.status
+    day.backfill_id, day.dataset, day.day, record.status
 ORDER BY day.day, day.dataset, record.status;
 
 -- name: add_days

@@ -77,7 +77,7 @@ WITH decision (relation, rights) AS (
     ('replay_outcomes', 'SELECT'),
     ('backfills', 'SELECT, INSERT, UPDATE (state, ended_at)'),
     ('backfill_days', 'SELECT, INSERT, UPDATE (state, requests, requested_at, listed_at, listed, created, '
-     || 'requeued)'),
+     || 'requeued, left_out)'),
     -- What the stages did.
     ('run_state', 'SELECT, INSERT, UPDATE (lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at, '
      || 'artifact_uri, artifact_sha256)'),

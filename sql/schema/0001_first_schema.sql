@@ -1610,6 +1610,9 @@ CREATE TABLE backfill_days (
     -- Records that this backfill made and let in again, over all its listings of the day.
     created @bigint NOT NULL,
     requeued @bigint NOT NULL,
+    -- What the listing saw and gave no unit, once it has ended: by reason how many keys, and the first of them.
+    left_out @json,
+    CONSTRAINT backfill_days_left_out_is_object CHECK (@json_type(left_out) = 'object'),
     CONSTRAINT backfill_days_one_row_per_day PRIMARY KEY (backfill_id, dataset, day),
     CONSTRAINT backfill_days_backfill_is_known FOREIGN KEY (backfill_id) REFERENCES backfills (backfill_id),
     CONSTRAINT backfill_days_day_is_a_day CHECK (@is_day(day)),

@@ -10,16 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 
 import orjson
 
 from kfm_dagster.catalog.geoparquet.parts import DayPart, RowGroup
 from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.errors import DependencyUnavailableError
-from kfm_dagster.settings import EARLIEST_DAY
 
 _FILE = re.compile(r"(\d{4}-\d{2}-\d{2})-(\d{16})-[0-9a-f]{12}\.(?:json|parquet)")
 
@@ -64,9 +62,9 @@ def folder(collection: str, year: str) -> str:
     return f"{collection}/items/{year}"
 
 
-def years() -> Iterator[str]:
-    """Every year of which there can be Items."""
-    return map(str, range(EARLIEST_DAY.year, datetime.now(UTC).year + 2))
+def years(publisher: Publisher, collection: str) -> list[str]:
+    """Return the years that a collection has files of, the earliest first. Raises PublishError."""
+    return sorted(name for name in publisher.folders(f"{collection}/items") if name.isdigit())
 
 
 def files_of(names: Iterable[str]) -> dict[str, list[str]]:

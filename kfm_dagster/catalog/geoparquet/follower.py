@@ -62,7 +62,7 @@ class GeoParquet:
     def forget(self, contract: DatasetContract) -> None:
         """Take away all files of a collection. Raises FollowError."""
         with _answering(contract):
-            for year in years():
+            for year in years(self._publisher, contract.stac.collection):
                 where = folder(contract.stac.collection, year)
                 names = [name for of_day in self._files(where).values() for name in of_day]
                 # Descriptions first: no reader is left with one whose parts are gone.

@@ -58,7 +58,7 @@ def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> 
     Raises PublishError, and LostPartsError where files are missing for good.
     """
     for collection in collections:
-        for year in years():
+        for year in years(publisher, collection):
             if wanted.end is None or int(year) <= wanted.end.year:
                 where = folder(collection, year)
                 for _, day in sorted(_days(publisher, where).items()):
@@ -72,7 +72,7 @@ def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
     """
     found: set[str] = set()
     for collection in collections:
-        for where in reversed([folder(collection, year) for year in years()]):
+        for where in reversed([folder(collection, year) for year in years(publisher, collection)]):
             if days := [day for _, day in sorted(_days(publisher, where).items()) if day.parts]:
                 newest = days[-1].parts[-1]
                 with publisher.open(f"{where}/{newest.name}", size=newest.size) as file:

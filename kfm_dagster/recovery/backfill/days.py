@@ -18,10 +18,10 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.finding import LeftOut
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
-from kfm_dagster.settings import EARLIEST_DAY
 from kfm_dagster.storage.database import Transaction
 
 PAUSE_SECONDS = 10.0
@@ -66,9 +66,9 @@ class DayListing:
         row = tx.run("backfill.count_listed", self._day, listed=listed, created=created, requeued=requeued)
         return row.one_or_none() is not None
 
-    def closed(self, tx: Transaction) -> None:
-        """Note that every object of the day is in the ledger."""
-        tx.run("backfill.close_listing", self._day, at=self.pipeline.clock())
+    def closed(self, tx: Transaction, left_out: LeftOut) -> None:
+        """Note that every object of the day is in the ledger, and which keys gave no unit."""
+        tx.run("backfill.close_listing", self._day, at=self.pipeline.clock(), left_out=left_out)
 
     @property
     def _day(self) -> dict[str, str]:
@@ -81,15 +81,16 @@ def start_backfill(
     """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
 
     Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
-    window that has no day, none that objects of a dataset are of, begins before EARLIEST_DAY or ends in the future.
+    window that has no day, none that objects of a dataset are of, or ends in the future. Days before a dataset begins
+    (storage.first_day) are left out; `days_left_out` names them.
     """
     now = pipeline.clock()
     wanted = sorted({pipeline.registry[name].id for name in datasets})
-    if not wanted or not EARLIEST_DAY <= first_day <= last_day <= now.date():
+    if not wanted or not first_day <= last_day <= now.date():
         raise BackfillError(
             "there is no such window to backfill",
             observed=f"{first_day} to {last_day} of {', '.join(wanted) or 'no dataset'}",
-            expected=f"days from {EARLIEST_DAY} to {now.date()}, the first one not after the last",
+            expected=f"days until {now.date()}, the first one not after the last",
             next_step="correct the days",
         )
     days = {name: _days_of(pipeline, name, first_day, last_day) for name in wanted}
@@ -175,14 +176,18 @@ def advance_backfills(
 
 def _days_of(pipeline: Pipeline, dataset: str, first_day: date, last_day: date) -> list[date]:
     grammar = pipeline.registry.grammars[dataset]
-    window = (first_day + timedelta(days=number) for number in range((last_day - first_day).days + 1))
+    begins = pipeline.registry[dataset].storage.first_day
+    first = max(first_day, begins)
+    window = (first + timedelta(days=number) for number in range((last_day - first).days + 1))
     found = [day for day in window if grammar.day_holding(day) == day]
     if not found:
+        holding = max(grammar.day_holding(first), begins)
         raise BackfillError(
             f"no object of {dataset} is of any of these days",
             observed=f"{first_day} to {last_day}",
-            expected=f"{grammar.day_holding(first_day)} among them, whose objects hold what is of {first_day}",
-            next_step="correct the days",
+            expected=f"{holding} among them"
+            + ("" if first_day < begins else f", whose objects hold what is of {first_day}"),
+            next_step="correct the days" + (f"; {dataset} begins on {begins}" if first_day < begins else ""),
         )
     return found
 

@@ -12,8 +12,10 @@ from datetime import date, datetime
 from enum import StrEnum, unique
 from typing import Any
 
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.plural import counted
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 
@@ -71,7 +73,10 @@ class Backfill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayProgress:
-    """One day of one dataset. `units` are the day's records in the ledger by status, from every source."""
+    """One day of one dataset. `units` are the day's records in the ledger by status, from every source.
+
+    `left_out` has what a listing that has ended saw and gave no unit (`ingest.finding.LeftOut`).
+    """
 
     dataset: str
     day: date
@@ -80,6 +85,7 @@ class DayProgress:
     listed: int
     created: int
     requeued: int
+    left_out: Mapping[str, Any] = field(default_factory=dict)
     units: Mapping[Status, int] = field(default_factory=dict)
 
     @property
@@ -154,9 +160,20 @@ def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
             listed=row.listed,
             created=row.created,
             requeued=row.requeued,
+            left_out=row.left_out or {},
             units=units,
         )
     return list(days.values())
+
+
+def days_left_out(registry: ContractRegistry, backfill: Backfill) -> dict[str, str]:
+    """Say of each dataset which days of a backfill are none, because the dataset begins later."""
+    begins = {name: registry[name].storage.first_day for name in backfill.datasets if name in registry.contracts}
+    return {
+        name: f"{counted((day - backfill.first_day).days, 'day')} from {backfill.first_day} on: {name} begins on {day}"
+        for name, day in begins.items()
+        if day > backfill.first_day
+    }
 
 
 def _backfill(row: Any, view: Transaction) -> Backfill:
