@@ -16,7 +16,7 @@ from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ def search(
     if unknown := set(collections) - set(known):
         raise click.UsageError(f"no Collection {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     tables = list(_first(settings, collections or known, wanted, limit))
+    if not tables:
+        _refuse_no_catalog(settings)
     if not tables and where:
         _say_unknown(settings, collections or known, wanted)
     if parquet is not None:
@@ -133,6 +135,18 @@ def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit
         raise DependencyUnavailableError(
             "the catalog's place does not answer", observed=error, next_step="see KFM_CATALOG_URL"
         ) from error
+
+
+def _refuse_no_catalog(settings: Settings) -> None:
+    """Refuse a place where nothing is: "none" would say that no Item matches. Raises ConfigurationError."""
+    publisher = open_publisher(settings.catalog)
+    if not publisher.folders("") and not publisher.names(""):
+        raise ConfigurationError(
+            "there is no catalog here",
+            observed=settings.catalog,
+            expected="a catalog that an ingest has made",
+            next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_CATALOG_URL",
+        )
 
 
 def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted) -> None:

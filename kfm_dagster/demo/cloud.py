@@ -6,8 +6,8 @@ queue, and the subscriptions. Does not belong here: what is published (`feed.py`
 
 Accounts are as in AWS: each topic lives in its owner's account (moto takes the account from the header
 `x-moto-account-id`), buckets and queues in moto's default account, and the subscriptions are made by the queue's owner.
-What differs from AWS: policies are stored but not enforced, and messages are signed with a certificate of the server's
-own (`sns_signing.py`), which only those trust whose environment says so (`EmbeddedCloud.environment`).
+What differs from AWS: policies bind requests without credentials alone, and messages are signed with a certificate of
+the server's own (`sns_signing.py`), which only those trust whose environment says so (`EmbeddedCloud.environment`).
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class EmbeddedCloud:
         s3 = self.client("s3")
         for bucket in registry.buckets:
             s3.create_bucket(Bucket=bucket)
+            s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(_anyone_reads(bucket)))
         queues = create_queues(
             self.client("sqs"),
             primary_queue=self.primary_queue,
@@ -230,6 +231,15 @@ def create_queues(
         attributes["Policy"] = json.dumps(_accept_from(topic_arns))
     queue_url, queue_arn = create(primary_queue, attributes)
     return ProvisionedQueues(queue_url=queue_url, queue_arn=queue_arn, dlq_url=dlq_url, dlq_arn=dlq_arn)
+
+
+def _anyone_reads(bucket: str) -> dict[str, Any]:
+    """Bucket policy of NODD's buckets: objects and listings without credentials."""
+    resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    # moto asks for an action of its own before it answers HEAD, where AWS asks for s3:GetObject.
+    actions = ["s3:GetObject", "s3:HeadObject", "s3:ListBucket"]
+    statement = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": resources}
+    return {"Version": "2012-10-17", "Statement": [statement]}
 
 
 def _accept_from(topic_arns: Sequence[str]) -> dict[str, Any]:

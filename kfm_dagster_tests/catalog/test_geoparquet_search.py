@@ -332,9 +332,18 @@ def test_bad_input_is_one_line(home: Path, call: Call) -> None:
         assert not home.exists()
 
 
-def test_nothing_is_made_by_looking_where_nothing_is(home: Path, call: Call) -> None:
-    assert call("items", "search").out == "none\n"
-    assert not home.exists()
+@pytest.mark.clause("OPR-10")
+@pytest.mark.parametrize("arguments", [(), ("--json",), ("--where", "platform=x"), ("--parquet", "x.parquet")])
+def test_a_search_where_no_catalog_is_is_refused_and_makes_nothing(
+    home: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = list(tmp_path.iterdir())
+    answer = call("items", "search", *arguments)
+    assert (answer.code, answer.out, len(answer.err.splitlines())) == (ExitCode.USAGE, "", 1)
+    assert str(home / "catalog") in answer.err
+    assert "KFM_HOME" in answer.err
+    assert list(tmp_path.iterdir()) == before
 
 
 @pytest.mark.clause("OPR-10")

@@ -42,8 +42,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(cloud: EmbeddedCloud) -> str:
-    """An S3 server on loopback, host and port. A process of its own: rasterio reads with the interpreter locked."""
+def server(cloud: EmbeddedCloud, contracts: ContractRegistry) -> str:
+    """The demo's S3 server, host and port. A process of its own: rasterio reads with the interpreter locked."""
+    cloud.provision(contracts)
     return cloud.endpoint_url.removeprefix("http://")
 
 
@@ -83,8 +84,7 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def put(server: str, bucket: str, key: str, content: bytes) -> None:
     given = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "x")
     s3 = boto3.client("s3", endpoint_url=f"http://{server}", region_name="us-east-1", **given)
-    s3.create_bucket(Bucket=bucket)
-    s3.put_object(Bucket=bucket, Key=key, Body=content, ACL="public-read")
+    s3.put_object(Bucket=bucket, Key=key, Body=content)
 
 
 @pytest.fixture
