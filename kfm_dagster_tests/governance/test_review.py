@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,12 +19,16 @@ from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction, G
 from kfm_dagster.governance.review import APPROVED_WITHIN, Command, OverrideReview
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.replay import engine
 from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster_tests.factories import envelope, finished
 from kfm_dagster_tests.governance.conftest import Answer, Call, every_row
 
 DAY = "2025-12-03"
+MADE = datetime(2025, 6, 9, tzinfo=UTC)
+"""When a backfill's objects were written, days after their own."""
 JANE = Decision(actor="jane", reason="the source is fixed", change_ref="CHG-9")
 WHY = ["--reason", "the source is fixed", "--change-ref", "CHG-9"]
 APPROVING = ["--actor", "bob", "--reason", "seen the evidence", "--change-ref", "CHG-9"]
@@ -108,6 +112,36 @@ def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_overrid
         ("release", "jane", "bob"),
         ("repair_and_replace", "jane", "bob"),
     }
+
+
+@pytest.mark.clause("OPR-24", "RPL-03", "RPL-07")
+def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_batch(
+    call: Call, prod: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More units than a selection by other times may hold; a release makes their Items otherwise."""
+    narrow = replace(LIMITS[Environment.PROD], max_selection_records=2, default_batch_size=2, max_batches=1)
+    monkeypatch.setattr(engine, "LIMITS", {Environment.PROD: narrow})
+    start = datetime(2025, 6, 1, 23, 59, 58, tzinfo=UTC)
+    units = [envelope(n, time_range_start=start + timedelta(seconds=n), event_time=MADE) for n in range(5)]
+    other = envelope(9, time_range_start=start + timedelta(days=1, seconds=2), event_time=MADE)
+    prod.ledger.ensure([*units, other])
+    for day in ("2025-06-01", "2025-06-02", "2025-06-03"):
+        claimed = prod.ledger.claim(dataset="nexrad-l2", partition=day, run_id=day, limit=9)
+        prod.ledger.settle([finished(unit) for unit in claimed], run_id=day)
+    chosen = ["--dataset", "nexrad-l2", "--status", "succeeded"]
+    written = ["--event-time-start", "2025-06-09", "--event-time-end", "2025-06-10"]
+    assert call(*REPAIR, *chosen, *written).code == ExitCode.REFUSED
+    number = proposed(call(*REPAIR, *chosen, "--first-day", "2025-06-01", "--last-day", "2025-06-02"))
+    replay = call("governance", "approve", number, *APPROVING, "--json").rows[0]["replay_run_id"]
+    done = [0]
+    while (step := ReplayEngine(pipeline=prod).advance(replay)).admitted or step.hold:
+        done.append(step.admitted.admitted if step.admitted else 0)
+    assert [admitted for admitted in done if admitted] == [2, 2, 1]
+    assert {status(prod, unit) for unit in units} == {Status.PENDING}
+    assert status(prod, other) is Status.SUCCEEDED
+    entries = prod.ledger.log.entries(action=GovernanceAction.REPAIR_AND_REPLACE)
+    assert {(entry.actor, entry.approved_by, entry.proposal_id) for entry in entries} == {("jane", "bob", int(number))}
+    assert {entry.wal_id for entry in entries} == {unit.wal_id for unit in units}
 
 
 def test_a_replay_of_failed_units_and_an_emergency_brake_are_one_person_s(

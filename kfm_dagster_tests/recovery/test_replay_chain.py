@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -119,3 +122,25 @@ def test_what_a_replay_repaired_is_as_if_it_had_never_failed(pipeline: Pipeline,
     assert len(left_by(pipeline)["completed"]) == COUNT
     assert traces.outcomes(pipeline) == traces.outcomes(never_failed)
     never_failed.close()
+
+
+@pytest.mark.clause("OPR-24", "RPL-07")
+def test_items_of_a_range_of_days_are_made_again_as_the_release_makes_them(pipeline: Pipeline, objects: Path) -> None:
+    items = volumes(COUNT)
+    put(objects, items)
+    ingest(pipeline, items)
+    contract = pipeline.registry["nexrad-l2"]
+    titled = contract.stac.data_asset.model_copy(update={"title": "A new title"})
+    stac = contract.stac.model_copy(update={"data_asset": titled})
+    newer = replace(pipeline, registry=ContractRegistry.of([contract.model_copy(update={"stac": stac})]))
+    days = {"first": PARTITION, "last": PARTITION}
+    engine = ReplayEngine(pipeline=newer)
+    wide = wanted("succeeded", mode="repair-and-replace").model_dump(mode="json")
+    wide["spec"]["filters"] |= {"event_time": {}, "days": days}
+    run = engine.start(selection_of(wide, source="the test"), PERSON)
+    assert engine.advance(run.replay_run_id).admitted is not None
+    run_chain(newer, "nexrad-l2", PARTITION, "run-2", Source.LEDGER)
+    assert engine.advance(run.replay_run_id).state is ReplayState.FINISHED
+    found = [json.loads(path.read_bytes()) for path in Path(pipeline.settings.catalog).rglob("*.json")]
+    titles = [one["assets"]["data"]["title"] for one in found if one["type"] == "Feature"]
+    assert titles == ["A new title"] * COUNT

@@ -41,6 +41,11 @@ def without(**filters: Any) -> Selection:
     return selection_of(wanted, source="the test")
 
 
+def of_days(first: str, last: str | None) -> dict[str, Any]:
+    """The filters of a selection by the days of its units alone."""
+    return {"event_time": {}, "days": {"first": first, "last": last}}
+
+
 PROD = {"env": "prod", "labels": {"incident_id": "INC-1"}}
 TRIPPED: dict[str, tuple[Selection, Environment, Guard, str]] = {
     # name: selection, where, which guard, what it observed
@@ -59,6 +64,20 @@ TRIPPED: dict[str, tuple[Selection, Environment, Guard, str]] = {
     "a long time in prod": (
         selection(filters={"event_time": {"start": "2025-10-01T00:00:00Z", "end": WINDOW["end"]}}, **PROD),
         Environment.PROD, Guard.WINDOW, "64 days",
+    ),
+    "many days in prod": (
+        selection(filters=of_days("2025-11-03", "2025-12-04"), **PROD), Environment.PROD, Guard.WINDOW, "32 days",
+    ),
+    "an open day in prod": (
+        selection(filters=of_days("2025-11-03", None), **PROD), Environment.PROD, Guard.WINDOW, "an open end",
+    ),
+    "more records of days than allowed": (
+        selection(filters=of_days("2025-12-03", "2025-12-03"), limits={"max_records": 100_001}, **PROD),
+        Environment.PROD, Guard.MAX_SELECTION_RECORDS, "100001",
+    ),
+    "more records of open days than allowed": (
+        selection(filters=of_days("2025-12-03", None), limits={"max_records": 50_001}),
+        Environment.DEV, Guard.MAX_SELECTION_RECORDS, "50001",
     ),
     "more records than allowed": (
         selection(limits={"max_records": 50_001}), Environment.DEV, Guard.MAX_SELECTION_RECORDS, "50001",
@@ -108,6 +127,12 @@ ALLOWED: dict[str, tuple[Selection, Environment]] = {
                 "created": {"after": WINDOW["start"], "before": WINDOW["end"]},
             },
             **PROD,
+        ),
+        Environment.PROD,
+    ),
+    "as many days as prod allows, with as many records in as many batches": (
+        selection(
+            filters=of_days("2025-11-03", "2025-12-03"), limits={"max_records": 100_000, "max_batches": 200}, **PROD
         ),
         Environment.PROD,
     ),

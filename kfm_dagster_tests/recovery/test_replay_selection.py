@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jsonschema_rs
@@ -23,7 +23,7 @@ from kfm_dagster.recovery.replay.selection import (
     selection_of,
 )
 from kfm_dagster.recovery.replay.units import select
-from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.recovery.replays import Stand, document, repair, selection
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "replay-selection.schema.json"
@@ -117,6 +117,10 @@ def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None
     stand.clock.forward(3600)
     old = stand.bring("failed", 2, first=10)
     done, out = stand.bring("succeeded", first=20), stand.bring("quarantined", first=30)
+    day_before = START - timedelta(days=1)
+    early = stand.bring(
+        "quarantined", first=50, time_range_start=day_before, time_range_end=day_before, event_time=out[0].event_time
+    )
     goes = envelope(40, dataset="goes-abi")
     stand.pipeline.ledger.ensure([goes])
     ids: Callable[[list[Envelope]], list[str]] = lambda units: [unit.wal_id for unit in units]  # noqa: E731
@@ -135,7 +139,11 @@ def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None
         (selection(filters={"wal_ids": ids([old[1], young[0], *done])}), ids([young[0], old[1]])),
         (selection(filters={"datasets": ["goes-abi"]}), []),
         (selection(filters={"datasets": ["*"]}), ids(young + old)),
-        (repair("succeeded", "quarantined"), ids(done + out)),
+        (repair("succeeded", "quarantined", filters={"days": {"first": "2025-12-03"}}), ids(done + out)),
+        (repair("quarantined", filters={"days": {"last": "2025-12-02"}}), ids(early)),
+        (repair("quarantined", filters={"days": {"first": "2025-12-03"}}), ids(out)),
+        (repair("quarantined", filters={"days": {"first": "2025-12-02", "last": "2025-12-02"}}), ids(early)),
+        (repair("quarantined", filters={"days": {"last": "2025-12-02"}, "wal_ids": ids(out + early)}), ids(early)),
     ]
     for wanted, expected in cases:
         assert found_by(stand, wanted) == (expected, False), wanted.spec.filters

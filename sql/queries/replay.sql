@@ -83,6 +83,8 @@ WITH taken AS (
         WHERE
             candidate.status = wanted.value ->> '$.status' AND candidate.dataset = wanted.value ->> '$.dataset'
             AND candidate.event_time >= :event_start AND candidate.event_time < :event_end
+            AND (:first_day IS NULL OR candidate.partition_key >= :first_day)
+            AND (:last_day IS NULL OR candidate.partition_key <= :last_day)
             AND (:created_after IS NULL OR candidate.created_at >= :created_after)
             AND (:created_before IS NULL OR candidate.created_at < :created_before)
             AND (:attempts_max IS NULL OR candidate.attempts <= :attempts_max)
@@ -120,6 +122,8 @@ WITH taken AS (
             candidate.status = wanted.status AND candidate.dataset = wanted.dataset
             AND candidate.event_time >= CAST(:event_start AS timestamptz)
             AND candidate.event_time < CAST(:event_end AS timestamptz)
+            AND (CAST(:first_day AS text) IS NULL OR candidate.partition_key >= :first_day)
+            AND (CAST(:last_day AS text) IS NULL OR candidate.partition_key <= :last_day)
             AND (CAST(:created_after AS timestamptz) IS NULL OR candidate.created_at >= CAST(:created_after AS timestamptz))
             AND (CAST(:created_before AS timestamptz) IS NULL OR candidate.created_at < CAST(:created_before AS timestamptz))
             AND (CAST(:attempts_max AS integer) IS NULL OR candidate.attempts <= :attempts_max)
@@ -155,6 +159,8 @@ CROSS JOIN nodd_wal_records AS record
 WHERE
     wanted.status = record.status AND wanted.dataset = record.dataset
     AND record.event_time >= @as_time(:event_start) AND record.event_time < @as_time(:event_end)
+    AND (CAST(:first_day AS text) IS NULL OR record.partition_key >= :first_day)
+    AND (CAST(:last_day AS text) IS NULL OR record.partition_key <= :last_day)
 GROUP BY record.status;
 
 -- name: select_named
@@ -175,6 +181,8 @@ WHERE
     AND record.dataset || '' IN (@each(:datasets))
     AND record.event_time >= @as_time(:event_start)
     AND record.event_time < @as_time(:event_end)
+    AND (CAST(:first_day AS text) IS NULL OR record.partition_key >= :first_day)
+    AND (CAST(:last_day AS text) IS NULL OR record.partition_key <= :last_day)
     AND (@as_time(:created_after) IS NULL OR record.created_at >= @as_time(:created_after))
     AND (@as_time(:created_before) IS NULL OR record.created_at < @as_time(:created_before))
     AND (CAST(:attempts_max AS integer) IS NULL OR record.attempts <= :attempts_max)

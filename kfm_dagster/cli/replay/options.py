@@ -159,6 +159,7 @@ def _document(given: Mapping[str, Any], env: Environment) -> dict[str, Any]:
         "status": given.get("status"),
         "error_codes": [*given.get("error_code", ()), *given.get("error_code_in", ())],
         "event_time": _some({"start": given.get("event_time_start"), "end": given.get("event_time_end")}),
+        "days": _some({"first": given.get("first_day"), "last": given.get("last_day")}),
         "created": _some({"after": given.get("created_after"), "before": given.get("created_before")}),
         "attempts": _some({"max": given.get("attempts_max")}),
         "wal_ids": given.get("wal_id"),
@@ -200,6 +201,13 @@ def _listed(_context: click.Context, _parameter: click.Parameter, value: str | N
     return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
 
 
+def _day(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        return value and date.fromisoformat(value).isoformat()
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no day (2025-12-04)", param=parameter) from None
+
+
 def _moment(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
@@ -226,6 +234,8 @@ _SELECTING = (
     click.option("--status", multiple=True, type=click.Choice([each.value for each in Status]), help="This status."),
     click.option("--error-code", type=ERROR_CODE, multiple=True, help="This last error; may be repeated."),
     click.option("--error-code-in", callback=_listed, help="These last errors, with commas."),
+    click.option("--first-day", callback=_day, help="Of this UTC day or later (2025-12-04)."),
+    click.option("--last-day", callback=_day, help="Of this UTC day or earlier."),
     click.option("--event-time-start", callback=_moment, help="Written then or later (2025-12-04T00:00:00Z)."),
     click.option("--event-time-end", callback=_moment, help="Written before."),
     click.option("--created-after", callback=_moment, help="Discovered then or later."),

@@ -7,7 +7,7 @@ batch may come (`pace.py`), and which units of it are let in (`units.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, date, datetime, time, timedelta
 
 from kfm_dagster.recovery.replay.refusals import Guard, Refusal, Request, RequestFacts
 from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Mode, Selection
@@ -34,7 +34,7 @@ def scope(request: Request) -> Refusal | None:
         return None
     given = {
         "a dataset": bool(filters.datasets),
-        "a time (event_time or created)": any(_window(request.selection)),
+        "a time (days, event_time or created)": any(_window(request.selection)),
         "a status or an error code": bool(filters.status or filters.error_codes),
     }
     missing = [name for name, is_given in given.items() if not is_given]
@@ -51,7 +51,7 @@ def scope(request: Request) -> Refusal | None:
 
 _OPTION_OF = {
     "a dataset": "--dataset",
-    "a time (event_time or created)": "--event-time-start and --event-time-end",
+    "a time (days, event_time or created)": "--first-day and --last-day, or --event-time-start and --event-time-end",
     "a status or an error code": "--status or --error-code",
 }
 
@@ -89,10 +89,18 @@ def window(request: Request) -> Refusal | None:
 def _window(selection: Selection) -> tuple[datetime | None, datetime | None]:
     """Return the time that a selection is bounded by: one with both ends if there is one."""
     filters = selection.spec.filters
-    spans = ((filters.event_time.start, filters.event_time.end), (filters.created.after, filters.created.before))
+    spans = (
+        (filters.event_time.start, filters.event_time.end),
+        (filters.created.after, filters.created.before),
+        (_midnight(filters.days.first), _midnight(filters.days.last, after=timedelta(days=1))),
+    )
     given = [span for span in spans if any(span)]
     whole = [span for span in given if all(span)]
     return (whole or given or [(None, None)])[0]
+
+
+def _midnight(day: date | None, *, after: timedelta = timedelta(0)) -> datetime | None:
+    return None if day is None else datetime.combine(day, time(), UTC) + after
 
 
 def max_selection_records(request: Request) -> Refusal | None:
@@ -101,7 +109,7 @@ def max_selection_records(request: Request) -> Refusal | None:
         Guard.MAX_SELECTION_RECORDS,
         "the selection asks for too many records",
         request.selection.spec.limits.max_records or 0,
-        request.limits.max_selection_records,
+        request.max_records,
         "lower limits.max_records (--limit)",
     )
 
@@ -123,7 +131,7 @@ def max_batches(request: Request) -> Refusal | None:
         Guard.MAX_BATCHES,
         "the selection asks for too many batches",
         request.selection.spec.limits.max_batches or 0,
-        request.limits.max_batches,
+        request.max_batches,
         "lower limits.max_batches (--max-batches)",
     )
 
@@ -195,7 +203,7 @@ def selected_records(request: Request, found: RequestFacts) -> Refusal | None:
         guard=Guard.MAX_SELECTION_RECORDS,
         what="too many records match",
         observed=f"more than {found.records}",
-        expected=f"at most {request.limits.max_selection_records} in {request.env}",
+        expected=f"at most {request.max_records} in {request.env}",
         next_step="narrow the selection, or take the first ones (--limit)",
     )
 
@@ -206,7 +214,7 @@ def needed_batches(request: Request, found: RequestFacts) -> Refusal | None:
         Guard.MAX_BATCHES,
         "the selection needs too many batches",
         -(-found.records // request.batch_size),
-        min(request.selection.spec.limits.max_batches or request.limits.max_batches, request.limits.max_batches),
+        min(request.selection.spec.limits.max_batches or request.max_batches, request.max_batches),
         "narrow the selection, or make the batches larger",
     )
 

@@ -17,6 +17,8 @@ class Limits:
     """What one replay may do in an environment; the numbers in flight and the rates hold for all replays together."""
 
     max_selection_records: int
+    max_records_of_days: int
+    """The same where a selection names its first and last day: a decision about a release's Items covers a range."""
     max_batch_size: int
     default_batch_size: int
     max_batches: int
@@ -32,9 +34,13 @@ class Limits:
     """Whether every replay needs a change or incident reference, not only one that replaces results."""
 
 
+RECORDS_OF_DAYS = 100_000
+"""A month of HRRR or three days of NEXRAD: about 60 MB while they are selected, and 17 minutes at the rate of prod."""
+
 LIMITS: Mapping[Environment, Limits] = {
     Environment.DEV: Limits(
         max_selection_records=50_000,
+        max_records_of_days=RECORDS_OF_DAYS,
         max_batch_size=1_000,
         default_batch_size=500,
         max_batches=1_000,
@@ -48,6 +54,7 @@ LIMITS: Mapping[Environment, Limits] = {
     ),
     Environment.STAGE: Limits(
         max_selection_records=20_000,
+        max_records_of_days=RECORDS_OF_DAYS,
         max_batch_size=1_000,
         default_batch_size=500,
         max_batches=200,
@@ -62,6 +69,7 @@ LIMITS: Mapping[Environment, Limits] = {
     # 5,000 records are ten batches of 500: at one every two seconds the bulk lane never holds more than a run claims.
     Environment.PROD: Limits(
         max_selection_records=5_000,
+        max_records_of_days=RECORDS_OF_DAYS,
         max_batch_size=500,
         default_batch_size=500,
         max_batches=50,

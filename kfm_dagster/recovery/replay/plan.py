@@ -125,7 +125,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
     """
     if refused := refusals(LOOKING, request):
         raise GuardError(refused)
-    selection, limits = request.selection, request.limits
+    selection = request.selection
     datasets = datasets_of(selection, registry)
     units: list[SelectedUnit] = []
     more = False
@@ -134,7 +134,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         first, last = selection.days
         listings = ((last - first).days + 1) * len(datasets)
     else:
-        wanted = min(selection.spec.limits.max_records or limits.max_selection_records, limits.max_selection_records)
+        wanted = min(selection.spec.limits.max_records or request.max_records, request.max_records)
         units, more = select(selection, registry=registry, limit=wanted, tx=tx)
     skip_reasons = [rules.skip_reason(unit) for unit in units]
     found = RequestFacts(

@@ -90,6 +90,19 @@ class Request:
     change_ref: str | None
 
     @property
+    def max_records(self) -> int:
+        """Records that it may select."""
+        of_days = self.selection.spec.filters.days.are_bounded
+        return self.limits.max_records_of_days if of_days else self.limits.max_selection_records
+
+    @property
+    def max_batches(self) -> int:
+        """Batches that it may have: so many as its records fill."""
+        if self.selection.spec.filters.days.are_bounded:
+            return max(self.limits.max_batches, -(-self.max_records // self.batch_size))
+        return self.limits.max_batches
+
+    @property
     def batch_size(self) -> int:
         """Units of a batch."""
         return self.selection.spec.limits.batch_size or self.limits.default_batch_size

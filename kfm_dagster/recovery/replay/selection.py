@@ -80,6 +80,24 @@ class EventTime(_Strict):
         return self
 
 
+class Days(_Strict):
+    """UTC days that the units are of, as the partitions are; both belong to it."""
+
+    first: date | None = None
+    last: date | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Days:
+        if self.first is not None and self.last is not None and self.first > self.last:
+            raise ValueError("a first day not after the last")
+        return self
+
+    @property
+    def are_bounded(self) -> bool:
+        """Whether both ends are given."""
+        return self.first is not None and self.last is not None
+
+
 class Created(_Strict):
     """When the units were discovered; `after` belongs to it, `before` does not."""
 
@@ -106,6 +124,7 @@ class Filters(_Strict):
     status: list[Status] = Field([], description="Default: failed. Never pending or in_progress.")
     error_codes: list[Code] = Field([], description="Only records whose last error has one of these codes.")
     event_time: EventTime = Field(EventTime(), description="Only objects written within this time.")
+    days: Days = Field(Days(), description="Only units of these days, whenever their objects were written.")
     created: Created = Field(Created(), description="Only units discovered within this time.")
     attempts: Attempts | None = Field(None, description="Only units that have not been tried too often.")
     wal_ids: list[WalIdText] = Field([], max_length=10_000, description="Exactly these units; stands for a scope.")
@@ -170,7 +189,8 @@ class Spec(_Strict):
         filters = self.filters
         if not filters.datasets or filters.event_time.start is None or filters.event_time.end is None:
             raise ValueError("datasets, event_time.start and event_time.end for a backfill")
-        if filters.status or filters.error_codes or filters.wal_ids or filters.attempts or filters.created != Created():
+        given = filters.status or filters.error_codes or filters.wal_ids or filters.attempts
+        if given or filters.created != Created() or filters.days != Days():
             raise ValueError("no filter but datasets and event_time for a backfill, which lists buckets")
         if self.limits != SpecLimits():
             raise ValueError("no limits for a backfill: its days are listed whole, as fast as KFM_LIVE_SHARE allows")

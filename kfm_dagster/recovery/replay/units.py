@@ -128,6 +128,8 @@ def select(
     parameters = {
         "event_start": _or(filters.event_time.start, BEGINNING_OF_TIME),
         "event_end": _or(filters.event_time.end, END_OF_TIME),
+        "first_day": filters.days.first,
+        "last_day": filters.days.last,
         "created_after": filters.created.after,
         "created_before": filters.created.before,
         "attempts_max": filters.attempts and filters.attempts.max,
@@ -150,13 +152,15 @@ def select(
 
 def count_by_status(selection: Selection, *, registry: ContractRegistry, tx: Transaction) -> dict[Status, int]:
     """Count the records of a selection's datasets and event times, whatever else it asks for."""
-    window = selection.spec.filters.event_time
+    filters = selection.spec.filters
     names = datasets_of(selection, registry)
     rows = tx.run(
         "replay.count_by_status",
         groups=[{"status": status, "dataset": name} for status in Status for name in names],
-        event_start=_or(window.start, BEGINNING_OF_TIME),
-        event_end=_or(window.end, END_OF_TIME),
+        event_start=_or(filters.event_time.start, BEGINNING_OF_TIME),
+        event_end=_or(filters.event_time.end, END_OF_TIME),
+        first_day=filters.days.first,
+        last_day=filters.days.last,
     ).all()
     found = {Status(row.status): int(row.units) for row in rows}
     return {status: found[status] for status in Status if status in found}
