@@ -236,7 +236,10 @@ UPDATE replay_units AS unit SET
 FROM @batch(:decisions, decision,
     wal_id text, state text, skip_reason text, admitted_version integer
 )
-WHERE unit.replay_run_id = :replay_run_id AND unit.wal_id = decision.wal_id AND unit.state = 'selected';
+WHERE
+    -- With the batch, so that SQLite looks through its rows for each decision, and not through all that wait.
+    unit.replay_run_id = :replay_run_id AND unit.state = 'selected' AND unit.batch = :batch
+    AND unit.wal_id = decision.wal_id;
 
 -- name: live_waits_since
 -- Since when the live unit waits that has waited longest, of datasets that are on.

@@ -35,7 +35,7 @@ class Limits:
 
 
 RECORDS_OF_DAYS = 100_000
-"""A month of HRRR or three days of NEXRAD: about 60 MB while they are selected, and 17 minutes at the rate of prod."""
+"""A month of HRRR or three days of NEXRAD: about 160 MB while they are selected, and 17 minutes at the rate of prod."""
 
 LIMITS: Mapping[Environment, Limits] = {
     Environment.DEV: Limits(

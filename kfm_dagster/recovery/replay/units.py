@@ -229,6 +229,7 @@ def admit(
     tx.run(
         "replay.decide",
         replay_run_id=replay_run_id,
+        batch=batch,
         at=at,
         decisions=[_decision(wal_id, "admitted", version=versions[wal_id] + 1) for wal_id in sorted(admitted)]
         + [_decision(wal_id, "skipped", skip_reason=skipped[wal_id]) for wal_id in sorted(skipped)],
