@@ -38,6 +38,10 @@ REPAIRS: Mapping[str, Repair] = {
         usually="suspect, never failed: the end could not be checked, or a radar stopped early",
         repair="none, unless a client misses data",
     ),
+    MetadataIssue.OUT_OF_TABLE: Repair(
+        usually="suspect, never failed: a code that its table does not have, as a coverage pattern of a test",
+        repair="none, unless clients choose by it",
+    ),
     IntegrityIssue.SIZE_UNLIKE_PEERS: Repair(
         usually="suspect, never failed: far from the recent sizes of its product, which the message says",
         repair="none, unless the data is missing in it",
@@ -48,6 +52,17 @@ REPAIRS: Mapping[str, Repair] = {
     ),
     IntegrityIssue.BAD_MAGIC: _FORMAT,
     MetadataIssue.UNREADABLE_FORMAT: _FORMAT,
+    MetadataIssue.KEY_MISMATCH: Repair(
+        usually="another member, grid, parameter or centre than the key names; the message has both values",
+        repair="the provider's next writing; where every object of a product has it, `key_values` of the contract",
+    ),
+    MetadataIssue.SIDECAR_MISMATCH: Repair(
+        usually="an index of another object, or one that lacks a line", repair="the provider's next index"
+    ),
+    MetadataIssue.INVALID_GEOMETRY: Repair(
+        usually="corners of a grid that contradict its increments, or an outline that is none",
+        repair="the provider's, or a reader of ours",
+    ),
     StacIssue.STAC_VALIDATION_FAILED: _PRODUCT,
     MetadataIssue.INCOMPLETE_PRODUCT_METADATA: _PRODUCT,
     MetadataIssue.TIME_MISMATCH: _PRODUCT,
