@@ -9,20 +9,25 @@ than that, and its end must be one. A last message over LAST_MESSAGE_BYTES costs
 for its end. Neither would do alone: `7777` may stand in packed data where an object was cut, and an object may have its
 size before it has its last bytes.
 
-Without an index, the inventory is what the first message says; the object is walked from message to message, one
-request each, whatever its size. Of more than WALK_MESSAGES messages only the object's end is looked at: then its
-completeness is unchecked, which is a finding.
+Without an index, the object is walked from message to message, one request each, two where a bit map is long, whatever
+its size. Of more than WALK_MESSAGES messages only the object's end is looked at: then its completeness is unchecked,
+which is a finding.
 
 The key grammar's groups have fixed meanings here: `date` (YYYYMMDD) and `cycle` (HH, HHMM or HHMMSS), or `time`
 (HHMMSS) where there are no cycles, are the run, and `lead` the forecast hours that the file is named for. A file holds
 fields that are valid within the hour before its lead (sub-hourly steps) or at it (all others; accumulations end at it).
+`hours`, `minutes` and `since` (the hour of a day) name the window that ends at the time of a field, where the message
+says an instant of an accumulation, as MRMS's do.
+
+An object's time is when its fields hold (`grib2_times.py`), with an index and without; the run is a property.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import Protocol
 
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -39,11 +44,12 @@ from kfm_dagster.readers.grib2_sections import (
     HeaderWindow,
     check_end,
     check_tail,
-    count_messages,
     find_message,
     message_length,
+    read_fields,
     read_message,
 )
+from kfm_dagster.readers.grib2_times import Span, object_times, span_of, spans_of
 from kfm_dagster.readers.grib_index import (
     IndexEntry,
     latest_step,
@@ -54,7 +60,7 @@ from kfm_dagster.readers.grib_index import (
     step_end,
 )
 
-__all__ = ["FIRST_BYTES", "PROPERTIES", "WALK_MESSAGES", "Inventory", "TakeInventory", "describe", "read_grib2"]
+__all__ = ["FIRST_BYTES", "PROPERTIES", "WALK_MESSAGES", "Inventory", "TakeInventory", "describe", "read_grib2", "walk"]
 
 INDEX_SUFFIX = ".idx"
 
@@ -65,8 +71,8 @@ LAST_MESSAGE_BYTES = 2 * 1024 * 1024
 the request that is saved: S3 gives 85 to 90 MB/s a connection, and answers within tens of milliseconds (AWS,
 "Performance guidelines for Amazon S3")."""
 WALK_MESSAGES = 256
-"""Messages that are walked without an index, at tens of milliseconds each. HRRR surface files have 173; files of
-pressure and native levels have 700 to 1,200, and always an index in the end."""
+"""Messages that are walked without an index, at tens of milliseconds each; of one with several fields each counts. HRRR
+surface files have 173; files of pressure and native levels have 700 to 1,200, and always an index in the end."""
 MAX_VARIABLES = 200
 """Names in `grib:variables`; real indexes have up to 97 (HRRR)."""
 
@@ -78,6 +84,7 @@ class Inventory:
     """What is known of the object's messages; `messages` is None when there may be more than were looked at."""
 
     messages: int | None
+    spans: frozenset[Span] = frozenset()
     variables: tuple[str, ...] = ()
     layers: tuple[Layer, ...] = ()
     indexed: bool = False
@@ -105,10 +112,10 @@ def read_grib2(request: ReadRequest) -> HeaderMetadata:
 def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeInventory) -> HeaderMetadata:
     """Read the messages of a source: the request's own, or what is in it. Raises ReadError."""
     window = HeaderWindow(source)
-    start = find_message(window, 0)
-    if start is None:
+    found = find_message(window, 0)
+    if found is None:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message within the first {SEARCH_BYTES} bytes")
-    first = read_message(window, start)
+    first = read_message(window, found)
     grid = describe_grid(first.grid)
     findings: Findings = []
     if grid.fault is not None:
@@ -117,25 +124,50 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
     _check_run(first, request.groups, findings)
     _check_step(first, lead, findings)
     inventory = take_inventory(window, first, lead=lead, findings=findings)
-    horizon = lead if lead is not None else first.product.step
     reference = first.identification.reference
-    end = reference if horizon is None else reference + horizon
+    spans = {_window(span, request.groups) for span in _spans(inventory.spans, first, lead)}
+    start, end, moment = object_times(spans) if spans else (reference, reference, reference)
     return HeaderMetadata(
-        start=reference,
+        start=start,
         end=end,
-        datetime=end,
+        datetime=moment,
         geometry=grid.geometry,
         properties={
             **properties(
-                request, first, grid, messages=inventory.messages, variables=inventory.variables, horizon=horizon
+                request,
+                first,
+                grid,
+                messages=inventory.messages,
+                variables=inventory.variables,
+                horizon=moment - reference if spans else None,
             ),
-            **cube(grid, inventory.layers, reference=reference, covered=(reference, end)),
+            **cube(grid, inventory.layers, reference=reference, valid={span.end for span in spans} or {moment}),
         },
         native=native(first, grid),
         findings=tuple(findings),
         sidecars=(INDEX_SUFFIX,) if inventory.indexed else (),
         layers=inventory.layers,
     )
+
+
+def _spans(found: Iterable[Span], first: GribMessage, lead: timedelta | None) -> set[Span]:
+    """Return when fields hold, the first with them; at the key's lead where nothing is understood of any."""
+    spans = {*found, *filter(None, [span_of(first)])}
+    step = first.product.step if lead is None else lead
+    if not spans and step is not None:
+        moment = first.identification.reference + step
+        return {Span(moment, moment)}
+    return spans
+
+
+def _window(span: Span, groups: Mapping[str, str]) -> Span:
+    """Return the window that the key names of a field, which ends with it; the field's own where it names none."""
+    if groups.get("since"):
+        # At the hour itself the day that ends then, which holds the other reading, too.
+        hour = span.end.replace(hour=int(groups["since"]), minute=0, second=0)
+        return Span(hour if hour < span.end else hour - timedelta(days=1), span.end)
+    length = timedelta(hours=int(groups.get("hours", 0)), minutes=int(groups.get("minutes", 0)))
+    return Span(span.end - length, span.end) if length else span
 
 
 def _lead(groups: Mapping[str, str]) -> timedelta | None:
@@ -189,8 +221,10 @@ def _from_index(
     if lead is not None and latest > lead:
         text = f"the key has lead {duration(lead)}, the index has fields valid at {duration(latest)}"
         findings.append((MetadataIssue.TIME_MISMATCH, text))
+    spans = spans_of({entry.step for entry in entries}, first.identification.reference)
     return Inventory(
         messages=len({entry.message for entry in entries}),
+        spans=frozenset(spans.values()),
         variables=tuple(sorted({entry.variable for entry in entries})[:MAX_VARIABLES]),
         layers=layers(entries, end=end),
         indexed=True,
@@ -198,12 +232,21 @@ def _from_index(
 
 
 def _from_walk(window: HeaderWindow, first: GribMessage, findings: Findings) -> Inventory:
-    messages = count_messages(window, first, at_most=WALK_MESSAGES)
-    if messages is None:
-        check_tail(window)
+    inventory = walk(window, first)
+    if inventory.messages is None:
         text = f"no index lists the messages, which are more than the {WALK_MESSAGES} that are followed without one"
         findings.append((MetadataIssue.COMPLETENESS_UNCHECKED, text))
-    return Inventory(messages=messages)
+    return inventory
+
+
+def walk(window: HeaderWindow, first: GribMessage) -> Inventory:
+    """Follow up to WALK_MESSAGES messages; of more, look at the object's end. Raises ReadError."""
+    fields = list(islice(read_fields(window, first.offset), WALK_MESSAGES + 1))
+    spans = frozenset(span for field in fields if (span := span_of(field)))
+    if len(fields) > WALK_MESSAGES:
+        check_tail(window)
+        return Inventory(messages=None, spans=spans)
+    return Inventory(messages=len({field.offset for field in fields}), spans=spans)
 
 
 def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: GribMessage) -> Iterator[str]:

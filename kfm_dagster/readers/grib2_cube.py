@@ -7,12 +7,14 @@ A variable stands once, however many messages it has: HRRR's files of native lev
 Which levels it has of the dimension `level` is its `dimension_domains`, a field that stactools-noaa-hrrr made for it.
 Levels are the index's own texts, so that variable, level and step are the name of a field in `grib:layers`. The
 probabilities of a variable are another one, `TMP prob`, because their values are in percent.
+The windows of accumulations, averages and extremes are a variable's `time_bounds`, begin and end of each: those that
+reach back to the run are not the Item's time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import chain
 from typing import Any
 
@@ -20,8 +22,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_grids import Grid
 from kfm_dagster.readers.grib2_parameters import named
-from kfm_dagster.readers.grib2_sections import MAX_STEP
-from kfm_dagster.readers.grib_index import step_end
+from kfm_dagster.readers.grib2_times import Span, spans_of
 from kfm_dagster.readers.grid_cube import COLUMNS, ROWS, horizontal
 
 TIME, LEVEL = "valid_time", "level"
@@ -29,15 +30,13 @@ TIME, LEVEL = "valid_time", "level"
 PROBABILITY = " prob"
 """End of the name of a variable of probabilities, as the qualifier of their lines begins."""
 MAX_TIMES = 32
-"""Valid times that are listed; sub-hourly files have 4."""
+"""Valid times, and windows of a variable, that are listed; sub-hourly files have 4."""
 MAX_CHARACTERS = 65_536
 """Of names and levels: what has more is not listed, so that an Item stays small. HRRR's native levels have 20,000."""
 
 
-def cube(
-    grid: Grid, layers: Sequence[Layer], *, reference: datetime, covered: tuple[datetime, datetime]
-) -> dict[str, Any]:
-    """Return the fields of an object with these layers; `covered` are the bounds of its valid times.
+def cube(grid: Grid, layers: Sequence[Layer], *, reference: datetime, valid: Collection[datetime]) -> dict[str, Any]:
+    """Return the fields of an object with these layers; `valid` are the times that its fields are valid at, or end at.
 
     Without layers nothing is said of variables, for the first message is not the whole. Nor are there fields for a grid
     that is not even.
@@ -45,28 +44,41 @@ def cube(
     if grid.transform is None:
         return {}
     dimensions = horizontal(transform=grid.transform, shape=grid.shape, wkt2=grid.wkt2)
-    dimensions[TIME] = _times(layers, reference) or {"type": "temporal", "extent": [*map(_text, covered)]}
-    levels = _levels(layers)
+    steps = {layer.step for layer in layers}
+    spans = spans_of(steps, reference)
+    dimensions[TIME] = _times(valid, listed=len(spans) == len(steps))
+    levels, windows = _levels(layers, spans)
     if sum(len(name) + sum(map(len, of_variable)) for name, of_variable in levels.items()) > MAX_CHARACTERS:
         levels = {}
     if levels:
         dimensions[LEVEL] = {"type": "level", "values": list(dict.fromkeys(chain.from_iterable(levels.values())))}
-    variables = {name: _variable(name, of_variable) for name, of_variable in levels.items()}
+    variables = {name: _variable(name, each, windows.get(name, ())) for name, each in levels.items()}
     return {"cube:dimensions": dimensions} | ({"cube:variables": variables} if variables else {})
 
 
-def _levels(layers: Sequence[Layer]) -> Mapping[str, Iterable[str]]:
-    """Levels of each variable, once and in their order."""
+def _levels(
+    layers: Sequence[Layer], spans: Mapping[str, Span]
+) -> tuple[Mapping[str, Iterable[str]], Mapping[str, Iterable[Span]]]:
+    """Return levels of each variable, and windows of those with some, once and in their order."""
     found: dict[str, dict[str, None]] = {}
-    for variable, level, _, qualifier, _, _ in layers:
+    windows: dict[str, dict[Span, None]] = {}
+    for variable, level, step, qualifier, _, _ in layers:
         name = variable + PROBABILITY if qualifier.startswith("prob") else variable
         found.setdefault(name, {})[level] = None
-    return found
+        if (span := spans.get(step)) and span.start < span.end:
+            windows.setdefault(name, {})[span] = None
+    return found, windows
 
 
-def _variable(name: str, levels: Iterable[str]) -> dict[str, Any]:
+def _variable(name: str, levels: Iterable[str], windows: Iterable[Span]) -> dict[str, Any]:
     """Describe a variable; one that the table of parameters lacks has neither unit nor description."""
-    found = {"dimensions": [TIME, LEVEL, ROWS, COLUMNS], "type": "data", "dimension_domains": {LEVEL: [*levels]}}
+    found: dict[str, Any] = {
+        "dimensions": [TIME, LEVEL, ROWS, COLUMNS],
+        "type": "data",
+        "dimension_domains": {LEVEL: [*levels]},
+    }
+    if bounds := [[_text(window.start), _text(window.end)] for window in windows]:
+        found["time_bounds"] = bounds[:MAX_TIMES]
     parameter = named(name.removesuffix(PROBABILITY))
     if name.endswith(PROBABILITY):
         of_what = parameter.name if parameter else name.removesuffix(PROBABILITY)
@@ -74,15 +86,11 @@ def _variable(name: str, levels: Iterable[str]) -> dict[str, Any]:
     return found if parameter is None else {**found, "unit": parameter.unit, "description": parameter.name}
 
 
-def _times(layers: Sequence[Layer], reference: datetime) -> dict[str, Any] | None:
-    """Return the valid times of all layers; None where a step is in words that are not understood, or beyond belief."""
-    ends: set[timedelta | None] = {step_end(step) for step in {layer[2] for layer in layers}}
-    known = sorted(end for end in ends if end is not None and end <= MAX_STEP)
-    if not known or len(known) < len(ends):
-        return None
-    times = [_text(reference + end) for end in known]
+def _times(valid: Collection[datetime], *, listed: bool) -> dict[str, Any]:
+    """Return the valid times; only their bounds where there are too many, or a step whose time is not known."""
+    times = [_text(moment) for moment in sorted(valid)]
     found: dict[str, Any] = {"type": "temporal", "extent": [times[0], times[-1]]}
-    return {**found, "values": times} if len(times) <= MAX_TIMES else found
+    return {**found, "values": times} if listed and len(times) <= MAX_TIMES else found
 
 
 def _text(moment: datetime) -> str:

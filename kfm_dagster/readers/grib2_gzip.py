@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadRequest
-from kfm_dagster.readers.grib2 import PROPERTIES, WALK_MESSAGES, Findings, Inventory, describe
-from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow, check_tail, count_messages
+from kfm_dagster.readers.grib2 import PROPERTIES, Findings, Inventory, describe, walk
+from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.unpacked import STEP_BYTES, Gunzip, Gunzipped, Unpacked
 
@@ -32,8 +32,13 @@ that gzip takes off little: real objects unpack to 1.02 to 1.6 times their size.
 def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
     """Read the header of a gzipped GRIB edition 2 object. Conforms to `Reader`; raises ReadError."""
     source = request.source
+
+    def followed(window: HeaderWindow, first: GribMessage, /, **_: object) -> Inventory:
+        # gzip's end says that no more fields were there, so that those beyond need no finding.
+        return walk(window, first)
+
     if source.size <= MAX_PACKED_BYTES:
-        return describe(request, Gunzipped.open(source, limit=MAX_UNPACKED_BYTES), take_inventory=_count)
+        return describe(request, Gunzipped.open(source, limit=MAX_UNPACKED_BYTES), take_inventory=followed)
 
     def unchecked(_window: HeaderWindow, _first: GribMessage, /, *, findings: Findings, **_: object) -> Inventory:
         text = f"{source.size} gzipped bytes; up to {MAX_PACKED_BYTES} are read to their end"
@@ -41,14 +46,6 @@ def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
         return Inventory(messages=None)
 
     return describe(request, _Beginning(source), take_inventory=unchecked)
-
-
-def _count(window: HeaderWindow, first: GribMessage, /, **_: object) -> Inventory:
-    """Follow the messages; gzip's end says that no more were there, so those beyond need no finding."""
-    messages = count_messages(window, first, at_most=WALK_MESSAGES)
-    if messages is None:
-        check_tail(window)
-    return Inventory(messages=messages)
 
 
 class _Beginning(BytesSource):

@@ -65,7 +65,7 @@ def properties(
     variables: Sequence[str],
     horizon: timedelta | None,
 ) -> dict[str, Any]:
-    """Return the STAC properties that are known; `horizon` is the time from the reference to the object's end."""
+    """Return the STAC properties that are known; `horizon` is the time from the reference to the datetime."""
     identification = first.identification
     found: dict[str, Any] = {
         "proj:wkt2": grid.wkt2,

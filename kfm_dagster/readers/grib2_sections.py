@@ -8,7 +8,7 @@ bounded walking from message to message. Does not belong here: what a grid defin
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -35,6 +35,10 @@ MAX_STEP = timedelta(days=3660)
 """Longest forecast believed; a corrupt forecast time must not become a date far outside the calendar."""
 
 _INDICATOR_BYTES = 16
+_READ = frozenset({1, 3, 4, 5})
+_REPEATED = frozenset({2, 3, 4})
+_REPRESENTATION, _DATA = 5, 7
+"""Sections by number: what is read, what may begin a further field, how data are represented, and data."""
 _MISSING_32 = 0xFFFFFFFF
 
 
@@ -53,9 +57,11 @@ class Identification:
 class Product:
     """Section 4. `forecast_time` is in the message's own unit, `level` in the SI unit of the surface (Pa, m, ...).
 
-    `step` is the time from the reference to the valid time: to the end of the overall interval for statistical
-    products. None where the template or the time unit is not one that is read. `origin` has the generating process and
-    the role in an ensemble (code tables 4.6 and 4.7) under ecCodes' key names, where the template has them.
+    `begin` and `step` are the times from the reference to the begin and the end of what the field is over: equal for an
+    instant, the overall interval for statistical products. None where the template or the time unit is not one that is
+    read.
+    `origin` has the generating process and the role in an ensemble (code tables 4.6 and 4.7) under ecCodes' key names,
+    where the template has them.
     """
 
     template: int
@@ -64,6 +70,7 @@ class Product:
     forecast_time: int | None
     surface_type: int | None
     level: float | None
+    begin: timedelta | None
     step: timedelta | None
     origin: Mapping[str, int]
 
@@ -148,20 +155,43 @@ def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:
 
 def read_message(window: HeaderWindow, start: int) -> GribMessage:
     """Read the header of the message at `start`; of a message with several fields, the first. Raises ReadError."""
+    return next(_read_fields(window, start))
+
+
+def read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
+    """Yield the header of each field from the message at `start` on, jumping over what is packed.
+
+    Raises ReadError when a message does not end where its length says, or what follows it is none, or a cut one.
+    """
+    following: int | None = start
+    while following is not None:
+        end = following + message_length(window, following)[1]
+        try:
+            yield from _read_fields(window, following)
+        except ReadError:
+            check_end(window, end)  # a hole at the end is a cut, whatever it does to the sections
+            raise
+        check_end(window, end)
+        following = find_message(window, end)
+    if window.size - end > STRAY_BYTES:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message follows the one that ends at byte {end}")
+
+
+def _read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
     discipline, length = message_length(window, start)
-    sections = _sections(window, start + _INDICATOR_BYTES, start + length - len(END))
     try:
-        identification = _identification(sections[1])
-        return GribMessage(
-            offset=start,
-            length=length,
-            discipline=discipline,
-            identification=identification,
-            grid=sections[3],
-            product=_product(sections[4], identification.reference),
-            packing=struct.unpack_from(">H", sections[5], 9)[0],
-            representation=sections[5],
-        )
+        for sections in _sections(window, start + _INDICATOR_BYTES, start + length - len(END)):
+            identification = _identification(sections[1])
+            yield GribMessage(
+                offset=start,
+                length=length,
+                discipline=discipline,
+                identification=identification,
+                grid=sections[3],
+                product=_product(sections[4], identification.reference),
+                packing=struct.unpack_from(">H", sections[5], 9)[0],
+                representation=sections[5],
+            )
     except (struct.error, IndexError):
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "a section is shorter than its template") from None
 
@@ -179,43 +209,35 @@ def check_tail(window: HeaderWindow) -> None:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"no message ends where the object does, at byte {window.size}")
 
 
-def count_messages(window: HeaderWindow, first: GribMessage, *, at_most: int) -> int | None:
-    """Messages in the object, found by jumping from length to length; None when there are more than `at_most`.
+def _sections(window: HeaderWindow, start: int, end: int) -> Iterator[Mapping[int, bytes]]:
+    """Yield sections 1, 3, 4 and 5 of each field by number: numbers ascend, and a further field begins with 2, 3 or 4.
 
-    Raises ReadError when a message does not end where its length says, or what follows it is none, or a cut one.
+    A further field has what it does not repeat from the one before it (regulation 92.6.2); the fields end where no
+    section of one follows.
     """
-    count, end = 1, first.end
-    while True:
-        check_end(window, end)
-        start = find_message(window, end)
-        if start is None:
-            if window.size - end <= STRAY_BYTES:
-                return count
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message follows the one that ends at byte {end}")
-        if count == at_most:
-            return None
-        end = start + message_length(window, start)[1]
-        count += 1
-
-
-def _sections(window: HeaderWindow, start: int, end: int) -> Mapping[int, bytes]:
-    """Sections 1, 3, 4 and 5 by number. Numbers must ascend, so at most five are looked at."""
     found: dict[int, bytes] = {}
-    previous = 0
-    while 5 not in found:
+    previous, fields = 0, 0
+    while start < end:
         length, number = struct.unpack(">IB", window.read(start, 5))
-        if length <= 5 or start + length > end or not previous < number <= 5:
+        again = previous == _DATA and number in _REPEATED
+        if length < 5 or start + length > end or not (again or previous < number <= _DATA):
+            if fields:
+                return
             raise ReadError(
                 MetadataIssue.UNREADABLE_FORMAT,
                 f"section {number} of {length} bytes after section {previous} at byte {start} does not fit its message",
             )
-        if number != 2:
+        if number in _READ:
             found[number] = window.read(start, min(length, SECTION_BYTES))
+        if number == _REPRESENTATION:
+            if missing := _READ - found.keys():
+                raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message has no section {min(missing)}")
+            yield found
+            fields += 1
         start += length
         previous = number
-    if missing := {1, 3, 4} - found.keys():
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the first message has no section {min(missing)}")
-    return found
+    if not fields:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message has no section {_REPRESENTATION}")
 
 
 def _identification(section: bytes) -> Identification:
@@ -281,18 +303,19 @@ _MEMBER_TEMPLATES, _DERIVED_TEMPLATES = frozenset({1, 11, 60, 61}), frozenset({2
 def _product(section: bytes, reference: datetime) -> Product:
     template, category, number = struct.unpack_from(">HBB", section, 7)
     layout = _LAYOUTS.get(template)
-    forecast_time = surface_type = level = step = None
+    forecast_time = surface_type = level = begin = step = None
     if layout is not None:
         unit, forecast_time = struct.unpack_from(">BI", section, layout.unit - 1)
         forecast_time = signed(forecast_time, 32)
         if layout.surface is not None:
             surface_type, level = _surface(section, layout.surface - 1)
+        if unit in _UNITS:
+            begin = step = _scaled_step(forecast_time, _UNITS[unit])
         if layout.end is not None:
             step = _time(section, layout.end - 1) - reference
-        elif unit in _UNITS:
-            step = _scaled_step(forecast_time, _UNITS[unit])
+            begin = None if begin is None else min(begin, step)
         if step is not None and not timedelta(0) <= step <= MAX_STEP:
-            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the first message is valid {step} after its reference")
+            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"a message is valid {step} after its reference")
     return Product(
         template=template,
         category=category,
@@ -300,6 +323,7 @@ def _product(section: bytes, reference: datetime) -> Product:
         forecast_time=forecast_time,
         surface_type=surface_type,
         level=level,
+        begin=begin,
         step=step,
         origin=_origin(section, template),
     )
@@ -318,8 +342,8 @@ def _origin(section: bytes, template: int) -> dict[str, int]:
 
 def _scaled_step(count: int, unit: timedelta) -> timedelta:
     """Count times unit; beyond MAX_STEP it is cut just above it, so that no product overflows a timedelta."""
-    ceiling = MAX_STEP + unit
-    return unit * max(-1, min(count, ceiling // unit))
+    limit = (MAX_STEP + unit) // unit
+    return unit * max(-limit, min(count, limit))
 
 
 def _surface(section: bytes, at: int) -> tuple[int, float | None]:

@@ -30,7 +30,7 @@ _LINE = re.compile(
     re.MULTILINE | re.ASCII,
 )
 
-_STEP = re.compile(r"(?:\d{1,7}-)?(\d{1,7}) (sec|min|hour|day) ", re.ASCII)
+_STEP = re.compile(r"(?:(\d{1,7})-)?(\d{1,7}) (sec|min|hour|day) ", re.ASCII)
 _STEP_UNITS = {
     "sec": timedelta(seconds=1),
     "min": timedelta(minutes=1),
@@ -102,15 +102,24 @@ def reference_fault(entries: Sequence[IndexEntry], reference: datetime) -> str |
     return None
 
 
-def step_end(step: str) -> timedelta | None:
-    """Time from the reference to the end of a step text such as `anl`, `6 hour fcst` or `0-15 min acc fcst`.
+def step_range(step: str) -> tuple[timedelta, timedelta] | None:
+    """Return the times from the reference to begin and end of a step text: equal for `anl` and `6 hour fcst`.
 
-    None for texts of another form (months, verifying analyses).
+    A window such as `0-15 min acc fcst` has both. None for texts of another form (months, verifying analyses).
     """
     if step == "anl":
-        return timedelta(0)
+        return timedelta(0), timedelta(0)
     found = _STEP.match(step)
-    return None if found is None else int(found[1]) * _STEP_UNITS[found[2]]
+    if found is None:
+        return None
+    unit = _STEP_UNITS[found[3]]
+    return int(found[1] or found[2]) * unit, int(found[2]) * unit
+
+
+def step_end(step: str) -> timedelta | None:
+    """Return the time from the reference to the end of a step text; None where `step_range` has none."""
+    found = step_range(step)
+    return None if found is None else found[1]
 
 
 def latest_step(entries: Sequence[IndexEntry]) -> timedelta:

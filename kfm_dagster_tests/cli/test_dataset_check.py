@@ -104,7 +104,7 @@ AT_FAULT: dict[str, tuple[Change, Change, str]] = {
     ),
     "fields without a source": (
         lambda text: text.replace('"grib:edition", "grib:discipline", native', "native").replace(
-            '[start_datetime, "forecast:reference_datetime", "grib:centre",', "["
+            '["forecast:reference_datetime", "grib:centre",', "["
         ),
         same,
         "G2: no source is cited for",

@@ -124,10 +124,11 @@ class Subject:
 
 
 _HDF5 = Bounds(requests=MAX_BLOCKS, read_bytes=MAX_BLOCKS * BLOCK_BYTES)
+# The first message, the index, the last message's ends; or each section of what is walked, and the object's end.
+_GRIB2_REQUESTS = 8 * grib2.WALK_MESSAGES + 6
 _GRIB2 = Bounds(
-    # The first message, the index, the last message's ends; or each message that is walked, and the object's end.
-    requests=grib2.WALK_MESSAGES + 6,
-    read_bytes=(grib2.WALK_MESSAGES + 6) * grib2.FIRST_BYTES + grib2.LAST_MESSAGE_BYTES + grib_index.MAX_INDEX_BYTES,
+    requests=_GRIB2_REQUESTS,
+    read_bytes=_GRIB2_REQUESTS * grib2.FIRST_BYTES + grib2.LAST_MESSAGE_BYTES + grib_index.MAX_INDEX_BYTES,
 )
 _CHUNK_BLOCKS = -(-(nexrad_records.MAX_RECORD_BYTES + 28) // nexrad_records.READ_BYTES)
 

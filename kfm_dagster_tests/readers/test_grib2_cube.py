@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ GRID = Grid(
 COVERED = (RUN, RUN + timedelta(hours=6))
 
 
-def fields(*found: Layer) -> dict[str, Any]:
-    return cube(GRID, found, reference=RUN, covered=COVERED)
+def fields(*found: Layer, valid: Collection[datetime] = COVERED) -> dict[str, Any]:
+    return cube(GRID, found, reference=RUN, valid=valid)
 
 
 def layer(variable: str = "TMP", level: str = "surface", step: str = "6 hour fcst") -> Layer:
@@ -163,20 +163,6 @@ def test_a_probability_is_a_variable_of_its_own(qualifier: str, name: str, unit:
     assert "surface" in variable["dimension_domains"]["level"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "times"),
-    [
-        (["anl"], ["2025-08-01T00:00:00Z"]),
-        (["6 hour fcst", "0-6 hour acc fcst", "5-6 hour max fcst"], ["2025-08-01T06:00:00Z"]),
-        (["15 min fcst", "0-15 min ave fcst", "30 min fcst"], ["2025-08-01T00:15:00Z", "2025-08-01T00:30:00Z"]),
-        (["0-1 day acc fcst", "6 hour fcst"], ["2025-08-01T06:00:00Z", "2025-08-02T00:00:00Z"]),
-    ],
-)
-def test_a_field_is_valid_at_the_end_of_its_step(steps: list[str], times: list[str]) -> None:
-    found = fields(*(layer(step=step) for step in steps))["cube:dimensions"]["valid_time"]
-    assert found == {"type": "temporal", "extent": [times[0], times[-1]], "values": times}
-
-
 @pytest.mark.parametrize("step", ["1 month ave fcst", "9999999 day fcst", "something"])
 def test_a_step_that_is_not_understood_leaves_the_bounds_of_the_object(step: str) -> None:
     found = fields(layer(), layer(step=step))["cube:dimensions"]["valid_time"]
@@ -185,9 +171,11 @@ def test_a_step_that_is_not_understood_leaves_the_bounds_of_the_object(step: str
 
 @pytest.mark.parametrize(("count", "listed"), [(MAX_TIMES, True), (MAX_TIMES + 1, False)])
 def test_many_times_are_bounds_only(count: int, listed: bool) -> None:
-    found = fields(*(layer(step=f"{hour} hour fcst") for hour in range(count)))["cube:dimensions"]["valid_time"]
+    found = fields(valid={RUN + timedelta(hours=hour) for hour in range(count)})["cube:dimensions"]["valid_time"]
     assert ("values" in found) == listed
     assert found["extent"] == ["2025-08-01T00:00:00Z", f"{RUN + timedelta(hours=count - 1):%Y-%m-%dT%H:%M:%SZ}"]
+    windows = fields(*(layer(step=f"{hour}-{hour + 1} hour acc fcst") for hour in range(count)))
+    assert len(windows["cube:variables"]["TMP"]["time_bounds"]) == MAX_TIMES
 
 
 def test_columns_and_rows_are_those_of_the_grid() -> None:
@@ -198,7 +186,8 @@ def test_columns_and_rows_are_those_of_the_grid() -> None:
                   "reference_system": GRID.wkt2},
             "y": {"type": "spatial", "axis": "y", "extent": [-3000.0, 3000.0], "step": 3000.0,
                   "reference_system": GRID.wkt2},
-            "valid_time": {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]},
+            "valid_time": {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"],
+                           "values": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]},
         }
     }  # fmt: skip
 
@@ -212,6 +201,10 @@ def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
             "unit": "K",
             "description": "Temperature",
             "dimension_domains": {"level": ["surface", "2 m above ground"]},
+            "time_bounds": [
+                ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"],
+                ["2025-08-01T05:00:00Z", "2025-08-01T06:00:00Z"],
+            ],
         }
     }
     assert found["cube:dimensions"]["level"] == {"type": "level", "values": ["surface", "2 m above ground"]}
@@ -221,7 +214,7 @@ def test_a_grid_that_is_not_even_is_no_cube() -> None:
     uneven = Grid(
         template=40, shape=(3, 4), wkt2="", transform=None, proj_bbox=None, geometry={}, native={}
     )  # fmt: skip
-    assert cube(uneven, (layer(),), reference=RUN, covered=COVERED) == {}
+    assert cube(uneven, (layer(),), reference=RUN, valid=COVERED) == {}
 
 
 @pytest.mark.parametrize(("characters", "listed"), [(MAX_CHARACTERS, True), (MAX_CHARACTERS + 1, False)])

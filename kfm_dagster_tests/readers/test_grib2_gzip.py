@@ -6,7 +6,7 @@ import gzip
 import random
 import struct
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,8 @@ def test_real_object_equals_the_independent_reader(
 
     assert source.requests == [len(content)]
     assert found.findings == ()
-    assert found.start == found.end == found.datetime == match.start
+    assert found.end == found.datetime == match.start
+    assert found.end - found.start == timedelta(hours=int(match.groups.get("hours", 0)))
     properties = found.properties
     assert properties["grib:message-count"] == answers["n_fields"] == 1
     assert (properties["grib:discipline"], properties["grib:data-type"]) == (209, "processed radar observations")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +101,30 @@ def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     box = bounding_box(found.geometry)
     if (box[0], box[2]) != (-180, 180):
         yield degrees("bbox", box, _extent(answers["grids"][field["gridSha"]]), within=EXACT)
-    yield seconds("start", found.start, datetime.fromisoformat(field["refTime"]), within=0)
-    # A file is named for its lead; alone it is valid when its first field is.
-    if real.groups:
-        valid = datetime.strptime(max(answers["validity"]), "%Y%m%d%H%M").replace(tzinfo=UTC)
+    for name, moment, expected in zip(
+        ("start", "end", "datetime"), (found.start, found.end, found.datetime), _times(real), strict=True
+    ):
+        yield seconds(name, moment, expected, within=0)
+    run = found.properties.get("forecast:reference_datetime", field["refTime"])
+    yield seconds("run", datetime.fromisoformat(run), datetime.fromisoformat(field["refTime"]), within=0)
+    if dimensions := found.properties.get("cube:dimensions"):
+        valid = [datetime.fromisoformat(text) for text in dimensions["valid_time"]["values"]]
         # It is said to the minute.
-        yield seconds("datetime", found.datetime.replace(second=0), valid, within=0)
+        yield same("valid_time", [f"{moment:%Y%m%d%H%M}" for moment in valid], sorted(answers["validity"]))
+    if real.groups:
         yield same("grib:message-count", found.properties["grib:message-count"], answers["n_fields"])
+
+
+def _times(real: RealObject) -> tuple[datetime, datetime, datetime]:
+    """Return start, end and datetime by ecCodes' step ranges (`120`, `0-12`, `30m`), or the window in MRMS's names."""
+    windows: dict[timedelta, list[datetime]] = defaultdict(list)
+    for field in real.expected["fields"]:
+        run = datetime.fromisoformat(field["refTime"])
+        unit = timedelta(minutes=1) if field["stepUnits"] == "m" else timedelta(hours=1)
+        first, _, last = field["stepRange"].replace("m", "").partition("-")
+        begin, end = int(first) * unit, int(last or first) * unit
+        if real.groups and (named := re.search(r"_QPE_(\d\d)H", real.key)):
+            begin = end - timedelta(hours=int(named[1]))
+        windows[end - begin] += [run + begin, run + end]
+    moments = windows[timedelta(0)] if timedelta(0) in windows else windows[max(windows)]
+    return min(moments), max(moments), min(moments) if timedelta(0) in windows else max(moments)
