@@ -167,7 +167,10 @@ def _envelope(
     properties: dict[str, Any],
     sidecars: dict[str, str] | None = None,
 ) -> Envelope:
-    times = {"datetime": rfc3339(start), "start_datetime": rfc3339(start), "end_datetime": rfc3339(end)}
+    if "forecast:horizon" in properties:
+        times = {"datetime": rfc3339(end)}
+    else:
+        times = {"datetime": rfc3339(start), "start_datetime": rfc3339(start), "end_datetime": rfc3339(end)}
     return Envelope(
         wal_id=wal_id(dataset=dataset, object_uri=uri, time_range_start=start, object_version=version),
         dataset=dataset,

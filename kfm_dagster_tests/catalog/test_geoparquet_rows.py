@@ -218,7 +218,7 @@ def _without_nulls(value: Any) -> Any:
 def _said(item: dict[str, Any]) -> Any:
     """What an Item says, in whatever form a client gives times and maps; stac-geoparquet gives maps as pairs."""
     properties = dict(item["properties"])
-    for name in ("datetime", "start_datetime", "end_datetime"):
+    for name in {"datetime", "start_datetime", "end_datetime"} & {name for name in properties if properties[name]}:
         properties[name] = datetime.fromisoformat(properties[name])
     if variables := properties.get("cube:variables"):
         properties["cube:variables"] = dict(variables)

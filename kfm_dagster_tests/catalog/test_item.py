@@ -230,7 +230,7 @@ def test_an_item_of_as_many_messages_as_native_levels_have_stays_small(contracts
     properties = of_sample.metadata.stac_properties
     envelope = with_metadata(
         of_sample,
-        stac_properties={**properties, **cube(grid, layers, reference=run, covered=(run, run))},
+        stac_properties={**properties, **cube(grid, layers, reference=run, valid=(run,))},
         layers={layer.name: (layer.offset, layer.length) for layer in layers},
     )
     item = item_of(contracts, envelope)

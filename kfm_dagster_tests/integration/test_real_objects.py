@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from kfm_dagster_tests.catalog.trees import assert_consistent, walk
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import open_pipeline, partitions_of, run_chain
 from kfm_dagster_tests.readers.nexrad_bytes import PYART_MOMENTS
+from kfm_dagster_tests.readers.truth.grib2 import held_times
 
 EXPECTED = {
     "gfs": 2, "goes-abi": 16, "goes-glm": 9, "hrrr": 4, "mrms": 5, "nexrad-l2": 9, "ocean": 1, "surface-obs": 1
@@ -157,6 +158,13 @@ def test_readers_declare_every_property_that_they_give(items: Items, contracts: 
         assert not reader.gives("goes:colour")
 
 
+def times_of(properties: Mapping[str, Any]) -> tuple[datetime, ...]:
+    """Start, end and datetime; an instant has its datetime alone."""
+    assert ("start_datetime" in properties) == ("end_datetime" in properties)
+    names = ("start_datetime", "end_datetime", "datetime")
+    return tuple(moment(properties.get(name, properties["datetime"])) for name in names)
+
+
 def parts_of(geometry: Mapping[str, Any]) -> list[Any]:
     found = shapely.geometry.shape(geometry)
     return list(getattr(found, "geoms", [found]))
@@ -258,10 +266,8 @@ def test_hrrr_items_equal_the_independent_reader(items: Items, reference: dict[s
         answers = entry["reference"]
         field, grid = answers["fields"][0], next(iter(answers["grids"].values()))
         [run] = map(moment, answers["reference_times"])
-        [valid] = [datetime.strptime(text, "%Y%m%d%H%M").replace(tzinfo=UTC) for text in answers["validity"]]
-        assert moment(properties["forecast:reference_datetime"]) == moment(properties.get("start_datetime", str(run)))
         assert moment(properties["forecast:reference_datetime"]) == run
-        assert moment(properties["datetime"]) == valid
+        assert times_of(properties) == held_times(answers["fields"], entry["key"])
         lead = (moment(properties["datetime"]) - run) // timedelta(hours=1)
         assert properties["forecast:horizon"] == f"PT{lead}H"
         assert properties["hrrr:lead-hours"] == lead
@@ -307,11 +313,7 @@ def test_gfs_and_mrms_items_equal_the_independent_reader(
         answers = entry["reference"]
         field = answers["fields"][0]
         grid = answers["grids"][field["gridSha"]]
-        [run] = map(moment, answers["reference_times"])
-        [valid] = [datetime.strptime(text, "%Y%m%d%H%M").replace(tzinfo=UTC) for text in answers["validity"]]
-        assert moment(properties.get("start_datetime", properties["datetime"])) == run
-        # ecCodes says validity to the minute.
-        assert moment(properties["datetime"]).replace(second=0) == valid
+        assert times_of(properties) == held_times(answers["fields"], entry["key"])
         match = contracts.grammars[dataset].match(entry["key"])
         assert match is not None
         for name in {"model", "product", "region", "resolution", "level"} & match.groups.keys():

@@ -6,7 +6,7 @@ import gzip
 import lzma
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ OTHER_NAME = {
 }
 ORIGIN = ("generatingProcessIdentifier", "typeOfEnsembleForecast", "perturbationNumber", "derivedForecast")
 EXACT = 1e-9
+TIMES = ("start", "end", "datetime")
 ROTATED = MetadataIssue.MISSING_GEOLOCATION
 """Of template 3.32769, for which ecCodes has no positions either."""
 
@@ -101,9 +102,8 @@ def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     box = bounding_box(found.geometry)
     if (box[0], box[2]) != (-180, 180):
         yield degrees("bbox", box, _extent(answers["grids"][field["gridSha"]]), within=EXACT)
-    for name, moment, expected in zip(
-        ("start", "end", "datetime"), (found.start, found.end, found.datetime), _times(real), strict=True
-    ):
+    times = held_times(answers["fields"], real.key if real.groups else "")
+    for name, moment, expected in zip(TIMES, (found.start, found.end, found.datetime), times, strict=True):
         yield seconds(name, moment, expected, within=0)
     run = found.properties.get("forecast:reference_datetime", field["refTime"])
     yield seconds("run", datetime.fromisoformat(run), datetime.fromisoformat(field["refTime"]), within=0)
@@ -115,15 +115,15 @@ def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
         yield same("grib:message-count", found.properties["grib:message-count"], answers["n_fields"])
 
 
-def _times(real: RealObject) -> tuple[datetime, datetime, datetime]:
+def held_times(fields: Sequence[Mapping[str, Any]], key: str) -> tuple[datetime, datetime, datetime]:
     """Return start, end and datetime by ecCodes' step ranges (`120`, `0-12`, `30m`), or the window in MRMS's names."""
     windows: dict[timedelta, list[datetime]] = defaultdict(list)
-    for field in real.expected["fields"]:
+    for field in fields:
         run = datetime.fromisoformat(field["refTime"])
         unit = timedelta(minutes=1) if field["stepUnits"] == "m" else timedelta(hours=1)
         first, _, last = field["stepRange"].replace("m", "").partition("-")
         begin, end = int(first) * unit, int(last or first) * unit
-        if real.groups and (named := re.search(r"_QPE_(\d\d)H", real.key)):
+        if named := re.search(r"_QPE_(\d\d)H", key):
             begin = end - timedelta(hours=int(named[1]))
         windows[end - begin] += [run + begin, run + end]
     moments = windows[timedelta(0)] if timedelta(0) in windows else windows[max(windows)]
