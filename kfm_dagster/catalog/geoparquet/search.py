@@ -59,7 +59,8 @@ def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> 
     """
     for collection in collections:
         for year in years(publisher, collection):
-            if wanted.end is None or int(year) <= wanted.end.year:
+            # What is summed until New Year is kept under the new one.
+            if wanted.end is None or int(year) <= wanted.end.year + 1:
                 where = folder(collection, year)
                 for _, day in sorted(_days(publisher, where).items()):
                     yield from _of_day(publisher, where, day, wanted)

@@ -1,0 +1,85 @@
+"""A search of a day returns exactly the Items that hold in it, by every door, whatever day they are kept under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from benchmarks.stac_api_server import stac_api_server
+from kfm_dagster.demo.samples import gfs, hrrr, mrms, nbm
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.integration.chain import Clock, good, partitions_of, put, run_chain
+
+RUN = datetime(2025, 12, 30, 18, tzinfo=UTC)
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+HOLDS = {
+    "2025-12-29": "",
+    "2025-12-30": "analysis quarters window",
+    "2025-12-31": "lead-06 quarters window accumulation mosaic",
+    "2026-01-01": "lead-48 accumulation",
+    "2026-01-02": "",
+    "2026-01-07": "lead-186",
+}
+"""Which Items hold on a day. Runs are of December 30; the quarters of an hour and the window of six end at midnight."""
+
+
+def made() -> dict[str, tuple[str, str, bytes, str | None]]:
+    """Dataset, key, content and index of objects by name; two have no index."""
+    _, packed = mrms.make_mrms(valid=NEW_YEAR)
+    accumulation = "RadarOnly_QPE_24H_00.00"
+    return {
+        "analysis": ("hrrr", *hrrr.make_hrrr(run=RUN, lead=0)),
+        "lead-06": ("hrrr", *hrrr.make_hrrr(run=RUN, lead=6)),
+        "lead-48": ("hrrr", *hrrr.make_hrrr(run=RUN, lead=48, product="prs", region="alaska")[:2], None),
+        "quarters": ("hrrr", *hrrr.make_hrrr(run=RUN, lead=6, product="subh")),
+        "lead-186": ("gfs", *gfs.make_gfs(run=RUN, lead=186)[:2], None),
+        "window": ("nbm", *nbm.make_nbm(run=RUN, lead=6, product="qmd")),
+        "accumulation": (
+            "mrms",
+            f"CONUS/{accumulation}/{NEW_YEAR:%Y%m%d}/MRMS_{accumulation}_{NEW_YEAR:%Y%m%d-%H%M%S}.grib2.gz",
+            packed,
+            None,
+        ),
+        "mosaic": ("mrms", *mrms.make_mrms(valid=NEW_YEAR - timedelta(seconds=81)), None),
+    }
+
+
+@pytest.mark.clause("OPR-24")
+@pytest.mark.one_database
+def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
+    make_pipeline: Callable[..., Pipeline],
+    database_url: str,
+    objects: Path,
+    stac_api_url: str,
+    call: Call,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pystac_client import Client  # here, because its jsonschema takes seconds of every worker
+
+    pipeline = make_pipeline(url=database_url, geoparquet=True, stac_api_dsn=stac_api_url)
+    assert isinstance(pipeline.clock, Clock)
+    pipeline.clock.forward(86_400)
+    ids: dict[str, str] = {}
+    for name, (dataset, key, content, index) in made().items():
+        bucket = pipeline.registry[dataset].storage.buckets[0]
+        put(objects, [good(bucket, key, content), *([good(bucket, f"{key}.idx", index.encode())] if index else [])])
+        match = pipeline.registry.grammars[dataset].match(key)
+        assert match is not None
+        ids[match.item_id] = name
+    for dataset, partition in partitions_of(objects, pipeline.registry):
+        run_chain(pipeline, dataset, partition, f"{dataset}-{partition}")
+    pipeline.following.catch_up(pipeline.followers, within=60)
+    monkeypatch.setenv("KFM_HOME", str(pipeline.settings.home))
+    found: dict[str, dict[str, set[str]]] = {"items search": {}, "STAC API": {}}
+    with stac_api_server(stac_api_url) as url:
+        client = Client.open(url)
+        for day in HOLDS:
+            rows = call("items", "search", "--time", day, "--json").rows
+            found["items search"][day] = {ids[str(row["id"])] for row in rows}
+            found["STAC API"][day] = {ids[item["id"]] for item in client.search(datetime=day).items_as_dicts()}
+    expected = {day: set(names.split()) for day, names in HOLDS.items()}
+    assert found == dict.fromkeys(found, expected)
