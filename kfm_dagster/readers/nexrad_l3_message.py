@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.nexrad_l3_products import GENERAL_STATUS
+from kfm_dagster.readers.nexrad_l3_products import GENERAL_STATUS, ProductKind
 from kfm_dagster.readers.unpacked import Unpacked
 
 MAX_UNPACKED_BYTES = 8 * 1024 * 1024
@@ -98,11 +98,22 @@ def decode_message(data: bytes) -> Message:
     return decode(data[:length], code, _time(day, seconds) if day else None, radar_id, surplus)
 
 
-def accumulation_time(description: Description, number: int | None) -> datetime | None:
-    """Time in parameter `number` (a date) and the next one (minutes past midnight); None for a product without."""
-    if number is None:
+def accumulation(description: Description, kind: ProductKind) -> tuple[datetime | None, datetime | None]:
+    """Return begin and end of what a product accumulates; None where it states none.
+
+    The end alone is that of a length that the product always has, or states (173).
+    """
+    begin, end = (_date_and_minute(description, places) for places in (kind.begin, kind.end))
+    minutes = description.parameters[kind.length - 1] if kind.length else kind.minutes or 0
+    if begin is None and end is not None and minutes > 0:
+        begin = end - timedelta(minutes=minutes)
+    return begin, end
+
+
+def _date_and_minute(description: Description, places: tuple[int, int] | None) -> datetime | None:
+    if places is None:
         return None
-    day, minutes = description.parameters[number - 1 : number + 1]
+    day, minutes = (description.parameters[place - 1] for place in places)
     if day < 1 or not 0 <= minutes <= _DAY_MINUTES:
         return None
     return _EPOCH + timedelta(days=day - 1, minutes=minutes)

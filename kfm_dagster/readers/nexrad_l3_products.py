@@ -23,16 +23,18 @@ class ProductKind:
     """What all objects of a product have in common.
 
     mnemonic: empty where the ICDs have none. range_m: metres from the radar; None for a profile over it, a text or
-    its state. begin, end: number (1 to 10) of the product-dependent parameter with the date of the accumulation's begin
-    or end, the minute follows; None where there is none.
+    its state. begin, end: numbers (1 to 10) of the product-dependent parameters with date and minute of an
+    accumulation's begin or end. minutes: its length where no begin is stated; length: the parameter that has it.
     """
 
     code: int
     mnemonic: str
     name: str
     range_m: int | None
-    begin: int | None
-    end: int | None
+    begin: tuple[int, int] | None
+    end: tuple[int, int] | None
+    minutes: int | None
+    length: int | None
 
 
 @cache
@@ -46,12 +48,15 @@ def product_kinds() -> Mapping[int, ProductKind]:
             mnemonic=row["mnemonic"],
             name=row["name"],
             range_m=int(row["range_km"]) * 1000 if row["range_km"] else None,
-            begin=_number(row["begin"]),
-            end=_number(row["end"]),
+            begin=_places(row["begin"]),
+            end=_places(row["end"]),
+            minutes=int(row["minutes"]) if (row["minutes"] or "").isdecimal() else None,
+            length=int(row["minutes"][1:]) if (row["minutes"] or "").startswith("=") else None,
         )
         for row in rows
     }
 
 
-def _number(text: str) -> int | None:
-    return int(text) if text else None
+def _places(text: str) -> tuple[int, int] | None:
+    date, _, minute = text.partition(":")
+    return (int(date), int(minute or int(date) + 1)) if date else None

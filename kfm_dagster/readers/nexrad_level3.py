@@ -23,7 +23,7 @@ from kfm_dagster.readers import nexrad_radar
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import Bulletin, read_bulletin
-from kfm_dagster.readers.nexrad_l3_message import Description, Message, accumulation_time, decode_message
+from kfm_dagster.readers.nexrad_l3_message import Description, Message, accumulation, decode_message
 from kfm_dagster.readers.nexrad_l3_products import FREE_TEXT, TDWR, ProductKind, product_kinds
 from kfm_dagster.readers.nexrad_position import Position, position_source, radar_position
 from kfm_dagster.readers.nexrad_radar import RadarKind, kind_of, pattern_findings
@@ -62,6 +62,7 @@ class _Content:
 
     code: int
     start: datetime
+    end: datetime
     stated: Position | None
     is_bzip2: bool
     properties: Mapping[str, Any]
@@ -72,10 +73,11 @@ class _Content:
 def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     """Read an object; `request.groups` must have `site`, `product` (three letters each) and `stamp` (Y_m_d_H_M_S).
 
-    start, end and datetime are the start of the volume scan (with SAILS that of the elevation); for a general status
-    message the message's time, for a plain text that of its heading. `processing:datetime` is when the product was
-    generated. An object of which more or less is there than its lengths say has a finding COMPLETENESS_UNCHECKED, and
-    so has a plain text, which says no length, without the end of its transmission.
+    start, end and datetime are the start of the volume scan (with SAILS that of the elevation); of an accumulation they
+    are its begin, end and end again; for a general status message the message's time, for a plain text that of its
+    heading. `processing:datetime` is when the product was generated. An object of which more or less is there than its
+    lengths say has a finding COMPLETENESS_UNCHECKED, and so has a plain text, which says no length, without the end of
+    its transmission.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INVALID_TIME_RANGE for the bytes,
     TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
@@ -89,8 +91,8 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     position = radar_position(content.stated, site, bulletin.site)
     return HeaderMetadata(
         start=content.start,
-        end=content.start,
-        datetime=content.start,
+        end=content.end,
+        datetime=content.end,
         geometry=_footprint(position, kind),
         properties={**_properties(bulletin, content, position), **_known(radar, site, kind)},
         native={"wmo": bulletin.wmo, "site": bulletin.site, **content.native},
@@ -120,6 +122,7 @@ def _text(bulletin: Bulletin, nominal: datetime) -> _Content:
     return _Content(
         code=FREE_TEXT,
         start=start,
+        end=start,
         stated=None,
         is_bzip2=False,
         properties={},
@@ -142,9 +145,13 @@ def _message(message: Message, nominal: datetime) -> _Content:
     # Unidata names an object by its volume's start; any time from there to the product's generation is its own.
     start = description.volume_time
     _check_time(nominal, start, min(max(start, description.generation_time), start + LONGEST_GENERATION))
+    begin, end = _accumulation(description)
+    if begin is None or end is None or begin > end:
+        begin = end = start
     return _Content(
         code=description.product_code,
-        start=start,
+        start=begin,
+        end=end,
         stated=Position(
             latitude=description.latitude / 1000,
             longitude=description.longitude / 1000,
@@ -165,6 +172,7 @@ def _status(message: Message, nominal: datetime) -> _Content:
     return _Content(
         code=message.code,
         start=message.time,
+        end=message.time,
         stated=None,
         is_bzip2=False,
         properties=_of_radar(message),
@@ -219,12 +227,14 @@ def _of_radar(message: Message) -> dict[str, Any]:
     return {"nexrad:radar-id": message.radar_id, "nexrad:vcp": message.vcp} | _there(mode)
 
 
-def _of_description(message: Message, description: Description) -> dict[str, Any]:
+def _accumulation(description: Description) -> tuple[datetime | None, datetime | None]:
     kind = product_kinds().get(description.product_code)
-    period = {
-        "nexrad:accumulation-start": accumulation_time(description, kind.begin) if kind else None,
-        "nexrad:accumulation-end": accumulation_time(description, kind.end) if kind else None,
-    }
+    return accumulation(description, kind) if kind else (None, None)
+
+
+def _of_description(message: Message, description: Description) -> dict[str, Any]:
+    names = ("nexrad:accumulation-start", "nexrad:accumulation-end")
+    period = dict(zip(names, _accumulation(description), strict=True))
     return {
         "processing:datetime": rfc3339(description.generation_time),
         "nexrad:volume-number": description.volume_number,

@@ -236,17 +236,39 @@ def test_a_sample_says_what_it_was_made_from() -> None:
     }
 
 
-def test_an_accumulation_has_its_period_where_the_product_states_one() -> None:
+DAY, NOON = (START - datetime(1970, 1, 1, tzinfo=UTC)).days + 1, 720
+"""Date and minute as the ICD has them: noon of the sample's day."""
+
+
+@pytest.mark.clause("OPR-24")
+@pytest.mark.parametrize(
+    ("code", "parameters", "minutes"),
+    [
+        # Begin and end; an end, and the hour or hours that the product is of; an end apart from its date, and a length.
+        (80, {5: DAY - 1, 6: NOON, 7: DAY, 8: NOON}, 1440), (172, {1: DAY, 2: NOON - 5, 5: DAY, 6: NOON}, 5),
+        (31, {5: DAY, 6: 0, 7: DAY, 8: NOON}, NOON), (144, {5: DAY, 6: NOON - 60, 7: DAY, 8: NOON}, 60),
+        (78, {7: DAY, 8: NOON}, 60), (79, {7: DAY, 8: NOON}, 180), (81, {7: DAY, 8: NOON}, 60),
+        (169, {5: DAY, 6: NOON}, 60), (170, {5: DAY, 6: NOON}, 60), (174, {5: DAY, 6: NOON}, 60),
+        (173, {1: NOON, 2: 150, 5: DAY, 6: NOON - 150}, 150), (173, {1: NOON, 2: 0, 5: DAY}, None),
+        # A rate has the begin of its rain, and is of its volume.
+        (176, {1: DAY, 2: NOON}, None),
+        # Without rain there is none: dates of zero, minutes that no day has, and an end before the begin.
+        (80, {5: 0, 6: 0, 7: 0, 8: 0}, None), (80, {5: DAY, 6: 1441, 7: DAY, 8: -1}, None),
+        (80, {5: DAY, 6: NOON, 7: DAY - 1, 8: NOON}, None),
+    ],
+)  # fmt: skip
+def test_an_accumulation_holds_for_its_window(code: int, parameters: dict[int, int], minutes: int | None) -> None:
     key, content = sample("NTP")
-    found = read(key, content).properties
-    period = {name: value for name, value in found.items() if "accumulation" in name}
-    assert period == {
-        "nexrad:accumulation-start": "2024-05-06T00:00:00.000000Z",
-        "nexrad:accumulation-end": "2024-05-06T21:14:00.000000Z",
-    }
-    # Without rain there is no period: dates of zero, or minutes that no day has.
-    for values in ((0, 0, 0, 0), (19849, 1441, 19849, -1)):
-        assert not {name for name in read(key, patched(content, 94, "4h", *values)).properties if "accum" in name}
+    for number in range(1, 11):
+        at = {1: 52, 2: 54, 3: 58}.get(number, 84 + 2 * number)  # figure 3-6
+        content = patched(content, at, "h", parameters.get(number, 0))
+    found = read(key, patched(patched(content, 30, "h", code), 0, "h", code))
+    noon = START.replace(hour=12, minute=0, second=0)
+    begin = noon - timedelta(minutes=minutes or 0)
+    assert (found.start, found.end, found.datetime) == ((begin, noon, noon) if minutes else (START, START, START))
+    if minutes or code == 176:
+        assert found.properties["nexrad:accumulation-start"] == f"{begin:%Y-%m-%dT%H:%M:%S.%fZ}"
+        assert ("nexrad:accumulation-end" in found.properties) == bool(minutes)
 
 
 @pytest.mark.parametrize(

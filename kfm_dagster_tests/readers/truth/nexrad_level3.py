@@ -31,6 +31,7 @@ FREE_TEXT_TIME = datetime(2013, 5, 20, 21, 0, 59, tzinfo=UTC)
 METPY_SCALES = {161: 0.00333, 163: 0.05}
 """Of minimum and maximum in MetPy's `prod_spec_map`, where they are not 1; the ICD's are 1/300 and 1/20."""
 TIMES = ("_time", "_begin", "_end")
+WINDOW = ("rainfall_begin", "rainfall_end")
 EXACT = 1e-6
 WGS84 = Geod(ellps="WGS84")
 
@@ -70,9 +71,14 @@ def nexrad_level3(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
             yield near(name, said.get(name), value, within=EXACT)
         else:
             yield same(name, said.get(name), value)
-    volume = datetime.fromisoformat(expected["vol_time"])
-    for name, moment in (("start", found.start), ("end", found.end), ("datetime", found.datetime)):
-        yield seconds(name, moment, volume, within=0)
+    # An accumulation holds from its begin to its end, all else when its volume was scanned.
+    begin, end = (datetime.fromisoformat(expected.get(name, expected["vol_time"])) for name in WINDOW)
+    for name, moment, time in (
+        ("start", found.start, begin),
+        ("end", found.end, end),
+        ("datetime", found.datetime, end),
+    ):
+        yield seconds(name, moment, time, within=0)
     made = datetime.fromisoformat(properties["processing:datetime"])
     yield seconds("processing:datetime", made, datetime.fromisoformat(expected["prod_time"]), within=0)
 
