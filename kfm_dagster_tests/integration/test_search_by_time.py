@@ -72,6 +72,10 @@ def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
         ids[match.item_id] = name
     for dataset, partition in partitions_of(objects, pipeline.registry):
         run_chain(pipeline, dataset, partition, f"{dataset}-{partition}")
+    # Identity and folder are the run's.
+    assert {unit.time_range_start for unit in pipeline.ledger.find(dataset="hrrr")} == {RUN}
+    items = Path(pipeline.settings.catalog).glob("hrrr/**/hrrr.*.json")
+    assert {f"{RUN:%Y-%m-%d}" in path.as_posix() for path in items} == {True}
     pipeline.following.catch_up(pipeline.followers, within=60)
     monkeypatch.setenv("KFM_HOME", str(pipeline.settings.home))
     found: dict[str, dict[str, set[str]]] = {"items search": {}, "STAC API": {}}

@@ -61,7 +61,7 @@ def test_every_path_of_the_reference_is_compared_or_no_object(shared_data: Path,
     assert [path for path in reference if not any(real.path.startswith(path) for real in found)] == sorted(explained)
 
 
-@pytest.mark.clause("OPR-06", "OPR-14", "OPR-15", "OPR-16", "OPR-17")
+@pytest.mark.clause("OPR-06", "OPR-14", "OPR-15", "OPR-16", "OPR-17", "OPR-24")
 @pytest.mark.parametrize(
     ("families", "objects", "fields", "requests"),
     [
