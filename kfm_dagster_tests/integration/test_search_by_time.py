@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,8 +31,10 @@ HOLDS = {
 
 def made() -> dict[str, tuple[str, str, bytes, str | None]]:
     """Dataset, key, content and index of objects by name; two have no index."""
-    _, packed = mrms.make_mrms(valid=NEW_YEAR)
-    accumulation = "RadarOnly_QPE_24H_00.00"
+    accumulation, (_, packed) = "RadarOnly_QPE_24H_00.00", mrms.make_mrms(valid=NEW_YEAR)
+    # Section 4 with the parameter of an accumulation instead of a rate's.
+    rate, summed = (struct.pack(">IBHHBB", 34, 4, 0, 0, 6, number) for number in (1, 6))
+    packed = gzip.compress(gzip.decompress(packed).replace(rate, summed), mtime=0)
     return {
         "analysis": ("hrrr", *hrrr.make_hrrr(run=RUN, lead=0)),
         "lead-06": ("hrrr", *hrrr.make_hrrr(run=RUN, lead=6)),
