@@ -16,6 +16,7 @@ from kfm_dagster.demo.samples.gfs import make_gfs, make_gfs_wave
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.mrms import make_mrms
 from kfm_dagster.demo.samples.nbm import make_nbm
+from kfm_dagster.readers.grib2_parameters import MRMS, parameters
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.operators.test_cut_objects import REGISTRY, codes, extract
 
@@ -123,3 +124,13 @@ def test_a_value_agrees_by_the_first_pattern_that_the_group_matches(text: str | 
     }
     groups = {} if text is None else {"member": text}
     assert (not [*contradictions({"native.x": {"member": by_text}}, groups, lambda _: [value])]) is agrees
+
+
+@pytest.mark.clause("OPR-26")
+def test_products_of_mrms_have_the_codes_of_the_table_of_parameters() -> None:
+    codes_of = {entry.abbreviation: codes for codes, entry in parameters().items() if codes[0] == MRMS}
+    declared = REGISTRY["mrms"].metadata_extract.key_values["native.parameter"]["product"]
+    assert len(declared.keys() & codes_of) > 100
+    for product, given in declared.items():
+        allowed = given if isinstance(given, list) else [given]
+        assert product not in codes_of or ".".join(map(str, codes_of[product])) in allowed
