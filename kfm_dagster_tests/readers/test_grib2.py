@@ -32,7 +32,7 @@ from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.grib2_outlines import first_column
 from kfm_dagster.readers.grib2_properties import duration
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.readers.truth.comparison import CountingSource, hold, real_objects
+from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 
@@ -63,26 +63,6 @@ def groups_of(*, lead: int = 7, cycle: str = "06", day: str = "20251203") -> dic
 
 def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
     return [code for code, _ in metadata.findings]
-
-
-@pytest.mark.clause("OPR-06")
-def test_real_hrrr_objects_equal_the_independent_reader(
-    shared_data: Path, reference: dict[str, Any], contracts: ContractRegistry
-) -> None:
-    outcomes = [hold(real) for real in real_objects(shared_data, reference, "hrrr")]
-    assert len(outcomes) >= 4
-    for outcome in outcomes:
-        assert outcome.differing == [], outcome.real.path
-        assert sum(outcome.source.requests) <= 4096 * (outcome.real.expected["n_fields"] + 1)
-        found = outcome.real.read(BytesSource(outcome.real.content))
-        match = contracts.grammars["hrrr"].match(outcome.real.key)
-        assert match is not None
-        assert found.end == match.end
-        assert codes(found) == [MetadataIssue.SIDECAR_MISSING]
-        assert found.properties["hrrr:region"] == "conus"
-        assert found.properties["hrrr:product"] == match.groups["product"]
-        assert found.properties["hrrr:lead-hours"] == int(match.groups["lead"])
-        assert set(contracts["hrrr"].metadata_extract.required) <= found.properties.keys()
 
 
 @pytest.mark.clause("OPR-06")

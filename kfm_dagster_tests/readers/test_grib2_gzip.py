@@ -6,14 +6,13 @@ import gzip
 import random
 import struct
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.mrms import make_mrms
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
@@ -52,34 +51,6 @@ def refusal(content: bytes) -> MetadataIssue:
 
 def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
     return [code for code, _ in metadata.findings]
-
-
-@pytest.mark.clause("OPR-06", "OPR-14")
-@pytest.mark.parametrize("key", OBJECTS)
-def test_real_object_equals_the_independent_reader(
-    key: str, shared_data: Path, reference: dict[str, Any], contracts: ContractRegistry
-) -> None:
-    path = f"objects/noaa-mrms-pds/{key}"
-    answers = reference[path]["reference"]
-    field = answers["fields"][0]
-    match = contracts.grammars["mrms"].match(key)
-    assert match is not None
-    content = (shared_data / path).read_bytes()
-    source = CountingSource(content)
-    found = read_from(source, key=key, groups=match.groups)
-
-    assert source.requests == [len(content)]
-    assert found.findings == ()
-    assert found.end == found.datetime == match.start
-    assert found.end - found.start == timedelta(hours=int(match.groups.get("hours", 0)))
-    properties = found.properties
-    assert properties["grib:message-count"] == answers["n_fields"] == 1
-    assert (properties["grib:discipline"], properties["grib:data-type"]) == (209, "processed radar observations")
-    assert (properties["mrms:region"], properties["mrms:product"]) == (match.groups["region"], match.groups["product"])
-    assert properties["mrms:level"] == match.groups["level"]
-    assert properties["proj:shape"] == [field["Nj"], field["Ni"]]
-    assert set(contracts["mrms"].metadata_extract.required) <= properties.keys()
-    assert not any(name.startswith("forecast:") for name in properties)
 
 
 def codes_of(*classes: tuple[int, str]) -> list[dict[str, Any]]:

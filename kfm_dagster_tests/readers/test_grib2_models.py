@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.key_values import contradictions
@@ -22,7 +21,6 @@ from kfm_dagster.readers.base import HeaderMetadata, ReadError
 from kfm_dagster.readers.grib_index import parse_index
 from kfm_dagster_tests.readers.test_grib2 import codes, read, read_from
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
-from kfm_dagster_tests.readers.truth.grib2 import native_values
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 WAVE = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
@@ -63,28 +61,6 @@ MADE: list[tuple[str, Callable[[], Made]]] = [
         for lead in (1, 36, 264)
     ),
 ]
-
-
-@pytest.mark.clause("OPR-06", "OPR-14")
-@pytest.mark.parametrize(("dataset", "key", "path"), REAL, ids=[key for _, key, _ in REAL])
-def test_real_object_equals_the_independent_reader(
-    dataset: str, key: str, path: str, shared_data: Path, reference: dict[str, Any], contracts: ContractRegistry
-) -> None:
-    answers = reference[path]["reference"]
-    match = contracts.grammars[dataset].match(key)
-    assert match is not None
-    found = read((shared_data / path).read_bytes(), key=key, groups=match.groups)
-    assert [one for one in native_values(found.native, answers) if not one.is_equal] == []
-    assert codes(found) == [MetadataIssue.SIDECAR_MISSING]
-    assert found.start == found.end == found.datetime == match.end
-    assert f"{found.datetime:%Y%m%d%H%M}" == answers["validity"][0]
-    grid = next(iter(answers["grids"].values()))
-    box = (grid["lon_min_180"], grid["lat_min"], grid["lon_max_180"], grid["lat_max"])
-    # A grid round the earth reaches as far again as its last column.
-    assert bounding_box(found.geometry) == pytest.approx(box, abs=0.251 if box[2] - box[0] > 359 else 1e-9)
-    assert found.properties["grib:message-count"] == answers["n_fields"]
-    assert found.properties[f"{dataset}:lead-hours"] == int(match.groups["lead"])
-    assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()
 
 
 @pytest.mark.clause("OPR-06")

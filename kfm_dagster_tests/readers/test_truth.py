@@ -82,6 +82,21 @@ def test_every_field_of_every_real_object_equals_the_independent_reader(
         assert len(outcome.source.requests) <= requests, outcome.real.path
 
 
+@pytest.mark.clause("OPR-06", "OPR-14")
+def test_every_real_object_of_a_dataset_has_what_its_contract_and_its_key_say(
+    shared_data: Path, reference: dict[str, Any]
+) -> None:
+    for real in real_objects(shared_data, reference):
+        if (contract := real.contract) is None:
+            continue
+        found = real.read(BytesSource(real.content))
+        assert set(contract.metadata_extract.required) <= found.properties.keys(), real.path
+        assert {code for code, _ in found.findings} <= {MetadataIssue.SIDECAR_MISSING}, real.path
+        for name in ("level", "member", "model", "product", "region", "resolution"):
+            said = found.properties.get(f"{contract.id}:{name}")
+            assert said is None or said == real.groups[name], real.path
+
+
 @pytest.mark.clause("OPR-07", "OPR-20", "BEY-04")
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"cdr-seaice", "nwm", "rap"}))
 def test_a_real_object_that_is_cut_is_never_ok(family: str, shared_data: Path, reference: dict[str, Any]) -> None:
