@@ -1,41 +1,53 @@
-"""The official extension schemas, compiled offline: what the KFM profile is measured against."""
+"""The official schemas of STAC, core and extensions, compiled offline: what the KFM profile is measured against."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 
-from kfm_dagster.catalog.validation import _core_schemas
-
 NOT_HERE = {"alternate-assets", "classification", "datacube", "storage", "xarray-assets"}
 """Extensions whose schemas the folder does not have; the profile alone covers their fields."""
+CORE = {"Catalog": "catalog-spec/json-schema/catalog", "Collection": "collection-spec/json-schema/collection"}
 
 
 class OfficialSchemas:
-    """Checks documents against the extensions that they declare."""
+    """Checks documents against core, as pystac ships it, and the extensions that they declare."""
 
     def __init__(self, folder: Path) -> None:
-        # `proj:projjson`, which we do not write, refers to PROJ's own schema.
-        projjson = ("https://proj.org/schemas/v0.7/projjson.schema.json", {})
-        registry = jsonschema_rs.Registry([*_core_schemas().items(), projjson], draft=jsonschema_rs.Draft7)
+        shipped = resources.files("pystac.validation.jsonschemas")
+        schemas: dict[str, Any] = {}
+        for entry in (shipped / "stac-spec" / "v1.1.0").iterdir():
+            if entry.name.endswith(".json"):
+                document = json.loads(entry.read_text(encoding="utf-8"))
+                # The $id of common.json lacks its dot.
+                schemas[document["$id"].rstrip("#").replace("commonjson", "common.json")] = document
+        for name in ("Feature", "Geometry"):
+            text = (shipped / "geojson" / f"{name}.json").read_text(encoding="utf-8")
+            schemas[f"https://geojson.org/schema/{name}.json"] = json.loads(text)
+        for path in folder.rglob("schema.json"):
+            document = json.loads(path.read_text(encoding="utf-8"))
+            schemas[document["$id"].rstrip("#")] = document
+        # Items say WKT 2; PROJJSON is not among the local schemas, so an Item that used it would have to fail.
+        schemas["https://proj.org/schemas/v0.7/projjson.schema.json"] = {"not": {}}
+        registry = jsonschema_rs.Registry(list(schemas.items()), draft=jsonschema_rs.Draft7)
         self._validators = {
-            f"https://stac-extensions.github.io/{path.parent.relative_to(folder)}/schema.json": (
-                jsonschema_rs.Draft7Validator(json.loads(path.read_bytes()), registry=registry, offline=True)
-            )
-            for path in folder.rglob("schema.json")
+            address: jsonschema_rs.Draft7Validator(document, registry=registry, validate_formats=True, offline=True)
+            for address, document in schemas.items()
         }
         self.checked: set[str] = set()
 
     def errors(self, document: Mapping[str, Any]) -> list[str]:
-        """What its extensions say against a document; one that is neither here nor in NOT_HERE is a KeyError."""
-        found = []
-        for uri in document.get("stac_extensions", []):
-            if uri.split("/")[3] in NOT_HERE:
-                continue
-            found += [f"{uri}: {error.message}" for error in self._validators[uri].iter_errors(document)]
-            self.checked.add(uri.split("/")[3])
-        return found
+        """What the schemas say against a document; an extension that is neither here nor in NOT_HERE is a KeyError."""
+        core = f"https://schemas.stacspec.org/v1.1.0/{CORE.get(document['type'], 'item-spec/json-schema/item')}.json"
+        declared = [uri for uri in document.get("stac_extensions", ()) if uri.split("/")[3] not in NOT_HERE]
+        self.checked |= {uri.split("/")[3] for uri in declared}
+        return [
+            f"{uri}: {error.message}"
+            for uri in (core, *declared)
+            for error in self._validators[uri].iter_errors(document)
+        ]
