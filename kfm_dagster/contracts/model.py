@@ -505,7 +505,10 @@ class DatasetContract(ContractPart):
     def _templates_use_known_groups(self) -> DatasetContract:
         groups = set(re.compile(self.storage.key_grammar.pattern).groupindex)
         mirrors = " ".join(self.storage.mirrors.values())
+        implied = self.storage.key_grammar.implied.keys()
         used = {
+            "stac.item_id": set(re.findall(r"{(\w+)}", self.stac.item_id)) - implied,
+            "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"} - implied,
             "stac.precedence": {self.stac.precedence} if self.stac.precedence else set(),
             "ledger.extension_fields": set(self.ledger.extension_fields),
             "integrity.peers.groups": set(self.integrity.peers.groups) if self.integrity.peers else set(),
@@ -515,11 +518,6 @@ class DatasetContract(ContractPart):
             },
         }
         _refuse_missing(used, groups)
-        matched = {
-            "stac.item_id": set(re.findall(r"{(\w+)}", self.stac.item_id)),
-            "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"},
-        }
-        _refuse_missing(matched, groups | self.storage.key_grammar.implied.keys())
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):
             raise ValueError(f"ledger.extension_fields {sorted(shadowed)} shadow canonical fields of the ledger")
         return self
