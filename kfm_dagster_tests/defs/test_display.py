@@ -134,7 +134,7 @@ def test_a_page_leads_with_the_outcome_and_hides_every_hash_in_one_table_behind_
     account = NodeAccount(
         node="nexrad-l2.metadata_extract",
         fate=StepResult.RAN,
-        why="",
+        did="read the headers of 2 objects, of which 1 failed",
         content_hash="c" * 64,
         forced="the reader was wrong",
         inputs=[{"uri": "s3://bucket/a|b", "version": "d" * 64}],
