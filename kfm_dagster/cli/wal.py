@@ -25,7 +25,7 @@ from kfm_dagster.settings import Settings
 
 LIST_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri")
 HISTORY_COLUMNS = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
-IGNORED_COUNT_COLUMNS = ("dataset", "reason", "records", "messages", "newest")
+IGNORED_COUNT_COLUMNS = ("dataset", "reason", "records", "messages", "newest_at")
 REJECTED_COLUMNS = ("rejected_at", "reason_code", "records", "message_id", "object_uri", "detail")
 IGNORED_COLUMNS = ("received_at", "dataset", "reason", "records", "bucket", "key", "message_id")
 SECTIONS = {

@@ -41,13 +41,13 @@ class KeptIgnoredRecord(IgnoredRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoredCount:
-    """How many records of how many messages were ignored for one reason; `newest` is when the last one came."""
+    """How many records of how many messages were ignored for one reason; `newest_at` is when the last one came."""
 
     dataset: str | None
     reason: str
     records: int
     messages: int
-    newest: datetime
+    newest_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,13 +67,12 @@ class RecoverReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingPartition:
-    """Work that waits in one lane of one partition of one dataset; `oldest` is the earliest event time."""
+    """Work that waits in one lane of one partition of one dataset."""
 
     dataset: str
     partition: str
     lane: Lane = Lane.LIVE
     units: int
-    oldest: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -131,7 +131,7 @@ def test_the_window_holds_its_first_day_to_two_days_ahead(day: date, sent_at: da
 @pytest.mark.clause("DAG-12")
 def test_what_dagster_does_not_know_is_counted_by_day_and_not_planned() -> None:
     pending = [
-        PendingPartition(dataset=dataset, partition=day, lane=Lane.LIVE, units=units, oldest=NOW)
+        PendingPartition(dataset=dataset, partition=day, lane=Lane.LIVE, units=units)
         for dataset, day, units in (("a", "1990-12-31", 2), ("b", "1990-12-31", 3), ("a", "2025-12-03", 1))
     ]
     known, unknown = of_known_days(pending, lambda day: day >= "2025-01-01")

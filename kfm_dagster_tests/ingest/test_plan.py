@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
 
 DAY = "2025-04-02"
-OLDEST = datetime(2025, 4, 2, tzinfo=UTC)
 
 Pending = Mapping[tuple[str, str], int]
 NO_LIMITS: Mapping[Lane, int | None] = {}
@@ -45,7 +43,7 @@ def plan(
     there = counter(coming, Lane.LIVE)
     return plan_runs(
         [
-            PendingPartition(dataset=dataset, partition=partition, lane=lane, units=units, oldest=OLDEST)
+            PendingPartition(dataset=dataset, partition=partition, lane=lane, units=units)
             for lane, found in ((Lane.LIVE, pending), (Lane.BULK, bulk or {}))
             for (dataset, partition), units in found.items()
         ],

@@ -196,6 +196,8 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
         "error_codes": None,
         "event_start": "2025-12-01T00:00:00.000000Z",
         "event_end": "2026-03-01T00:00:00.000000Z",
+        "first_day": None,
+        "last_day": None,
         "created_after": None,
         "created_before": None,
         "attempts_max": None,

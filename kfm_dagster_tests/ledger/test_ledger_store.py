@@ -553,7 +553,6 @@ def test_questions_are_answered_from_the_records(bench: Bench) -> None:
     }
     (waiting,) = ledger.pending_by_partition()
     assert (waiting.dataset, waiting.partition, waiting.units) == ("nexrad-l2", DAY, 2)
-    assert waiting.oldest == units[0].event_time
     assert (ledger.in_flight(today=units[0].event_time.date()), ledger.in_progress_runs()) == (3, [RUN])
     assert ledger.in_flight(today=units[0].event_time.date() - timedelta(days=1)) == 0
     assert [record.wal_id for record in ledger.find(status=Status.FAILED)] == [units[3].wal_id]

@@ -89,7 +89,7 @@ LIMIT :limit;
 
 -- name: ignored_counts
 SELECT
-    dataset, reason, sum(records) AS records, count(DISTINCT message_id) AS messages, max(received_at) AS newest
+    dataset, reason, sum(records) AS records, count(DISTINCT message_id) AS messages, max(received_at) AS newest_at
 FROM ignored_records
 WHERE
     (:dataset IS NULL OR dataset = :dataset) AND (:reason IS NULL OR reason = :reason)

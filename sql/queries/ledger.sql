@@ -43,7 +43,7 @@ WITH RECURSIVE found (dataset) AS (
 SELECT dataset FROM found WHERE dataset IS NOT NULL;
 
 -- name: pending_by_partition
-SELECT dataset, partition_key AS partition, lane, count(*) AS units, min(event_time) AS oldest
+SELECT dataset, partition_key AS partition, lane, count(*) AS units
 FROM nodd_wal_records
 WHERE status = 'pending'
 GROUP BY dataset, partition_key, lane
