@@ -53,7 +53,7 @@ class KfmError(Exception):
     def _line(self) -> str:
         parts = [self.what]
         if self.observed is not None:
-            parts.append(f"observed {self.observed}")
+            parts.append(f"observed {self.observed if str(self.observed).strip() else repr(self.observed)}")
         if self.expected is not None:
             parts.append(f"expected {self.expected}")
         if self.next_step is not None:

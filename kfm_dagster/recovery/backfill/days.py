@@ -185,9 +185,12 @@ def _days_of(pipeline: Pipeline, dataset: str, first_day: date, last_day: date) 
         raise BackfillError(
             f"no object of {dataset} is of any of these days",
             observed=f"{first_day} to {last_day}",
-            expected=f"{holding} among them"
-            + ("" if first_day < begins else f", whose objects hold what is of {first_day}"),
-            next_step="correct the days" + (f"; {dataset} begins on {begins}" if first_day < begins else ""),
+            expected=(
+                f"days from {holding} on, when {dataset} begins"
+                if first_day < begins
+                else f"{holding} among them, whose objects hold what is of {first_day}"
+            ),
+            next_step="correct the days",
         )
     return found
 

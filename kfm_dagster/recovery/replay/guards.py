@@ -33,26 +33,26 @@ def scope(request: Request) -> Refusal | None:
     if filters.wal_ids or request.selection.spec.mode is Mode.BACKFILL:
         return None
     given = {
-        "a dataset": bool(filters.datasets),
-        "a time (days, event_time or created)": any(_window(request.selection)),
-        "a status or an error code": bool(filters.status or filters.error_codes),
+        "no dataset": bool(filters.datasets),
+        "no time (days, event_time or created)": any(_window(request.selection)),
+        "no status and no error code": bool(filters.status or filters.error_codes),
     }
-    missing = [name for name, is_given in given.items() if not is_given]
+    missing = [lack for lack, is_given in given.items() if not is_given]
     if not missing:
         return None
     return Refusal(
         guard=Guard.SCOPE,
         what="the selection has no scope",
-        observed=f"no {', no '.join(name.removeprefix('a ') for name in missing)}",
+        observed=", ".join(missing),
         expected="a dataset, a time, and a status or an error code; or explicit wal_ids",
-        next_step="add " + ", ".join(_OPTION_OF[name] for name in missing),
+        next_step="add " + ", ".join(_OPTION_OF[lack] for lack in missing),
     )
 
 
 _OPTION_OF = {
-    "a dataset": "--dataset",
-    "a time (days, event_time or created)": "--first-day and --last-day, or --event-time-start and --event-time-end",
-    "a status or an error code": "--status or --error-code",
+    "no dataset": "--dataset",
+    "no time (days, event_time or created)": "--first-day and --last-day, or --event-time-start and --event-time-end",
+    "no status and no error code": "--status or --error-code",
 }
 
 
