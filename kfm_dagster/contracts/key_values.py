@@ -53,16 +53,16 @@ KeyValues = dict[FieldPattern, dict[str, ByText]]
 
 
 def contradictions(
-    declared: KeyValues, groups: Mapping[str, str], said: Callable[[str], Iterable[object]]
+    declared: KeyValues, groups: Mapping[str, str], values_of: Callable[[str], Iterable[object]]
 ) -> Iterator[str]:
-    """Describe each value of the object (`said`, by field) that is not the one its key asks for."""
+    """Describe each value of the object (`values_of` a field) that is not the one its key asks for."""
     for field, by_group in declared.items():
         for group, by_text in by_group.items():
             match = _first_match(by_text, groups.get(group))
             if match is None:
                 continue
             expected = _alternatives(by_text[match.re.pattern], match)
-            for value in said(field):
+            for value in values_of(field):
                 if not any(_agrees(value, one) for one in expected):
                     asked = " or ".join(map(str, expected))
                     yield f"{field} is {value}, the key has {group} {match[0]}, which asks for {asked}"

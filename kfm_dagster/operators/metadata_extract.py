@@ -134,14 +134,14 @@ def _read(
 def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:
     """Return what an object says against its key, by the contract's `key_values`; `layers.` stands for each layer."""
 
-    def said(field: str) -> Iterable[object]:
+    def values_of(field: str) -> Iterable[object]:
         place, _, name = field.partition(".")
         if place == "layers":
             return sorted({getattr(layer, name) for layer in header.layers})
         return [header.native.get(name) if place == "native" else header.properties.get(field)]
 
     declared = contract.metadata_extract.key_values
-    return [(MetadataIssue.KEY_MISMATCH, text) for text in contradictions(declared, groups, said)]
+    return [(MetadataIssue.KEY_MISMATCH, text) for text in contradictions(declared, groups, values_of)]
 
 
 def _failure(error: Exception, store: _StoreWatch) -> Finding:

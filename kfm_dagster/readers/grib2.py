@@ -150,9 +150,9 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
     )
 
 
-def _spans(found: Iterable[Span], first: GribMessage, lead: timedelta | None) -> set[Span]:
+def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None) -> set[Span]:
     """Return when fields hold, the first with them; at the key's lead where nothing is understood of any."""
-    spans = {*found, *filter(None, [span_of(first)])}
+    spans = {*of_fields, *filter(None, [span_of(first)])}
     step = first.product.step if lead is None else lead
     if not spans and step is not None:
         moment = first.identification.reference + step

@@ -72,25 +72,25 @@ def _levels(
 
 def _variable(name: str, levels: Iterable[str], windows: Iterable[Span]) -> dict[str, Any]:
     """Describe a variable; one that the table of parameters lacks has neither unit nor description."""
-    found: dict[str, Any] = {
+    described: dict[str, Any] = {
         "dimensions": [TIME, LEVEL, ROWS, COLUMNS],
         "type": "data",
         "dimension_domains": {LEVEL: [*levels]},
     }
     if bounds := [[_text(window.start), _text(window.end)] for window in windows]:
-        found["time_bounds"] = bounds[:MAX_TIMES]
+        described["time_bounds"] = bounds[:MAX_TIMES]
     parameter = named(name.removesuffix(PROBABILITY))
     if name.endswith(PROBABILITY):
         of_what = parameter.name if parameter else name.removesuffix(PROBABILITY)
-        return {**found, "unit": "%", "description": f"Probability of {of_what}"}
-    return found if parameter is None else {**found, "unit": parameter.unit, "description": parameter.name}
+        return {**described, "unit": "%", "description": f"Probability of {of_what}"}
+    return described if parameter is None else {**described, "unit": parameter.unit, "description": parameter.name}
 
 
 def _times(valid: Collection[datetime], *, listed: bool) -> dict[str, Any]:
     """Return the valid times; only their bounds where there are too many, or a step whose time is not known."""
     times = [_text(moment) for moment in sorted(valid)]
-    found: dict[str, Any] = {"type": "temporal", "extent": [times[0], times[-1]]}
-    return {**found, "values": times} if listed and len(times) <= MAX_TIMES else found
+    described: dict[str, Any] = {"type": "temporal", "extent": [times[0], times[-1]]}
+    return {**described, "values": times} if listed and len(times) <= MAX_TIMES else described
 
 
 def _text(moment: datetime) -> str:

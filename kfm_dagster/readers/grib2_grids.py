@@ -183,7 +183,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     dx, dy = span / (definition.ni - 1), (north - south) / (definition.nj - 1)
     west = wrap(west)
     even = definition.template == 0
-    said = {
+    stated = {
         axis: _angle(value, basic, divisions)
         for axis, value, flag in (("i", di, 0x20), ("j", dj, 0x10 if even else 0))
         if flags & flag and value not in (0, _MISSING_32)
@@ -200,9 +200,9 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         proj_bbox=corners if even else None,
         geometry=whole_turn(south, north) if whole else rectangle(west, span, south, north),
         native=_native(definition, first, last, (west, south, west + span, north))
-        | {f"{axis}DirectionIncrementInDegrees": increment for axis, increment in said.items()},
+        | {f"{axis}DirectionIncrementInDegrees": increment for axis, increment in stated.items()},
         fault=_extent_fault(
-            (said.get(axis, step) * (points - 1), step * (points - 1), step / 2)
+            (stated.get(axis, step) * (points - 1), step * (points - 1), step / 2)
             for axis, step, points in (("i", dx, definition.ni), ("j", dy, definition.nj))
         ),
     )

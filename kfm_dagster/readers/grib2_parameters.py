@@ -54,8 +54,8 @@ def parameters() -> Mapping[Codes, Parameter]:
 
 def named(text: str) -> Parameter | None:
     """Return the parameter that an index calls `text`, by abbreviation or by codes; None for one beyond the table."""
-    if found := _UNNAMED.match(text):
-        discipline, category, number = map(int, found.groups())
+    if match := _UNNAMED.match(text):
+        discipline, category, number = map(int, match.groups())
         return parameters().get((discipline, category, number))
     return _by_abbreviation().get(_OLDER_NAMES.get(text, text))
 

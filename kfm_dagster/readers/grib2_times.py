@@ -33,9 +33,9 @@ def spans_of(steps: Iterable[str], reference: datetime) -> dict[str, Span]:
     """Return when the fields of each step hold, without steps that are not understood or beyond belief."""
     ranges = {step: step_range(step) for step in steps}
     return {
-        step: Span(reference + found[0], reference + found[1])
-        for step, found in ranges.items()
-        if found is not None and found[0] <= found[1] <= MAX_STEP
+        step: Span(reference + bounds[0], reference + bounds[1])
+        for step, bounds in ranges.items()
+        if bounds is not None and bounds[0] <= bounds[1] <= MAX_STEP
     }
 
 

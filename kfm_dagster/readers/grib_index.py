@@ -109,17 +109,17 @@ def step_range(step: str) -> tuple[timedelta, timedelta] | None:
     """
     if step == "anl":
         return timedelta(0), timedelta(0)
-    found = _STEP.match(step)
-    if found is None:
+    match = _STEP.match(step)
+    if match is None:
         return None
-    unit = _STEP_UNITS[found[3]]
-    return int(found[1] or found[2]) * unit, int(found[2]) * unit
+    unit = _STEP_UNITS[match[3]]
+    return int(match[1] or match[2]) * unit, int(match[2]) * unit
 
 
 def step_end(step: str) -> timedelta | None:
     """Return the time from the reference to the end of a step text; None where `step_range` has none."""
-    found = step_range(step)
-    return None if found is None else found[1]
+    bounds = step_range(step)
+    return None if bounds is None else bounds[1]
 
 
 def latest_step(entries: Sequence[IndexEntry]) -> timedelta:

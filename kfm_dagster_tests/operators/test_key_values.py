@@ -72,8 +72,11 @@ def test_a_sample_agrees_with_its_own_key_and_with_no_other() -> None:
         assert sample.under(sample.dataset, sample.key).issues == ()
         for dataset, key in {*keys, *renamed()} - {(sample.dataset, sample.key)}:
             if (dataset == "mrms") is (sample.dataset == "mrms"):  # gzipped, or not
-                found = sample.under(dataset, key)
-                assert (found.status, "key_mismatch" in codes(found)) == (CheckStatus.FAILED, True), (sample.key, key)
+                metadata = sample.under(dataset, key)
+                assert (metadata.status, "key_mismatch" in codes(metadata)) == (CheckStatus.FAILED, True), (
+                    sample.key,
+                    key,
+                )
 
 
 @pytest.mark.clause("OPR-26")
@@ -93,8 +96,8 @@ def test_a_real_object_agrees_with_its_own_key_and_with_none_of_another_grid_or_
     for contract, own, content, told in objects:
         for other, key, _, told_there in objects:
             if contract.metadata_extract.reader == other.metadata_extract.reader:
-                found = extract(other.id, key, BytesSource(content))
-                assert ("key_mismatch" in codes(found)) is (told != told_there), (own, key)
+                metadata = extract(other.id, key, BytesSource(content))
+                assert ("key_mismatch" in codes(metadata)) is (told != told_there), (own, key)
 
 
 @pytest.mark.clause("OPR-26")

@@ -37,14 +37,14 @@ def made(steps: Sequence[ForecastStep]) -> tuple[bytes, str]:
     return assembled(fields, run=RUN)
 
 
-def held(found: HeaderMetadata) -> tuple[str, ...]:
+def held(header: HeaderMetadata) -> tuple[str, ...]:
     """Start, end, datetime and horizon."""
-    return *held_times(found), found.properties["forecast:horizon"]
+    return *held_times(header), header.properties["forecast:horizon"]
 
 
-def held_times(found: HeaderMetadata) -> tuple[str, ...]:
+def held_times(header: HeaderMetadata) -> tuple[str, ...]:
     """Start, end and datetime, as day and time of day."""
-    return tuple(f"{moment:%dT%H:%M}" for moment in (found.start, found.end, found.datetime))
+    return tuple(f"{moment:%dT%H:%M}" for moment in (header.start, header.end, header.datetime))
 
 
 ANALYSIS = ("03T18:00", "03T18:00", "03T18:00", "PT0H")
@@ -75,15 +75,15 @@ def test_an_object_holds_when_its_instants_do_else_its_longest_window(
     steps: list[ForecastStep], expected: tuple[str, ...], indexed: bool
 ) -> None:
     content, index = made(steps)
-    found = test_grib2.read(content, index=index if indexed else None)
-    assert found.sidecars == ((".idx",) if indexed else ())
-    assert held(found) == expected
-    assert found.properties["forecast:reference_datetime"] == "2025-12-03T18:00:00Z"
+    header = test_grib2.read(content, index=index if indexed else None)
+    assert header.sidecars == ((".idx",) if indexed else ())
+    assert held(header) == expected
+    assert header.properties["forecast:reference_datetime"] == "2025-12-03T18:00:00Z"
     # Each time that a field is valid at, or a window ends at.
     ends = {60 * (step.time + (step.hours or 0)) if "min" not in step.text else step.time for step in steps}
     times = [f"{RUN + timedelta(minutes=end):%Y-%m-%dT%H:%M:%SZ}" for end in sorted(ends)]
     valid = {"type": "temporal", "extent": [times[0], times[-1]], "values": times}
-    assert found.properties["cube:dimensions"]["valid_time"] == valid
+    assert header.properties["cube:dimensions"]["valid_time"] == valid
 
 
 @pytest.mark.clause("OPR-24")
@@ -115,8 +115,8 @@ def test_a_field_without_a_time_that_is_read_holds_at_the_keys_lead(
 ) -> None:
     content, _ = made([at_hour(7)])
     at = content.index(b"\x04\x00\x00\x00\x00", 16) + 1  # of section 4: its number, then coordinates and template 0
-    found = test_grib2.read(content[: at + 2] + struct.pack(">H", 99) + content[at + 4 :], groups=groups)
-    assert (held_times(found), found.properties.get("forecast:horizon")) == (expected, "PT12H" if groups else None)
+    header = test_grib2.read(content[: at + 2] + struct.pack(">H", 99) + content[at + 4 :], groups=groups)
+    assert (held_times(header), header.properties.get("forecast:horizon")) == (expected, "PT12H" if groups else None)
 
 
 def test_every_field_of_a_message_counts() -> None:
@@ -127,16 +127,16 @@ def test_every_field_of_a_message_counts() -> None:
     for begin in (grid, product):
         both = content[:-4] + other[begin:-4] + b"7777"
         both = both[:8] + struct.pack(">Q", len(both)) + both[16:]
-        found = test_grib2.read(both)
-        assert held(found) == ("04T00:00", "04T06:00", "04T00:00", "PT6H")
-        assert found.properties["grib:message-count"] == 1
+        header = test_grib2.read(both)
+        assert held(header) == ("04T00:00", "04T06:00", "04T00:00", "PT6H")
+        assert header.properties["grib:message-count"] == 1
 
 
 def test_fields_that_are_walked_give_the_time_of_an_object_with_more() -> None:
     content, _ = made([at_hour(6), *[at_hour(12)] * WALK_MESSAGES])
-    found = test_grib2.read(content)
-    assert "grib:message-count" not in found.properties
-    assert held(found) == ("04T00:00", "04T06:00", "04T00:00", "PT6H")
+    header = test_grib2.read(content)
+    assert "grib:message-count" not in header.properties
+    assert held(header) == ("04T00:00", "04T06:00", "04T00:00", "PT6H")
 
 
 @pytest.mark.clause("OPR-24")
@@ -159,15 +159,15 @@ def test_an_accumulation_of_mrms_has_the_window_of_its_name(
     key = f"CONUS/{product}/{valid:%Y%m%d}/MRMS_{product}_{valid:%Y%m%d-%H%M%S}.grib2.gz"
     match = contracts.grammars["mrms"].match(key)
     assert match is not None
-    found = test_grib2_gzip.read(test_grib2_gzip.SAMPLE, key=key, groups=match.groups)
-    assert f"{found.start:%Y-%m-%dT%H:%M}" == (begin or "2025-12-03T06:02")
-    assert found.end == found.datetime == valid == match.start == match.end
-    assert found.properties["mrms:product"] + "_" + found.properties["mrms:level"] == product
-    assert not any(name.startswith("forecast:") for name in found.properties)
+    header = test_grib2_gzip.read(test_grib2_gzip.SAMPLE, key=key, groups=match.groups)
+    assert f"{header.start:%Y-%m-%dT%H:%M}" == (begin or "2025-12-03T06:02")
+    assert header.end == header.datetime == valid == match.start == match.end
+    assert header.properties["mrms:product"] + "_" + header.properties["mrms:level"] == product
+    assert not any(name.startswith("forecast:") for name in header.properties)
 
 
 def test_what_is_summed_since_an_hour_is_of_the_whole_day_at_that_hour() -> None:
     noon = datetime(2025, 12, 3, 12, tzinfo=UTC)
     _, content = make_mrms(valid=noon)
-    found = test_grib2_gzip.read(content, groups={"since": "12"})
-    assert (found.start, found.end) == (noon - timedelta(days=1), noon)
+    header = test_grib2_gzip.read(content, groups={"since": "12"})
+    assert (header.start, header.end) == (noon - timedelta(days=1), noon)
