@@ -20,10 +20,10 @@ from kfm_dagster.defs.run_requests import listing_run, planned_run
 from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, newest_runs, run_slots
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, units_in_flight
+from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
 from kfm_dagster.ingest.preflight import ensure_ready
-from kfm_dagster.ingest.upkeep import look_after
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.recovery.backfill.days import AdvanceReport, advance_backfills
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs

@@ -19,12 +19,12 @@ from datetime import datetime
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.governance.switches import KillSwitch
-from kfm_dagster.ingest.closing import close
-from kfm_dagster.ingest.completion import complete
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
+from kfm_dagster.ingest.late_sidecar import complete
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.recording import created_of, ensure_units, record_messages
-from kfm_dagster.ingest.senders import of_known_senders
+from kfm_dagster.ingest.verified_messages import of_known_senders
+from kfm_dagster.ingest.volume_end import close
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage

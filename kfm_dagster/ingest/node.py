@@ -1,7 +1,7 @@
 """A node: what each of the chain's nodes shares - its dataset, partition and run, and what it holds while it works.
 
 Belongs here: what a step declares, and the defaults of the run contract's protocol. Does not belong here: what a node
-does (`finding.py`, `nodes.py`).
+does (`discovery.py`, `nodes.py`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     message_parse > integrity_check > metadata_extract > stac_register > provenance_emit > settle
 
 A node binds an operator (pure, over one envelope) to a batch: bounded concurrency where it reads, one call where it
-writes. The first one, which finds and claims the units, is in `finding.py`. The order of hash, skip, compute and commit
+writes. The first one, which finds and claims units, is in `discovery.py`. The order of hash, skip, compute and commit
 is `stages/run_contract.py`'s business.
 """
 
@@ -20,8 +20,8 @@ from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus, WalId
 from kfm_dagster.governance.rules import hard_fails
+from kfm_dagster.ingest.discovery import MessageParse, Source
 from kfm_dagster.ingest.feed_watch import follow_feeds, record_day
-from kfm_dagster.ingest.finding import MessageParse, Source
 from kfm_dagster.ingest.masked import masking_params, record_maskings, rules_of
 from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, each_alone, in_chunks
 from kfm_dagster.ledger.store import SettleReport

@@ -31,9 +31,9 @@ from kfm_dagster.failpoints import clock_skew, with_context
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
-from kfm_dagster.ingest.asked import AskedRuns
 from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.configuration import Configuration
+from kfm_dagster.ingest.requested_runs import RequestedRuns
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
 from kfm_dagster.ledger.gaps import Gaps
@@ -111,7 +111,7 @@ class Pipeline:
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
-    asked: AskedRuns = field(default_factory=AskedRuns)
+    asked: RequestedRuns = field(default_factory=RequestedRuns)
     """What this process's sensors have asked for."""
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict, init=False, repr=False)
     """What integrity-check read of each dataset's objects, until metadata-extract takes it."""

@@ -19,7 +19,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.review import Command
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
-from kfm_dagster.ingest.finding import claimed_of
+from kfm_dagster.ingest.discovery import claimed_of
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, StageComparison, compare_run

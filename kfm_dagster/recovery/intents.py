@@ -18,7 +18,7 @@ from typing import Any
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ArtifactError
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
-from kfm_dagster.ingest.finding import MessageParse, Source, kept_listing
+from kfm_dagster.ingest.discovery import MessageParse, Source, kept_listing
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals

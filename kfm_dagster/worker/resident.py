@@ -17,10 +17,10 @@ from kfm_dagster.ingest.chain import run_chain
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
+from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import ensure_ready
-from kfm_dagster.ingest.upkeep import look_after
 from kfm_dagster.redaction import error_text, is_own
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.worker.run_locks import RunLocks

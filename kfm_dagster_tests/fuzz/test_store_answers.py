@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster.ingest.nodes import Source
-from kfm_dagster.ingest.upkeep import look_after
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage import s3

@@ -13,7 +13,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import IntegrityIssue
-from kfm_dagster.ingest.finding import MessageParse, Source
+from kfm_dagster.ingest.discovery import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import Outcome

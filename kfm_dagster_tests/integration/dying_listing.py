@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.ingest.finding import MessageParse, Source
+from kfm_dagster.ingest.discovery import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.days import DayListing
 from kfm_dagster.storage.objects import ListedObject

@@ -21,7 +21,7 @@ from kfm_dagster.demo.samples.oisst import oisst_samples
 from kfm_dagster.errors import ContractError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import KillSwitchError
-from kfm_dagster.ingest.finding import LISTING_CHUNK
+from kfm_dagster.ingest.discovery import LISTING_CHUNK
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed

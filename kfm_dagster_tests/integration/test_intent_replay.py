@@ -18,7 +18,7 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest import path_arrivals
-from kfm_dagster.ingest.finding import MessageParse
+from kfm_dagster.ingest.discovery import MessageParse
 from kfm_dagster.ingest.nodes import IntegrityCheck
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.integration import traces

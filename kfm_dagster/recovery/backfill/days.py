@@ -4,7 +4,7 @@ A backfill is rows in the database: the next tick goes on from them. Its listing
 bulk lane, a chunk to a transaction, and the ledger's own sensor plans the runs that work them; a further day is listed
 only while less bulk work is on its way than the live share leaves. Units that succeeded stay as they are, failed ones
 are let in again with the reason `backfill`, so the same backfill twice changes nothing.
-Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/finding.py`).
+Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.finding import LeftOut
+from kfm_dagster.ingest.discovery import LeftOut
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
@@ -50,7 +50,7 @@ class AdvanceReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayListing:
-    """The account of one day's listing (`ingest.finding.ListingAccount`)."""
+    """The account of one day's listing (`ingest.discovery.ListingAccount`)."""
 
     pipeline: Pipeline
     backfill_id: str

@@ -75,7 +75,7 @@ class Backfill:
 class DayProgress:
     """One day of one dataset. `units` are the day's records in the ledger by status, from every source.
 
-    `left_out` has what a listing that has ended saw and gave no unit (`ingest.finding.LeftOut`).
+    `left_out` has what a listing that has ended saw and gave no unit (`ingest.discovery.LeftOut`).
     """
 
     dataset: str

@@ -17,7 +17,7 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.senders import verdicts_on
+from kfm_dagster.ingest.verified_messages import verdicts_on
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, quarantine_reason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage

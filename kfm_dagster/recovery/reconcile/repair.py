@@ -14,9 +14,9 @@ from itertools import islice
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.finding import LISTING_CHUNK
+from kfm_dagster.ingest.discovery import LISTING_CHUNK
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
-from kfm_dagster.ingest.listed import enter_listed
+from kfm_dagster.ingest.listing_intake import enter_listed
 from kfm_dagster.ingest.node import in_chunks
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status

@@ -24,7 +24,7 @@ FORGOTTEN_AFTER = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
-class AskedRuns:
+class RequestedRuns:
     """What the last tick of each sensor asked for, by partition and lane. Hold `lock` from looking until `tell`."""
 
     lock: Lock = field(default_factory=Lock)

@@ -26,7 +26,7 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
-from kfm_dagster.ingest.listed import enter_listed
+from kfm_dagster.ingest.listing_intake import enter_listed
 from kfm_dagster.ingest.node import ChainNode, in_chunks
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import IgnoreReason, parse_listed

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from kfm_dagster.errors import DatabaseUnavailableError
-from kfm_dagster.ingest import upkeep
-from kfm_dagster.ingest.upkeep import look_after
+from kfm_dagster.ingest import maintenance
+from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster_tests.integration.chain import open_pipeline
 
 STEPS = ("give_back", "retry_due", "acknowledge", "watch_feeds", "flush", "catch_up")
@@ -33,7 +33,7 @@ def test_the_steps_do_not_depend_on_each_other(failing: str, tmp_path: Path, mon
 
         return work
 
-    places = (upkeep, pipeline.ledger, pipeline, upkeep, pipeline.lineage, pipeline.following)
+    places = (maintenance, pipeline.ledger, pipeline, maintenance, pipeline.lineage, pipeline.following)
     for place, name in zip(places, STEPS, strict=True):
         monkeypatch.setattr(place, name, step(name))
     warnings: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kfm_dagster.contracts.envelope import CLOSED, Envelope, Lane
-from kfm_dagster.ingest.completion import read_again
+from kfm_dagster.ingest.late_sidecar import read_again
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.storage.database import Transaction
 

@@ -1,7 +1,7 @@
 """Listed objects on their way into the ledger: the one way in for what no message announced.
 
 Belongs here: what backfills, runs that a person starts and `kfm reconcile` share. Does not belong here: listing
-(`storage/objects.py`), and who wants it (`finding.py`, `recovery/`).
+(`storage/objects.py`), and who wants it (`discovery.py`, `recovery/`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
-from kfm_dagster.ingest.closing import close
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.volume_end import close
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rejections import RejectedObject
 from kfm_dagster.ledger.state_machine import Status
