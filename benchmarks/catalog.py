@@ -30,12 +30,8 @@ from benchmarks.postgis import lacking, postgis_server, stac_api_database
 from benchmarks.report import calibration_ms
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
-from kfm_dagster.catalog.geoparquet.follower import GeoParquet
-from kfm_dagster.catalog.geoparquet.search import Wanted, search
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import FolderPublisher
-from kfm_dagster.catalog.stac_api.database import StacApiDatabase
-from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.tables import show_rows
@@ -44,6 +40,10 @@ from kfm_dagster.contracts.identity import rfc3339, wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.validation_page import figure
+from kfm_dagster.followers.geoparquet.follower import GeoParquet
+from kfm_dagster.followers.geoparquet.search import Wanted, search
+from kfm_dagster.followers.stac_api.database import StacApiDatabase
+from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.nexrad_sites import Site, sites
 from kfm_dagster.storage.database import Database

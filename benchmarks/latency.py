@@ -41,6 +41,8 @@ from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.exports.validation_page import figure
+from kfm_dagster.followers.virtual.day import LIST
+from kfm_dagster.followers.virtual.follower import VirtualZarr
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
@@ -48,8 +50,6 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings, environment
-from kfm_dagster.virtual.day import LIST
-from kfm_dagster.virtual.follower import VirtualZarr
 
 WARMING_UNITS = 5
 """Drained before anything is measured: the first run of a process loads what later ones have."""

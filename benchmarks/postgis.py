@@ -16,8 +16,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from kfm_dagster.catalog.stac_api.database import StacApiDatabase
 from kfm_dagster.deployment.local import free_port
+from kfm_dagster.followers.stac_api.database import StacApiDatabase
 
 PACKAGES = ("postgresql-15", "postgresql-15-postgis-3", "postgresql-15-postgis-3-scripts")
 BIN = Path("/usr/lib/postgresql/15/bin")

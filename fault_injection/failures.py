@@ -12,8 +12,8 @@ from botocore.exceptions import EndpointConnectionError
 from obstore.exceptions import GenericError
 from sqlalchemy.exc import OperationalError
 
-from kfm_dagster.announcements.receiver import ReceiverUnavailableError
 from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
 
 
 def _database(why: str) -> Exception:

@@ -33,7 +33,7 @@ os.environ.setdefault("KFM_SNS_VERIFY", "off")
 # What a schedule begins would be among what the tests count; integration/test_scheduled_listing.py has it on.
 os.environ.setdefault("KFM_SCHEDULED_LISTINGS", "false")
 
-# What follows the catalog would be among what the tests count; catalog/test_geoparquet.py has it on.
+# What follows the catalog would be among what the tests count; followers/geoparquet/test_geoparquet.py has it on.
 os.environ.setdefault("KFM_GEOPARQUET", "false")
 
 # What a shell or nohup starts in the background ignores these, and hands that on to the processes of the tests.

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from kfm_dagster.announcements.announcer import Announcer, follower_name
-from kfm_dagster.announcements.store import AnnouncementStore
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.followers.announcements.announcer import Announcer, follower_name
+from kfm_dagster.followers.announcements.store import AnnouncementStore
 from kfm_dagster.ingest.pipeline import Pipeline
 
 COLUMNS = ("subscription", "target", "sent", "waiting", "failing", "refused", "next_attempt_at", "last_error")

@@ -13,11 +13,11 @@ import click
 from sqlalchemy.engine import make_url
 
 from kfm_dagster.addresses import shown
-from kfm_dagster.catalog.stac_api.database import StacApiDatabase
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.session import opened_database
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ConfigurationError, ForeignRootError, NoLedgerError, SchemaVersionError
+from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.governance.review import OverrideReview
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.preflight import preflight, stores

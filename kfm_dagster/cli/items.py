@@ -22,7 +22,7 @@ from kfm_dagster.settings import Settings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kfm_dagster.catalog.geoparquet.search import PropertyCondition, Wanted
+    from kfm_dagster.followers.geoparquet.search import PropertyCondition, Wanted
 
 COLUMNS = ("collection", "id", "start", "end", "bbox")
 _CONDITION = re.compile(r"([^=<>]+)([=<>])(.*)", re.DOTALL)
@@ -99,8 +99,8 @@ def search(
     Example: kfm items search --time 2025-12-03T06:00Z/.. --where "nexrad:vcp>200" --where platform=wsr-88d --json
     """
     # Only here, because pyarrow and DuckDB take 0.4 s to import.
-    from kfm_dagster.catalog.geoparquet.rows import to_items  # noqa: PLC0415
-    from kfm_dagster.catalog.geoparquet.search import Wanted  # noqa: PLC0415
+    from kfm_dagster.followers.geoparquet.rows import to_items  # noqa: PLC0415
+    from kfm_dagster.followers.geoparquet.search import Wanted  # noqa: PLC0415
 
     settings = Settings.load()
     start, end = times or (None, None)
@@ -122,7 +122,7 @@ def search(
 
 def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit: int) -> Iterator[pa.Table]:
     """Give the first so many rows, and read no further."""
-    from kfm_dagster.catalog.geoparquet.search import search as find  # noqa: PLC0415, see above
+    from kfm_dagster.followers.geoparquet.search import search as find  # noqa: PLC0415, see above
 
     left = limit
     try:
@@ -151,7 +151,7 @@ def _refuse_no_catalog(settings: Settings) -> None:
 
 def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted) -> None:
     """Say which properties nothing has, and what comes nearest, or all there is: a misspelt one finds nothing, too."""
-    from kfm_dagster.catalog.geoparquet.search import properties_of  # noqa: PLC0415, see above
+    from kfm_dagster.followers.geoparquet.search import properties_of  # noqa: PLC0415, see above
 
     there = properties_of(open_publisher(settings.catalog), collections)
     for name in {condition.name for condition in wanted.conditions} - there if there else ():
@@ -161,9 +161,9 @@ def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted)
 
 
 def _write(path: Path, tables: Sequence[pa.Table]) -> int:
-    from kfm_dagster.catalog.geoparquet.order import ordered  # noqa: PLC0415, see above
-    from kfm_dagster.catalog.geoparquet.parts import parquet  # noqa: PLC0415
-    from kfm_dagster.catalog.geoparquet.rows import merged, to_table  # noqa: PLC0415
+    from kfm_dagster.followers.geoparquet.order import ordered  # noqa: PLC0415, see above
+    from kfm_dagster.followers.geoparquet.parts import parquet  # noqa: PLC0415
+    from kfm_dagster.followers.geoparquet.rows import merged, to_table  # noqa: PLC0415
 
     table = ordered(merged(tables)) if tables else to_table([])
     path.write_bytes(parquet(table))
@@ -171,7 +171,7 @@ def _write(path: Path, tables: Sequence[pa.Table]) -> int:
 
 
 def _condition(text: str) -> PropertyCondition:
-    from kfm_dagster.catalog.geoparquet.search import PropertyCondition  # noqa: PLC0415, see above
+    from kfm_dagster.followers.geoparquet.search import PropertyCondition  # noqa: PLC0415, see above
 
     match = _CONDITION.fullmatch(text)
     if match is None:

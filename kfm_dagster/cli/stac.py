@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
-from kfm_dagster.catalog.stac_api.comparison import Comparison, DayComparison, compare
-from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows, show_section
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
+from kfm_dagster.followers.stac_api.comparison import Comparison, DayComparison, compare
+from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 

@@ -1,6 +1,6 @@
 """Virtual stores: which Items of a dataset go together in one store, and along which variable (ADR 031).
 
-Belongs here: what a contract declares. Does not belong here: how a store is made and published (`virtual/`).
+Belongs here: what a contract declares. Does not belong here: how a store is made and published (`followers/virtual/`).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.alerts.store import AlertState, AlertStore
-from kfm_dagster.announcements.announcer import follower_name
-from kfm_dagster.announcements.store import AnnouncementStore
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.followers.announcements.announcer import follower_name
+from kfm_dagster.followers.announcements.store import AnnouncementStore
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import GapKind

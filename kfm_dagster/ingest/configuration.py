@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kfm_dagster.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
-from kfm_dagster.announcements.webhook import tokens_of
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
+from kfm_dagster.followers.announcements.webhook import tokens_of
 from kfm_dagster.governance.areas import refuse_unmaskable
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.retention.policy import RetentionPolicy

@@ -16,18 +16,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kfm_dagster.announcements.announcer import announcers
-from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
-from kfm_dagster.catalog.stac_api.database import StacApiDatabase
-from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.failpoints import clock_skew, with_context
+from kfm_dagster.followers.announcements.announcer import announcers
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.stac_api.database import StacApiDatabase
+from kfm_dagster.followers.stac_api.follower import PgstacFollower
+from kfm_dagster.followers.virtual.follower import VirtualZarr
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
@@ -57,7 +58,6 @@ from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 from kfm_dagster.telemetry.otlp import configure_traces
-from kfm_dagster.virtual.follower import VirtualZarr
 
 if TYPE_CHECKING:
     from kfm_dagster.notifications.authenticity import Signatures
@@ -227,7 +227,7 @@ class Pipeline:
         if self.settings.virtual_url:
             found.append(VirtualZarr(open_publisher(self.settings.virtual_url), self.objects))
         if self.settings.geoparquet:
-            from kfm_dagster.catalog.geoparquet.follower import GeoParquet  # noqa: PLC0415, pyarrow and shapely
+            from kfm_dagster.followers.geoparquet.follower import GeoParquet  # noqa: PLC0415, pyarrow and shapely
 
             found.append(GeoParquet(open_publisher(self.settings.catalog)))
         found += announcers(

@@ -1,8 +1,9 @@
 """One GRIB2 object as a step of a cube: fields of its index whose messages the codec of readers decodes rightly.
 
 Belongs here: what a field is called in a cube, which messages can be chunks, and where their values lie. Does not
-belong here: octets (`grib2_sections.py`), grids (`grib2_grids.py`), how steps are joined (`virtual/references.py`). A
-message is a chunk as it stands in the object; its header is read (one request each), no value is.
+belong here: octets (`grib2_sections.py`), grids (`grib2_grids.py`), how steps are joined
+(`followers/virtual/references.py`). A message is a chunk as it stands in the object; its header is read (one request
+each), no value is.
 """
 
 from __future__ import annotations

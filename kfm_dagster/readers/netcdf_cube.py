@@ -1,8 +1,8 @@
 """One NetCDF-4 object as a step of a cube: where its images' chunks stand, and the values of what is small.
 
 Belongs here: which variables are images, axes, or values of the step, and which attributes say what values mean. Does
-not belong here: how HDF5 stores them (`hdf5_chunks.py`), how steps are put together (`virtual/references.py`). No pixel
-is read.
+not belong here: how HDF5 stores them (`hdf5_chunks.py`), how steps are put together
+(`followers/virtual/references.py`). No pixel is read.
 """
 
 from __future__ import annotations

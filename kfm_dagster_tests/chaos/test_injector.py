@@ -26,8 +26,8 @@ from fault_injection.failures import can_fail, failure
 from fault_injection.injector import Injector, fires, injecting
 from fault_injection.plan import Error, Plan, parse_plan
 from kfm_dagster import failpoints
-from kfm_dagster.announcements.receiver import ReceiverUnavailableError
 from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
 from kfm_dagster.ingest.pipeline import utc_now
 
 BEGIN = Failpoint.DATABASE_BEGIN

@@ -22,7 +22,7 @@ from openlineage.client.transport.transport import Transport
 
 from fault_injection.injector import injecting
 from fault_injection.plan import parse_plan
-from kfm_dagster.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline

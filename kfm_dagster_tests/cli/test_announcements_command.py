@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.announcements.plan import ANNOUNCEMENTS
 from kfm_dagster.cli.main import main
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import STATE_MACHINE, Card
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 from kfm_dagster_tests.no_settings import unset_settings
 
 Call = Callable[..., tuple[int, str, str]]

@@ -12,16 +12,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from kfm_dagster.catalog.geoparquet.follower import GeoParquet
-from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.cli.stac import PLACES
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.followers.geoparquet.follower import GeoParquet
+from kfm_dagster.followers.stac_api.follower import PgstacFollower
+from kfm_dagster.followers.virtual.follower import VirtualZarr
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster.virtual.follower import VirtualZarr
 from kfm_dagster_tests.catalog.conftest import of_run
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad
 from kfm_dagster_tests.cli.test_cli import DOWN, SECRET, Call, call, home  # noqa: F401, fixtures

@@ -48,9 +48,9 @@ from kfm_dagster.telemetry.clock.kernel import NtpState
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role, migrated_sqlite
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.notifications.signing import AT, issue
 
 Planted = Callable[["Deployed"], object]

@@ -21,7 +21,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage import s3
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 from kfm_dagster_tests.integration.chain import (
     DAY,
     StoredObject,

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.announcements import announcer
-from kfm_dagster.announcements.plan import AnnouncementPlan
-from kfm_dagster.announcements.webhook import Webhook
+from kfm_dagster.followers.announcements import announcer
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.backoff import DELIVERY
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, announce, put, run_chain, take, volumes
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.catalog.geoparquet.search import Wanted, search
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.oisst import oisst_samples
 from kfm_dagster.errors import ContractError
+from kfm_dagster.followers.geoparquet.search import Wanted, search
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import KillSwitchError
 from kfm_dagster.ingest.discovery import LISTING_CHUNK

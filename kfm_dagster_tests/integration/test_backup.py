@@ -33,8 +33,8 @@ from kfm_dagster.recovery.replay.selection import Filters, Mode, Options, Select
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import databases
-from kfm_dagster_tests.catalog.test_geoparquet import published
 from kfm_dagster_tests.docs.console import Command, commands, script, shell, told
+from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,

@@ -11,7 +11,7 @@ import pytest
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster_tests.catalog.test_geoparquet import every_file, published, standing
+from kfm_dagster_tests.followers.geoparquet.test_geoparquet import every_file, published, standing
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, put, run_chain, take, volumes
 
 NEXRAD = "nexrad-l2"

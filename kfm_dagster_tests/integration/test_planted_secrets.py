@@ -23,7 +23,7 @@ from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.redaction import ForeignError
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration.chain import FakeQueue, announce, put, truncated, volumes
 from kfm_dagster_tests.integration.face import Face
 

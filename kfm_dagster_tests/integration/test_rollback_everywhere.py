@@ -12,19 +12,19 @@ import pystac
 import pytest
 
 from benchmarks.stac_api_server import stac_api_server
-from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.errors import KfmError
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.ingest.nodes import Settle
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import roll_back
 from kfm_dagster.stages.failure import StageFailedError
-from kfm_dagster_tests.announcements.web_server import WebServer, open_web_server
 from kfm_dagster_tests.catalog import trees
-from kfm_dagster_tests.catalog.stac_api.api import Api
-from kfm_dagster_tests.catalog.test_geoparquet import published
+from kfm_dagster_tests.followers.announcements.web_server import WebServer, open_web_server
+from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
+from kfm_dagster_tests.followers.stac_api.api import Api
+from kfm_dagster_tests.followers.virtual.test_virtual_runs import scan
 from kfm_dagster_tests.integration.chain import put, run_chain
-from kfm_dagster_tests.virtual.test_virtual_runs import scan
 
 DATASET, PARTITION = "goes-abi", "2025-06-01"
 

@@ -22,7 +22,7 @@ from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5 import read_hdf5
 from kfm_dagster.readers.netcdf_cube import CubeStep, read_cube_step
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.virtual.granules import netcdf_of
+from kfm_dagster_tests.followers.virtual.granules import netcdf_of
 
 TYPES = ("<i1", "<u2", "<i4", ">i2", "<f4", ">f8")
 

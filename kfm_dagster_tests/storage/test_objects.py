@@ -20,7 +20,7 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.readers.base import DatedSource
 from kfm_dagster.storage.object_handle import RemoteObject
 from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, UndeclaredObjectError, open_store
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
 REGISTRY = ContractRegistry.load()
 HRRR = REGISTRY["hrrr"]

@@ -21,7 +21,7 @@ from kfm_dagster.run_state.object_store import ObjectRunState
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, open_store
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 
 CLAUSE = pytest.mark.clause("SEC-06")
 HRRR = ContractRegistry.load()["hrrr"]

@@ -10,7 +10,7 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
 ERROR = 2
 """`STATUS_CODE_ERROR` of opentelemetry/proto/trace/v1/trace.proto."""

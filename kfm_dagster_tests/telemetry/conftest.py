@@ -8,7 +8,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from kfm_dagster_tests.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 
 
 class DateServer:

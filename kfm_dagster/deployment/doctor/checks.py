@@ -10,7 +10,6 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.deployment.doctor.backups import check_backups
 from kfm_dagster.deployment.doctor.celery_broker import check_broker
 from kfm_dagster.deployment.doctor.daemons import check_daemons
@@ -22,6 +21,7 @@ from kfm_dagster.deployment.doctor.queues import check_dead_letters, check_queue
 from kfm_dagster.deployment.doctor.receivers import check_receivers
 from kfm_dagster.deployment.doctor.senders import check_senders
 from kfm_dagster.deployment.doctor.times import check_clock, recorded_readings
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.preflight import stores

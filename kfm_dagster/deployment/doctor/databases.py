@@ -8,8 +8,8 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from kfm_dagster.addresses import shown
-from kfm_dagster.catalog.stac_api.database import StacApiDatabase
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
+from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.retention.policy import RetentionPolicy
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kfm_dagster.announcements.announcer import receiver_of
-from kfm_dagster.announcements.plan import AnnouncementPlan
-from kfm_dagster.announcements.receiver import ReceiverUnavailableError
-from kfm_dagster.announcements.webhook import tokens_of
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok
+from kfm_dagster.followers.announcements.announcer import receiver_of
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
+from kfm_dagster.followers.announcements.webhook import tokens_of
 from kfm_dagster.settings import Settings
 
 

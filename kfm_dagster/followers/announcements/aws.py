@@ -1,0 +1,199 @@
+"""Receivers of AWS: SNS topics, SQS queues and EventBridge buses, ten events a request.
+
+Belongs here: the form of the requests, and whether an answer is about an event or about us. Does not belong here: what
+follows from it. Endpoint and credentials come from the AWS environment.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kfm_dagster.followers.announcements.event import TYPES, OutgoingEvent
+from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
+from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
+
+MOST = 10
+"""Entries of a request: PublishBatch, SendMessageBatch and PutEvents alike (API references)."""
+EVENT_SOURCE = "kfm.nodd"
+"""`source` of events on a bus, for its rules."""
+
+_OF_THE_REQUEST = ("BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
+"""Parts of the codes by which a whole request is refused for what it holds; each event then goes alone."""
+_OF_US = re.compile(r"Throttl|AccessDenied|Authoriz|KMS|Internal|Unavailable|Timeout|LimitExceeded", re.IGNORECASE)
+"""Codes of one entry that are about the sender, the moment or the place, whatever they say of whose fault it is."""
+_REGION_OF_URL = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
+
+_MAY_NOT_ASK = re.compile(r"AccessDenied|Authoriz|Forbidden")
+"""Codes of a target that is there and says no more: sending to it is the only right that is needed."""
+
+Connect = Callable[[str, str | None], Any]
+
+
+def connect(service: str, region: str | None) -> Any:
+    """Make a client of a service; makes no request."""
+    # 0.8 CPU-seconds, which a process that sends nothing does not spend.
+    import boto3  # noqa: PLC0415
+
+    session = boto3.session.Session()
+    region = region or session.region_name or DEFAULT_REGION
+    return session.client(service, region_name=region, config=bounded(MOST, max_attempts=2))  # type: ignore[call-overload]
+
+
+class AwsReceiver(ABC):
+    """What the three have in common. `address` is an ARN, a URL or a name."""
+
+    most = MOST
+    service = ""
+
+    def __init__(self, address: str, *, region: str | None = None, connect: Connect = connect) -> None:
+        self._address = address
+        self._region = region
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._connected: Any = None
+
+    def send(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+        """Send a request of events."""
+        try:
+            return self._answers(events)
+        except (BotoCoreError, ClientError) as error:
+            code = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+            if any(part in code for part in _OF_THE_REQUEST):
+                return [ReceiverAnswer(reception=Reception.REFUSED, error=code)] * len(events)
+            raise ReceiverUnavailableError(f"{self.service}: {code}") from None
+
+    def ask(self) -> bool:
+        """Ask whether the target is there; False where that may not be asked. Raises ReceiverUnavailableError."""
+        try:
+            self._describe()
+        except (BotoCoreError, ClientError) as error:
+            code = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+            if _MAY_NOT_ASK.search(code):
+                return False
+            raise ReceiverUnavailableError(f"{self.service}: {code}") from None
+        return True
+
+    @property
+    def _client(self) -> Any:
+        with self._lock:
+            if self._connected is None:
+                self._connected = self._connect(self.service, self._region)
+            return self._connected
+
+    @abstractmethod
+    def _describe(self) -> object:
+        """Request what is known of the target."""
+
+    @abstractmethod
+    def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+        """Request it, and say what became of each event."""
+
+
+class SnsTopic(AwsReceiver):
+    """A topic of SNS; one whose name ends with `.fifo` tells duplicates apart by the event's id."""
+
+    service = "sns"
+
+    def _describe(self) -> object:
+        return self._client.get_topic_attributes(TopicArn=self._address)
+
+    def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+        entries = [
+            {
+                "Id": str(number),
+                "Message": event.body.decode(),
+                "MessageAttributes": _attributes(event),
+                **_order(self._address, event),
+            }
+            for number, event in enumerate(events)
+        ]
+        answer = self._client.publish_batch(TopicArn=self._address, PublishBatchRequestEntries=entries)
+        return _by_number(answer, len(events))
+
+
+class SqsQueue(AwsReceiver):
+    """A queue of SQS; one whose name ends with `.fifo` tells duplicates apart by the event's id."""
+
+    service = "sqs"
+
+    def _describe(self) -> object:
+        return self._client.get_queue_attributes(QueueUrl=self._address, AttributeNames=["QueueArn"])
+
+    def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+        entries = [
+            {
+                "Id": str(number),
+                "MessageBody": event.body.decode(),
+                "MessageAttributes": _attributes(event),
+                **_order(self._address, event),
+            }
+            for number, event in enumerate(events)
+        ]
+        return _by_number(self._client.send_message_batch(QueueUrl=self._address, Entries=entries), len(events))
+
+
+class EventBus(AwsReceiver):
+    """A bus of EventBridge: source `kfm.nodd`, the type of the event as detail-type, all of the event as detail."""
+
+    service = "events"
+
+    def _describe(self) -> object:
+        return self._client.describe_event_bus(Name=self._address)
+
+    def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+        entries = [
+            {
+                "EventBusName": self._address,
+                "Source": EVENT_SOURCE,
+                "DetailType": TYPES[event.kind],
+                "Detail": event.body.decode(),
+                "Time": event.time,
+            }
+            for event in events
+        ]
+        answered = self._client.put_events(Entries=entries)["Entries"]
+        return [_answer(one.get("ErrorCode"), sender_fault=True) for one in answered]
+
+
+def aws_receiver(service: str, address: str) -> AwsReceiver:
+    """Return the receiver at an ARN, a URL or a name."""
+    if service == "sqs":
+        found = _REGION_OF_URL.match(address)
+        return SqsQueue(address, region=found[1] if found else None)
+    region = address.split(":")[3] if address.startswith("arn:") else None
+    return (SnsTopic if service == "sns" else EventBus)(address, region=region)
+
+
+def _attributes(event: OutgoingEvent) -> dict[str, Any]:
+    """Return what filter policies of subscribers can ask for without reading the body."""
+    values = {"content-type": event.content_type, "ce-type": TYPES[event.kind], "ce-collection": event.collection}
+    return {name: {"DataType": "String", "StringValue": value} for name, value in values.items()}
+
+
+def _order(address: str, event: OutgoingEvent) -> dict[str, str]:
+    if not address.endswith(".fifo"):
+        return {}
+    # Events of one Item keep their order; AWS takes 128 characters.
+    return {"MessageGroupId": event.group, "MessageDeduplicationId": event.event_id}
+
+
+def _by_number(answer: Mapping[str, Any], count: int) -> list[ReceiverAnswer]:
+    """Return what was said of each entry; of one that the answer leaves out nothing is known."""
+    found = dict.fromkeys(range(count), ReceiverAnswer(reception=Reception.FAILED, error="no answer for it"))
+    found |= {int(one["Id"]): TAKEN for one in answer.get("Successful", [])}
+    for one in answer.get("Failed", []):
+        found[int(one["Id"])] = _answer(one["Code"], sender_fault=one.get("SenderFault", False))
+    return [found[number] for number in range(count)]
+
+
+def _answer(code: str | None, *, sender_fault: bool) -> ReceiverAnswer:
+    if code is None:
+        return TAKEN
+    lasting = sender_fault and _OF_US.search(code) is None
+    return ReceiverAnswer(reception=Reception.REFUSED if lasting else Reception.FAILED, error=code)

@@ -1,0 +1,164 @@
+"""Events: what a receiver gets of one change, as a CloudEvent or as a WIS2 Notification Message.
+
+Pure. The same change has the same id, and the same bytes, whenever and however often it is sent. Does not belong here:
+who is notified (`announcer.py`), sending.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from kfm_dagster.catalog.changes import ChangeKind, ItemChange
+from kfm_dagster.catalog.item import canonical
+from kfm_dagster.catalog.layout import GEOJSON, JSON, link
+from kfm_dagster.configs import Strict
+from kfm_dagster.contracts.identity import rfc3339, uuid8
+from kfm_dagster.followers.announcements import wis2
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan, EventForm, Subscription
+
+TYPES = {kind: f"kfm.nodd.item.{kind}" for kind in ChangeKind}
+"""`type` of the events: what it names first is this product, which has no domain to turn around."""
+CLOUDEVENT = "application/cloudevents+json; charset=UTF-8"
+ITEM_SCHEMA = "https://schemas.stacspec.org/v1.1.0/item-spec/json-schema/item.json"
+REFERENCE_SCHEMA = "urn:kfm:nodd:item-reference:v1"
+"""docs/spec/item-reference.schema.json."""
+ROOM_BYTES = 1024
+"""What attributes of a message take besides its body: SNS and SQS count them as well."""
+_DIGITS = 19
+"""Of a change's number: a 64-bit integer as text that sorts as the number does (CloudEvents, extension `sequence`)."""
+
+
+class ItemReference(Strict):
+    """Data of an event that does not hold the Item: it was withdrawn, or is too large for the subscription."""
+
+    collection: str
+    id: str
+    href: str | None = Field(
+        None, description="Where the Item is; relative to the catalog's root where the catalog has no public address."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutgoingEvent:
+    """One event as it leaves."""
+
+    event_id: str
+    kind: ChangeKind
+    collection: str
+    item_id: str
+    time: datetime
+    content_type: str
+    body: bytes
+
+    @property
+    def group(self) -> str:
+        """What keeps its order where a receiver keeps one: the Item, by a name that is as long for each."""
+        return uuid8(self.collection, self.item_id)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes of a request."""
+        return len(self.body) + ROOM_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventWriter:
+    """Writes the events of a subscription. `base` is where the catalog's files are, None where nobody else has them."""
+
+    plan: AnnouncementPlan
+    subscription: Subscription
+    base: str | None
+
+    @classmethod
+    def of(cls, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> EventWriter:
+        """Return the writer; without a public address the catalog's own is given where it is one of S3."""
+        own = catalog_url.rstrip("/") if catalog_url.startswith("s3://") else None
+        return cls(plan=plan, subscription=subscription, base=plan.catalog or own)
+
+    @property
+    def content_type(self) -> str:
+        """Media type of the events."""
+        return GEOJSON if self.subscription.form is EventForm.WIS2 else CLOUDEVENT
+
+    def event_id(self, collection: str, change: ItemChange, kind: ChangeKind) -> str:
+        """Return the id of an event: a UUIDv8 of what it reports, the same for every subscription and every try."""
+        return uuid8(
+            "announcement", self.plan.source, collection, change.item_id, kind, str(change.change_id),
+            change.content_sha256,
+        )  # fmt: skip
+
+    def write(self, collection: str, change: ItemChange, kind: ChangeKind) -> OutgoingEvent:
+        """Write an event; `kind` is what the change is for this receiver."""
+        event_id = self.event_id(collection, change, kind)
+        if self.subscription.form is EventForm.WIS2:
+            body = wis2.notification(
+                change,
+                kind=kind,
+                event_id=event_id,
+                collection=collection,
+                centre=self.subscription.centre or "",
+                href=self._href(change.path),
+            )
+        else:
+            body = self._cloudevent(collection, change, kind, event_id)
+        return OutgoingEvent(
+            event_id=event_id,
+            kind=kind,
+            collection=collection,
+            item_id=change.item_id,
+            time=change.changed_at,
+            content_type=self.content_type,
+            body=body,
+        )
+
+    def _cloudevent(self, collection: str, change: ItemChange, kind: ChangeKind, event_id: str) -> bytes:
+        attributes = {
+            "specversion": "1.0",
+            "id": event_id,
+            "source": self.plan.source,
+            "type": TYPES[kind],
+            "subject": f"{collection}/{change.item_id}",
+            "time": rfc3339(change.changed_at),
+            "collection": collection,
+            "sequence": f"{change.change_id:0{_DIGITS}}",
+        }
+        if change.item is not None:
+            data = {
+                "datacontenttype": GEOJSON,
+                "dataschema": ITEM_SCHEMA,
+                "data": self._placed(change.item, change.path),
+            }
+            body = canonical({**attributes, **data})
+            if len(body) + ROOM_BYTES <= self.subscription.max_bytes:
+                return body
+        reference = ItemReference(
+            collection=collection,
+            id=change.item_id,
+            href=None if change.item is None else self._href(change.path),
+        )
+        data = {
+            "datacontenttype": JSON,
+            "dataschema": REFERENCE_SCHEMA,
+            "data": reference.model_dump(exclude_none=True),
+        }
+        return canonical({**attributes, **data})
+
+    def _href(self, path: str) -> str:
+        return path if self.base is None else f"{self.base}/{path}"
+
+    def _placed(self, item: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        """Return an Item whose links lead somewhere from outside of the catalog, as they are relative in its files."""
+        if self.base is None:
+            return item
+        folder = posixpath.dirname(path)
+        links = [
+            {**one, "href": self._href(posixpath.normpath(posixpath.join(folder, one["href"])))}
+            for one in item["links"]
+        ]
+        return {**item, "links": [*links, link("self", self._href(path), media_type=GEOJSON)]}

@@ -1,0 +1,239 @@
+"""`configs/announcements.yaml`: who is notified of which Items, where, and in which form.
+
+Belongs here: the model of the file. Does not belong here: whether an Item is one of a subscription's (`selection.py`),
+or how a target is spoken to (`aws.py`, `webhook.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, AwareDatetime, Field, PositiveInt, field_validator, model_validator
+
+from kfm_dagster.addresses import shown
+from kfm_dagster.catalog.changes import ChangeKind
+from kfm_dagster.configs import CardError, Strict, own_folder, parse, refusal, text_of
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.documents.checking import KeyPath
+from kfm_dagster.followers.announcements.selection import WrongFilterError, compiled
+from kfm_dagster.settings import LOOPBACK_HOSTS
+
+ANNOUNCEMENTS = "announcements.yaml"
+KIB = 1024
+SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
+"""Of a message, and of all that one request holds: 256 KiB is what SNS and EventBridge take, and SQS took until 2025;
+1 MiB is the most that any of them can be set to (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
+
+_SNS = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?")
+_BUS = re.compile(r"(arn:aws[a-z-]*:events:[a-z0-9-]+:\d{12}:event-bus/)?[A-Za-z0-9._/-]{1,256}")
+
+
+@unique
+class EventForm(StrEnum):
+    """What an event looks like."""
+
+    CLOUDEVENTS = "cloudevents"
+    """CloudEvents 1.0, structured JSON."""
+    WIS2 = "wis2"
+    """WMO's WIS2 Notification Message."""
+
+
+@unique
+class TargetKind(StrEnum):
+    """What speaks at a target."""
+
+    SNS = "sns"
+    SQS = "sqs"
+    EVENTBRIDGE = "eventbridge"
+    WEBHOOK = "webhook"
+
+
+def _secure(value: str) -> str:
+    """Let https through, and http on this machine; nothing with a credential in it."""
+    try:
+        parts = urlsplit(value)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("a URL") from None
+    secure = parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK_HOSTS)
+    if not secure or not host or "@" in parts.netloc or parts.fragment:
+        raise ValueError("https://HOST/..., or http:// of a loopback address, without user and fragment")
+    return value
+
+
+def _without_query(value: str) -> str:
+    if "?" in value:
+        raise ValueError("a URL without a query: paths of files are put behind it")
+    return value.rstrip("/")
+
+
+def _topic(value: str) -> str:
+    if _SNS.fullmatch(value) is None:
+        raise ValueError("the ARN of a topic, arn:aws:sns:REGION:ACCOUNT:NAME")
+    return value
+
+
+def _bus(value: str) -> str:
+    if _BUS.fullmatch(value) is None:
+        raise ValueError("the name or the ARN of an event bus")
+    return value
+
+
+SecureUrl = Annotated[str, AfterValidator(_secure)]
+
+
+class AnnouncementTarget(Strict):
+    """Where a subscription leads: one of these."""
+
+    sns: Annotated[str, AfterValidator(_topic)] | None = Field(None, description="ARN of a topic.")
+    sqs: SecureUrl | None = Field(None, description="URL of a queue.")
+    eventbridge: Annotated[str, AfterValidator(_bus)] | None = Field(None, description="Name or ARN of an event bus.")
+    webhook: SecureUrl | None = Field(None, description="URL that takes POST requests.")
+
+    @property
+    def kind(self) -> TargetKind:
+        """What speaks there."""
+        return next(kind for kind in TargetKind if getattr(self, kind.value) is not None)
+
+    @property
+    def address(self) -> str:
+        """ARN, URL or name."""
+        found: str = getattr(self, self.kind.value)
+        return found
+
+    def __str__(self) -> str:
+        """Return it as it may be shown: a query of a URL may be a credential."""
+        return f"{self.kind}: {shown(self.address)}"
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> AnnouncementTarget:
+        if sum(getattr(self, kind.value) is not None for kind in TargetKind) != 1:
+            raise ValueError(f"one of {', '.join(TargetKind)}")
+        return self
+
+
+class Subscription(Strict):
+    """One receiver. Its name is the key of what it was sent: under another name it is sent everything again."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
+    target: AnnouncementTarget
+    datasets: Annotated[list[str], Field(min_length=1)] | None = Field(None, description="Default: all.")
+    kinds: list[ChangeKind] = Field(
+        list(ChangeKind), min_length=1, description="What is announced; default: everything."
+    )
+    bbox: tuple[float, float, float, float] | None = Field(
+        None, description="West, south, east, north; west > east crosses the antimeridian. Footprints that meet it."
+    )
+    filter: str | dict[str, Any] | None = Field(None, description="CQL2, as text or JSON.")
+    since: AwareDatetime | None = Field(
+        None,
+        description="What changed before is not announced. Default: a new subscription begins with all that stands.",
+    )
+    after: list[Literal["stac-api", "geoparquet", "virtual-zarr"]] = Field(
+        [], description="Places that have a change before it is announced. Default: the catalog's files alone."
+    )
+    form: EventForm = EventForm.CLOUDEVENTS
+    max_bytes: PositiveInt = Field(
+        USUAL_BYTES,
+        ge=SMALLEST_BYTES,
+        le=LARGEST_BYTES,
+        description="Of a message, and of a request; of an Item that is larger the event holds the address.",
+    )
+    centre: Annotated[str, Field(pattern=r"^[a-z0-9-]{2,60}$")] | None = Field(
+        None, description="WIS2 centre-id, in data_id and metadata_id; needed by the form wis2."
+    )
+
+    @field_validator("bbox")
+    @classmethod
+    def _of_this_world(cls, value: tuple[float, float, float, float] | None) -> tuple[float, ...] | None:
+        if value is not None:
+            west, south, east, north = value
+            if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south < north <= 90 and west != east):
+                raise ValueError("west, south, east, north in degrees, south below north")
+        return value
+
+    @model_validator(mode="after")
+    def _has_a_centre(self) -> Subscription:
+        if (self.form is EventForm.WIS2) != (self.centre is not None):
+            raise ValueError("form wis2 has a centre, and no other form has one")
+        return self
+
+
+class AnnouncementPlan(Strict):
+    """`announcements.yaml`."""
+
+    version: Literal["1.0.0"]
+    source: Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*:[!-~]{1,300}$")] = "urn:kfm:nodd:catalog"
+    catalog: Annotated[str, AfterValidator(_secure), AfterValidator(_without_query)] | None = None
+    subscriptions: list[Subscription]
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return a plan by which nobody is notified."""
+        return cls(version="1.0.0", subscriptions=[])
+
+    @classmethod
+    def load(cls, folder: Path | None, registry: ContractRegistry) -> Self:
+        """Read a folder's file, or that of this release. Raises CardError with file, line and reason."""
+        path = (own_folder() if folder is None else folder) / ANNOUNCEMENTS
+        if not path.exists():
+            path = own_folder() / ANNOUNCEMENTS
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise CardError(f"{path} cannot be read", observed=error.strerror, next_step="correct the file") from None
+        plan = cls.parse(text_of(content, source=str(path)), source=str(path))
+        _refuse_unknown_datasets(plan, content.decode(), registry, source=str(path))
+        return plan
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = ANNOUNCEMENTS) -> Self:
+        """Read the file's text. Raises CardError with file, line and reason."""
+        plan = parse(text, cls, source=source)
+        seen: set[str] = set()
+        for place, one in enumerate(plan.subscriptions):
+            path: KeyPath = ("subscriptions", place)
+            if one.name in seen:
+                observed, expected = repr(one.name), "a name that no other subscription has"
+                raise refusal(text, (*path, "name"), source=source, observed=observed, expected=expected)
+            seen.add(one.name)
+            if one.form is EventForm.WIS2 and not (plan.catalog or "").startswith("https://"):
+                observed, expected = "form wis2 without catalog", "catalog: https://..., for the links of its messages"
+                raise refusal(text, (*path, "form"), source=source, observed=observed, expected=expected)
+            if one.filter is not None:
+                try:
+                    compiled(one.filter)
+                except WrongFilterError as error:
+                    raise refusal(
+                        text, (*path, "filter"), source=source, observed=repr(one.filter), expected=str(error)
+                    ) from None
+        return plan
+
+    def __getitem__(self, name: str) -> Subscription:
+        """Return a subscription by its name. Raises CardError."""
+        found = next((one for one in self.subscriptions if one.name == name), None)
+        if found is None:
+            raise CardError(
+                "there is no such subscription",
+                observed=name,
+                expected=", ".join(one.name for one in self.subscriptions) or f"one in {ANNOUNCEMENTS}",
+                next_step="kfm announcements list",
+            )
+        return found
+
+
+def _refuse_unknown_datasets(plan: AnnouncementPlan, text: str, registry: ContractRegistry, *, source: str) -> None:
+    for place, one in enumerate(plan.subscriptions):
+        for number, dataset in enumerate(one.datasets or ()):
+            if dataset not in registry.contracts:
+                raise refusal(
+                    text,
+                    ("subscriptions", place, "datasets", number),
+                    source=source,
+                    observed=repr(dataset),
+                    expected=f"one of {', '.join(registry.contracts)}",
+                )

@@ -1,0 +1,197 @@
+"""What subscriptions were sent (`announcements`): a row per subscription and Item, written before and after each event.
+
+Belongs here: the rows of one subscription. Does not belong here: what is announced to which (`announcer.py`), or
+changes that nobody has looked at yet, which are the catalog's (`catalog_changes`, the outbox).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any
+
+from kfm_dagster.catalog.changes import ChangeKind
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.followers.announcements.event import OutgoingEvent
+from kfm_dagster.storage.database import Database
+
+ERROR_LENGTH = 300
+
+
+@unique
+class AnnouncementState(StrEnum):
+    """What became of an Item's newest event."""
+
+    OPEN = "open"
+    """To be sent, or sent and not known to be taken."""
+    SENT = "sent"
+    REFUSED = "refused"
+    """Given up; it is kept until somebody has it sent again, or the Item changes."""
+    SILENT = "silent"
+    """Of a kind that the subscription does not want."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announced:
+    """What was announced of an Item last. `known`: the receiver has it, or was not to be notified of it."""
+
+    change_id: int
+    kind: ChangeKind
+    event_id: str
+    state: AnnouncementState
+    known: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the Item is gone for the receiver: what comes now is created again."""
+        return self.kind is ChangeKind.WITHDRAWN and self.state is not AnnouncementState.OPEN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decided:
+    """An event that a change makes for a subscription."""
+
+    item_id: str
+    change_id: int
+    kind: ChangeKind
+    event_id: str
+    state: AnnouncementState
+
+    def row(self) -> dict[str, Any]:
+        """Return it as SQL reads it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionStatus:
+    """How a subscription does. `waiting` counts changes, `sent` events that were taken, the others Items."""
+
+    sent: int
+    waiting: int
+    failing: int
+    refused: int
+    taken_at: datetime | None
+    next_attempt_at: datetime | None
+    last_error: str | None
+
+
+class AnnouncementStore:
+    """The rows of one subscription."""
+
+    def __init__(self, database: Database, subscription: str, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._subscription = subscription
+        self._clock = clock
+
+    def announced(self, collection: str, item_ids: Iterable[str]) -> dict[str, Announced]:
+        """Return what was announced of Items, by their ids."""
+        with self._database.snapshot() as view:
+            rows = view.run("announcements.known", self._key(collection), item_ids=list(item_ids))
+            return {
+                row.item_id: Announced(
+                    change_id=row.change_id,
+                    kind=ChangeKind(row.kind),
+                    event_id=row.event_id,
+                    state=AnnouncementState(row.state),
+                    known=bool(row.known),
+                )
+                for row in rows
+            }
+
+    def begin(self, collection: str, events: Sequence[Decided]) -> set[str]:
+        """Write down what is about to be sent; return the ids of the events that no later one has overtaken.
+
+        Before anything is sent, so that a receiver that may have got an Item is notified when it goes, also after
+        a crash in between.
+        """
+        if not events:
+            return set()
+        given = {**self._key(collection), "events": [event.row() for event in events]}
+        with self._database.transaction() as tx:
+            return {
+                event_id
+                for statement in ("announcements.go_on", "announcements.begin")
+                for event_id in tx.run(statement, given).scalars()
+            }
+
+    def taken(self, collection: str, events: Sequence[OutgoingEvent]) -> None:
+        """Keep that events were taken."""
+        if events:
+            with self._database.transaction() as tx:
+                rows = [_named(event) for event in events]
+                tx.run("announcements.taken", self._key(collection), events=rows, now=self._clock()).close()
+
+    def failed(
+        self, collection: str, events: Sequence[tuple[OutgoingEvent, str]], *, begun_at: datetime
+    ) -> dict[str, int]:
+        """Keep that events were not taken, and why; return how often each has failed while others were taken.
+
+        `begun_at` is when the first of those that are sent together was sent.
+        """
+        if not events:
+            return {}
+        rows = [{**_named(event), "error": error[:ERROR_LENGTH]} for event, error in events]
+        with self._database.transaction() as tx:
+            found = tx.run("announcements.failed", self._key(collection), events=rows, begun_at=begun_at)
+            return {row.event_id: row.attempts for row in found}
+
+    def refused(self, collection: str, events: Sequence[tuple[OutgoingEvent, str]]) -> None:
+        """Give events up, and keep them as they would have been sent."""
+        rows = [
+            {**_named(event), "error": error[:ERROR_LENGTH], "body": event.body.decode()} for event, error in events
+        ]
+        if rows:
+            with self._database.transaction() as tx:
+                tx.run("announcements.refused", self._key(collection), events=rows, now=self._clock()).close()
+
+    def forget(self, collection: str) -> None:
+        """Have all that stands sent again."""
+        with self._database.transaction() as tx:
+            tx.run("announcements.forget", self._key(collection))
+
+    def to_resend(self, content_type: str) -> list[OutgoingEvent]:
+        """Return the events that were given up."""
+        with self._database.snapshot() as view:
+            return [
+                OutgoingEvent(
+                    event_id=row.event_id,
+                    kind=ChangeKind(row.kind),
+                    collection=row.collection_id,
+                    item_id=row.item_id,
+                    time=row.failing_since,
+                    content_type=content_type,
+                    body=row.body.encode(),
+                )
+                for row in view.run("announcements.to_resend", subscription=self._subscription)
+            ]
+
+    def status(self, follower: str) -> SubscriptionStatus:
+        """Return how the subscription does; `follower` is the name of its cursors."""
+        with self._database.snapshot() as view:
+            counts = view.run("announcements.counts", subscription=self._subscription).one()
+            waiting = view.run("announcements.waiting", follower=follower).scalar_one()
+            put_off = view.run("announcements.put_off", follower=follower).one_or_none()
+        return SubscriptionStatus(
+            sent=int(counts.sent),
+            waiting=waiting,
+            failing=counts.failing,
+            refused=counts.refused,
+            taken_at=counts.taken_at,
+            next_attempt_at=put_off.next_attempt_at if put_off else None,
+            last_error=put_off.last_error if put_off else None,
+        )
+
+    def in_trouble(self) -> list[dict[str, Any]]:
+        """Return the Items whose newest event was not taken, those that were given up first."""
+        with self._database.snapshot() as view:
+            rows = view.run("announcements.in_trouble", subscription=self._subscription).mappings()
+            return [{**row, "failing_since": rfc3339(row["failing_since"])} for row in rows]
+
+    def _key(self, collection: str) -> dict[str, str]:
+        return {"subscription": self._subscription, "collection_id": collection}
+
+
+def _named(event: OutgoingEvent) -> dict[str, Any]:
+    return {"item_id": event.item_id, "event_id": event.event_id}

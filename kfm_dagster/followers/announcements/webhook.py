@@ -1,0 +1,115 @@
+"""Receivers on the web: a URL that takes one event a request, by CloudEvents' HTTP binding in structured mode.
+
+Belongs here: the request, which follows no redirect, ends in bounded time and reads a bounded answer. Does not belong
+here: what follows from an answer (`announcer.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+from pyreqwest.client import SyncClient, SyncClientBuilder
+from pyreqwest.exceptions import PyreqwestError
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.followers.announcements.event import OutgoingEvent
+from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
+from kfm_dagster.settings import LOOPBACK_HOSTS
+
+SECONDS = 10.0
+"""How long a receiver may take for everything, from the connection to the answer's end."""
+ANSWER_BYTES = 16 * 1024
+"""Of an answer's body that are read, so that the connection serves again; nothing in it matters."""
+REFUSED = frozenset({400, 409, 413, 415, 422})
+"""HTTP answers that are about the event. Others are about us, the address or the moment, and pass or get repaired."""
+FAILED = frozenset({408, 500, 502, 504})
+"""Answers of a receiver that works and did not manage this one."""
+
+
+class Webhook:
+    """An HTTP receiver. `token` is sent as bearer token (CloudEvents' web hooks, 3.1)."""
+
+    most = 1
+
+    def __init__(self, url: str, *, token: SecretStr | None = None, seconds: float = SECONDS) -> None:
+        self._url = url
+        self._token = token
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._connected: tuple[int, SyncClient] | None = None
+
+    def send(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+        """Send one event. Raises ReceiverUnavailableError."""
+        [event] = events
+        try:
+            status = self._post(event)
+        except (PyreqwestError, OSError) as error:
+            # Its text may hold the URL, and that a credential.
+            raise ReceiverUnavailableError(f"no answer ({type(error).__name__})") from None
+        if 200 <= status < 300:
+            return [TAKEN]
+        if status in REFUSED:
+            return [ReceiverAnswer(reception=Reception.REFUSED, error=f"HTTP {status}")]
+        if status in FAILED:
+            return [ReceiverAnswer(reception=Reception.FAILED, error=f"HTTP {status}")]
+        redirect = ", a redirect, which is not followed" if 300 <= status < 400 else ""
+        raise ReceiverUnavailableError(f"HTTP {status}{redirect}")
+
+    def ask(self) -> bool:
+        """Ask by HEAD, without a token, whether anything answers there. Raises ReceiverUnavailableError."""
+        try:
+            with self._client.head(self._url).build_streamed():
+                return True  # whatever the answer is: what takes POST need know no HEAD
+        except (PyreqwestError, OSError) as error:
+            raise ReceiverUnavailableError(f"no answer ({type(error).__name__})") from None
+
+    def _post(self, event: OutgoingEvent) -> int:
+        request = self._client.post(self._url).header("Content-Type", event.content_type).body_bytes(event.body)
+        if self._token is not None:
+            request = request.bearer_auth(self._token.get_secret_value())
+        with request.build_streamed() as answer:
+            status = answer.status
+            with suppress(PyreqwestError, OSError):  # the status is all that was asked for
+                answer.body_reader.read(ANSWER_BYTES)
+            return status
+
+    @property
+    def _client(self) -> SyncClient:
+        with self._lock:
+            # A forked process has connections of its own.
+            if self._connected is None or self._connected[0] != os.getpid():
+                self._connected = (os.getpid(), self._connect())
+            return self._connected[1]
+
+    def _connect(self) -> SyncClient:
+        off = False
+        builder = (
+            SyncClientBuilder()
+            .follow_redirects(off)
+            .connect_timeout(timedelta(seconds=min(5.0, self._seconds)))
+            .timeout(timedelta(seconds=self._seconds))
+        )
+        # A proxy of the machine cannot reach this machine's loopback.
+        return (builder.no_proxy() if urlsplit(self._url).hostname in LOOPBACK_HOSTS else builder).build()
+
+
+def tokens_of(text: SecretStr | None, names: Collection[str]) -> dict[str, SecretStr]:
+    """Read NAME=TOKEN, separated by blanks, by names of subscriptions. Raises ConfigurationError without a token."""
+    found: dict[str, SecretStr] = {}
+    for place, entry in enumerate(("" if text is None else text.get_secret_value()).split(), start=1):
+        name, equals, token = entry.partition("=")
+        if not equals or not token or name not in names:
+            raise ConfigurationError(
+                "environment variable KFM_WEBHOOK_TOKENS is wrong",
+                observed=f"entry {place}" + (f", subscription {name}" if equals else ""),
+                expected=f"NAME=TOKEN, separated by blanks; the subscriptions are {', '.join(names) or 'none'}",
+                next_step="correct it, or name the subscription in announcements.yaml",
+            )
+        found[name] = SecretStr(token)
+    return found

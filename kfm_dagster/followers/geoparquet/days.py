@@ -1,0 +1,125 @@
+"""Days: which parts hold the Items of a day, as a description that is written after them and replaced by none.
+
+The day's newest description whose parts are all there is the day. One that a stalled writer brings late counts for
+nothing, for it is older, or its parts have been cleared away; a crash before a description leaves parts that nobody
+reads. Does not belong here: what is in a part (`parts.py`), who writes (`follower.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import orjson
+
+from kfm_dagster.catalog.publisher import Publisher
+from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.followers.geoparquet.parts import DayPart, RowGroup
+
+_FILE = re.compile(r"(\d{4}-\d{2}-\d{2})-(\d{16})-[0-9a-f]{12}\.(?:json|parquet)")
+
+
+class LostPartsError(DependencyUnavailableError):
+    """Files of a day's GeoParquet are not there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Day:
+    """The Items of a day after the change `through`; together its parts hold each of them once."""
+
+    day: str
+    through: int = 0
+    parts: tuple[DayPart, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Number of its Items."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its new files begin with."""
+        return f"{self.day}-{self.through:016d}"
+
+    def after(self, through: int, parts: Iterable[DayPart]) -> Day:
+        """Return the day after a later change."""
+        return replace(self, through=through, parts=tuple(parts))
+
+    def content(self) -> bytes:
+        """Return its description."""
+        return orjson.dumps(asdict(self) | {"items": self.rows}, option=orjson.OPT_SORT_KEYS)
+
+    def name(self) -> str:
+        """Name of its description, which no other content has."""
+        return f"{self.prefix}-{hashlib.sha256(self.content()).hexdigest()[:12]}.json"
+
+
+def folder(collection: str, year: str) -> str:
+    """Folder of a year's files, below the catalog's root."""
+    return f"{collection}/items/{year}"
+
+
+def years(publisher: Publisher, collection: str) -> list[str]:
+    """Return the years that a collection has files of, the earliest first. Raises PublishError."""
+    return sorted(name for name in publisher.folders(f"{collection}/items") if name.isdigit())
+
+
+def files_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the files of each day among the names of a folder."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        if match := _FILE.fullmatch(name):
+            found[match[1]].append(name)
+    return found
+
+
+def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str]]) -> dict[str, Day]:
+    """Return the days of a folder that have a description, by day, of the files of each.
+
+    Raises PublishError, and LostPartsError where a day has descriptions of what is not there any more: who only reads
+    may have been overtaken, and lists the folder again.
+    """
+    described = {
+        day: sorted((name for name in names if name.endswith(".json")), reverse=True) for day, names in files.items()
+    }
+    waiting = {day: names for day, names in described.items() if names}
+    found: dict[str, Day] = {}
+    while waiting := {day: names for day, names in waiting.items() if day not in found}:
+        if lost := [day for day, names in waiting.items() if not names]:
+            raise LostPartsError(
+                observed=f"{where}: {', '.join(lost)}", next_step="kfm stac rebuild --place geoparquet"
+            )
+        contents = publisher.read([f"{where}/{names[0]}" for names in waiting.values()])
+        for day, names in waiting.items():
+            content = contents.get(f"{where}/{names.pop(0)}")
+            stands = None if content is None else _day(content)
+            if stands is not None and {part.name for part in stands.parts} <= set(files[day]):
+                found[day] = stands
+    return found
+
+
+def _day(content: bytes) -> Day:
+    given = orjson.loads(content)
+    return Day(
+        day=given["day"],
+        through=given["through"],
+        parts=tuple(
+            DayPart(
+                name=part["name"],
+                size=part["size"],
+                groups=tuple(
+                    RowGroup(
+                        rows=group["rows"],
+                        bbox=None if group["bbox"] is None else tuple(group["bbox"]),
+                        start=group["start"],
+                        end=group["end"],
+                    )
+                    for group in part["groups"]
+                ),
+            )
+            for part in given["parts"]
+        ),
+    )

@@ -1,0 +1,158 @@
+"""The proof that a STAC API has the catalog's Items and no others: counts and content, day by day.
+
+What the index says is held against what the API would answer, Item by Item; only where a hash differs is the Item's
+file read, since PostGIS writes some numbers otherwise. Only reads. Does not belong here: making them equal
+(`follower.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from kfm_dagster.catalog import layout
+from kfm_dagster.catalog.item import content_sha256
+from kfm_dagster.catalog.publisher import Publisher
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.followers.stac_api.follower import PgstacFollower
+from kfm_dagster.followers.stac_api.rows import answered_item, as_floats
+from kfm_dagster.storage.database import Database
+
+EXAMPLES = 5
+"""Item ids that a day names of each kind of difference."""
+BATCH = 500
+"""Files that are read at a time where hashes differ."""
+
+
+@dataclass(kw_only=True, slots=True)
+class DayComparison:
+    """A day of a collection: Items of the catalog and of the API, and a digest of ids and contents of each.
+
+    `missing` are not in the API, `extra` not in the catalog, `differing` say something else; ids, the first of each.
+    """
+
+    collection_id: str
+    day: str
+    catalog: int = 0
+    api: int = 0
+    catalog_sum: int = 0
+    api_sum: int = 0
+    missing: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether the API has exactly the catalog's Items of this day."""
+        return (self.catalog, self.catalog_sum) == (self.api, self.api_sum)
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """Digest of the catalog's day and of the API's: the sum of its Items' hashes, so that no order matters."""
+        return f"{self.catalog_sum % 2**256:064x}", f"{self.api_sum % 2**256:064x}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A collection, day by day; `same_collection`: whether the Collection itself is the catalog's."""
+
+    collection_id: str
+    same_collection: bool
+    days: Sequence[DayComparison]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the API shows what the catalog has, and nothing else."""
+        return self.same_collection and all(day.equal for day in self.days)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pair:
+    """An Item as the index and as the API have it, None where one of them has none of this id."""
+
+    item_id: str
+    day: str
+    indexed: str | None
+    answered: dict[str, object] | None
+
+
+def compare(
+    database: Database, publisher: Publisher, follower: PgstacFollower, contract: DatasetContract
+) -> Comparison:
+    """Hold a collection of the API against the catalog. Raises FollowError, PublishError and the database's errors."""
+    collection_id = contract.stac.collection
+    days: dict[str, DayComparison] = {}
+    with follower.api.transaction() as tx:
+        tx.run("make_expected")
+        tx.copy("kfm_expected", _expected(database, collection_id))
+        document = tx.run("collection", collection_id=collection_id).scalar()
+        rows = tx.stream("compare", collection_id=collection_id)
+        for batch in rows.partitions(BATCH):
+            pairs = [
+                _Pair(
+                    item_id=row.id,
+                    day=row.day,
+                    indexed=row.content_sha256,
+                    answered=None if row.answer is None else answered_item(orjson.loads(row.answer)),
+                )
+                for row in batch
+            ]
+            same = _equal(publisher, collection_id, pairs)
+            for pair in pairs:
+                day = days.setdefault(pair.day, DayComparison(collection_id=collection_id, day=pair.day))
+                _count(day, pair, same=pair.item_id in same)
+    shown = None if document is None else as_floats(orjson.loads(document))
+    return Comparison(
+        collection_id=collection_id,
+        same_collection=shown == as_floats(follower.collection(contract)),
+        days=[days[day] for day in sorted(days)],
+    )
+
+
+def _expected(database: Database, collection_id: str) -> Iterator[str]:
+    with database.snapshot() as view:
+        for row in view.run("catalog.all_contents", collection_id=collection_id):
+            yield f"{row.item_id}\t{row.partition_key}\t{row.content_sha256}\n"
+
+
+def _equal(publisher: Publisher, collection_id: str, pairs: Iterable[_Pair]) -> set[str]:
+    """Return the ids of the Items of which the API says what the catalog says."""
+    unsure: dict[str, _Pair] = {}
+    found: set[str] = set()
+    for pair in pairs:
+        if pair.indexed is None or pair.answered is None:
+            continue
+        if content_sha256({**pair.answered, "geometry": as_floats(pair.answered["geometry"])}) == pair.indexed:
+            found.add(pair.item_id)
+        else:
+            unsure[layout.item_path(collection_id, pair.day, pair.item_id)] = pair
+    if unsure:
+        for path, content in publisher.read(list(unsure)).items():
+            pair, filed = unsure[path], orjson.loads(content)
+            if content_sha256(filed) == pair.indexed and (
+                content_sha256(as_floats(filed)) == content_sha256(as_floats(pair.answered))
+            ):
+                found.add(pair.item_id)
+    return found
+
+
+def _count(day: DayComparison, pair: _Pair, *, same: bool) -> None:
+    if pair.indexed is not None:
+        day.catalog += 1
+        day.catalog_sum += _number(pair.item_id, pair.indexed)
+    if pair.answered is not None:
+        day.api += 1
+        said = pair.indexed if same and pair.indexed else content_sha256(pair.answered)
+        day.api_sum += _number(pair.item_id, said)
+    if same:
+        return
+    kind = day.missing if pair.answered is None else day.extra if pair.indexed is None else day.differing
+    if len(kind) < EXAMPLES:
+        kind.append(pair.item_id)
+
+
+def _number(item_id: str, content: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{item_id} {content}".encode()).digest(), "big")

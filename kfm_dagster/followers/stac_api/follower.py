@@ -1,0 +1,163 @@
+"""The follower `stac-api`: the catalog's Items and Collections in the database of a STAC API.
+
+A batch is staged in a temporary table, checked, put in its place, read back and committed in one transaction with the
+number of its last change, under a lock of its collection. Each Item remembers the change that it stands by, and those
+that were taken back are remembered by theirs: a caller that comes late with an older change changes nothing.
+
+Readers are held up by nothing but a new partition, once a month and collection, which is made in a transaction of its
+own. Does not belong here: the form of a row (`rows.py`), and proving that all is equal (`comparison.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from kfm_dagster.catalog import layout
+from kfm_dagster.catalog.changes import FollowError, ItemChange
+from kfm_dagster.catalog.publisher import Publisher, PublishError
+from kfm_dagster.catalog.validation import validate_item
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.followers.stac_api.database import (
+    DDL_LOCK_TIMEOUT,
+    StacApiDatabase,
+    StacApiSession,
+    StacApiTransaction,
+)
+from kfm_dagster.followers.stac_api.rows import BaseItem, api_collection, stage_line
+
+PARTITION = "month"
+"""Of pgstac's choices the smallest: its searches are best with some million Items a partition, and a GOES satellite has
+three million a month."""
+
+
+class PgstacFollower:
+    """Brings the database of a STAC API in line with the catalog."""
+
+    name = "stac-api"
+    after: Sequence[str] = ()
+
+    def __init__(self, api: StacApiDatabase, publisher: Publisher) -> None:
+        self.api = api
+        self._publisher = publisher
+
+    def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+        """Apply those of the changes that the API has not had. Raises FollowError, after which it has had none."""
+        if not changes:
+            return
+        collection_id = contract.stac.collection
+        _refuse_invalid(changes)
+        with self.api.connected() as session:
+            self._prepare(session, contract, changes)
+            with session.transaction() as tx:
+                tx.run("lock", collection_id=collection_id)
+                self._load(tx, contract, changes)
+                tx.run(
+                    "move",
+                    collection_id=collection_id,
+                    change_id=max(change.change_id for change in changes),
+                    changed_at=max(change.changed_at for change in changes),
+                )
+
+    def forget(self, contract: DatasetContract) -> None:
+        """Take a collection out of the API, with its Items and all that is remembered of them. Raises FollowError."""
+        collection_id = contract.stac.collection
+        with self.api.transaction(lock_timeout=DDL_LOCK_TIMEOUT) as tx:
+            tx.run("lock", collection_id=collection_id)
+            tx.run("drop_collection", collection_id=collection_id)
+            tx.run("forget_collection", collection_id=collection_id)
+
+    def collection(self, contract: DatasetContract) -> dict[str, Any] | None:
+        """Return the Collection as the API is to show it; None where the catalog has none. Raises FollowError."""
+        path = layout.collection_path(contract.stac.collection)
+        try:
+            content = self._publisher.read([path]).get(path)
+            return None if content is None else api_collection(content, contract)
+        except (PublishError, ValueError, KeyError) as error:
+            raise FollowError(
+                observed=f"{path}: {error}", next_step="see whether the catalog's place answers; it is tried again"
+            ) from error
+
+    def _load(self, tx: StacApiTransaction, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+        collection_id = contract.stac.collection
+        _refuse_another_history(tx, collection_id, changes)
+        document = self.collection(contract)
+        if document is not None:
+            _put_collection(tx, document)
+        _apply(tx, collection_id, changes)
+        if document is None and not tx.run("has_items", collection_id=collection_id).scalar_one():
+            tx.run("hurry", lock_timeout=DDL_LOCK_TIMEOUT)
+            tx.run("drop_collection", collection_id=collection_id)
+
+    def _prepare(self, session: StacApiSession, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+        """Make partitions ahead of their Items, because making one locks readers out until the transaction ends."""
+        days = {_start(change.item).date() for change in changes if change.item is not None}
+        document = self.collection(contract) if days else None
+        if document is None:
+            return
+        moments = [datetime(day.year, day.month, day.day, tzinfo=UTC) for day in sorted(days)]
+        with session.transaction(lock_timeout=DDL_LOCK_TIMEOUT) as tx:
+            tx.run("lock", collection_id=contract.stac.collection)
+            if tx.run("collection", collection_id=contract.stac.collection).first() is None:
+                _put_collection(tx, document)
+            for step in ("make_partitions", "loosen_partitions"):
+                tx.run(step, collection_id=contract.stac.collection, times=moments)
+
+
+def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
+    """Stage the changes, drop those that the API has had, put the rest in its place, and read it back."""
+    found = tx.run("base_item", collection_id=collection_id).one()
+    base = BaseItem(found.base_item_id, orjson.loads(found.base_item or "{}"))
+    tx.run("make_stage")
+    tx.run("look_up_by_id")
+    tx.copy("kfm_stage", (stage_line(change, base) for change in changes))
+    for step in (
+        "skip_applied",
+        "skip_withdrawn",
+        "take_out",
+        "put_in",
+        "remember_withdrawn",
+        "forget_withdrawn",
+    ):
+        tx.run(step, collection_id=collection_id)
+    if differing := tx.run("differing", collection_id=collection_id).scalars().all():
+        raise FollowError(
+            observed=f"{collection_id}: {', '.join(differing)} do not stand as they were written",
+            next_step="see what else writes to the API's database (triggers, rules)",
+        )
+
+
+def _put_collection(tx: StacApiTransaction, document: Mapping[str, Any]) -> None:
+    """Bring the Collection in line; only if need be, because pgstac takes its time over each."""
+    content = orjson.dumps(document).decode()
+    if not tx.run("has_collection", collection_id=document["id"], content=content).scalar():
+        tx.run("put_collection", content=content, partition_trunc=PARTITION)
+
+
+def _refuse_invalid(changes: Sequence[ItemChange]) -> None:
+    for change in changes:
+        if change.item is not None and (reasons := validate_item(change.item)):
+            raise FollowError(
+                observed=f"{change.path}: {'; '.join(reasons)}", next_step="see what wrote this file of the catalog"
+            )
+
+
+def _refuse_another_history(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
+    """Refuse changes that are newer than the API's last one and have a lower number: they are of another ledger."""
+    row = tx.run("come_to", collection_id=collection_id).first()
+    last = changes[-1]
+    if row is not None and last.change_id < row.change_id and last.changed_at > row.changed_at:
+        raise FollowError(
+            "the STAC API follows another ledger, or one that was put back to an earlier day",
+            observed=f"{collection_id}: change {last.change_id} of {last.changed_at:%Y-%m-%d %H:%M:%S} UTC",
+            expected=f"a number above {row.change_id}",
+            next_step=f"kfm stac rebuild --collection {collection_id}",
+        )
+
+
+def _start(item: Mapping[str, Any]) -> datetime:
+    properties = item["properties"]
+    return datetime.fromisoformat(properties.get("start_datetime") or properties["datetime"]).astimezone(UTC)

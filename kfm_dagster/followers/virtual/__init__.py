@@ -1,0 +1,9 @@
+"""Virtual Zarr stores: for each collection and day, the Items that stand as cubes of references to their objects.
+
+`VirtualZarr` is a follower of the catalog (`catalog/changes.py`), `references.py` the format.
+"""
+
+from kfm_dagster.followers.virtual.changing import VirtualReport
+from kfm_dagster.followers.virtual.follower import VirtualZarr
+
+__all__ = ["VirtualReport", "VirtualZarr"]

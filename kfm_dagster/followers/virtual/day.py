@@ -1,0 +1,181 @@
+"""A day's virtual stores where readers find them: documents under names of their own, and a list that is replaced last.
+
+    <collection>/days.json                                   days that have a list
+    <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             the day's stores, by name
+    <collection>/<YYYY>/<YYYY-MM-DD>/<name>.<hash>.json      a store: references (`references.py`)
+
+A document never changes: another content has another name. So a reader has all stores of a day before a change, or all
+of them after it, and a writer that dies before the list is replaced leaves files that nobody finds.
+
+Belongs here: reading and publishing. Does not belong here: which steps a store has (`follower.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from kfm_dagster.catalog.changes import FollowError
+from kfm_dagster.catalog.publisher import Publisher, PublishError
+from kfm_dagster.followers.virtual.references import VirtualCube, from_document, to_document
+
+LIST, DAYS = "stores.json", "days.json"
+_HASH = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """A store in a day's list; `steps` counts its Items, `start` and `end` are the datetimes of the first and last."""
+
+    name: str
+    href: str
+    steps: int
+    start: str
+    end: str
+    variables: tuple[str, ...]
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the list says of it."""
+        return {
+            "name": self.name,
+            "href": self.href,
+            "steps": self.steps,
+            "start": self.start,
+            "end": self.end,
+            "variables": list(self.variables),
+        }
+
+
+class DayOfStores:
+    """The stores of one collection and day. Used by one thread; `put` and `read` by several."""
+
+    def __init__(self, publisher: Publisher, *, collection: str, day: str) -> None:
+        self._publisher = publisher
+        self._collection, self._day = collection, day
+        self._folder = f"{collection}/{day[:4]}/{day}"
+        self._content = self._at(LIST)
+        self.listed = _listed(self._content)
+
+    def read(self, one: Listed) -> VirtualCube:
+        """Return a store of the list. Raises FollowError."""
+        return _understood(self.content(one), one.href)
+
+    def content(self, one: Listed) -> bytes:
+        """Return the document of a store of the list. Raises FollowError."""
+        found = self._at(one.href)
+        if found is None:
+            raise FollowError(
+                observed=f"{self._folder}/{one.href} is gone", next_step="kfm stac rebuild --place virtual-zarr"
+            )
+        return found
+
+    def put(self, name: str, store: VirtualCube) -> Listed:
+        """Write a store's document, which no reader finds before the list is published. Raises FollowError."""
+        content = to_document(store)
+        href = f"{name}.{hashlib.sha256(content).hexdigest()[:_HASH]}.json"
+        self._write({f"{self._folder}/{href}": content})
+        return Listed(
+            name=name,
+            href=href,
+            steps=len(store.steps),
+            start=store.steps[0].datetime,
+            end=store.steps[-1].datetime,
+            variables=tuple(store.images),
+        )
+
+    def publish(self, listed: Iterable[Listed]) -> None:
+        """Replace the list, then remove what neither this one nor the one before names. Raises FollowError.
+
+        A reader of the list before still finds its documents, until the next one is published.
+        """
+        new = sorted(listed, key=lambda one: (one.name, one.start, one.href))
+        if new == self.listed:
+            return
+        if self._at(LIST) != self._content:
+            raise FollowError(observed=f"{self._folder}/{LIST} was replaced meanwhile", next_step="it is tried again")
+        said = {"collection": self._collection, "day": self._day, "stores": [one.said for one in new]}
+        self._write({f"{self._folder}/{LIST}": orjson.dumps(said, option=orjson.OPT_INDENT_2)})
+        named = {LIST, *(one.href for one in (*new, *self.listed))}
+        try:
+            names = self._publisher.names(self._folder)
+            self._publisher.remove([f"{self._folder}/{name}" for name in names if name not in named])
+        except PublishError as error:
+            raise _failure(error) from error
+        self.listed = new
+
+    def _at(self, name: str) -> bytes | None:
+        path = f"{self._folder}/{name}"
+        return read(self._publisher, [path]).get(path)
+
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        write(self._publisher, files)
+
+
+def days_of(publisher: Publisher, collection: str) -> list[str]:
+    """Return the days of a collection that have a list, or were about to have one. Raises FollowError."""
+    path = f"{collection}/{DAYS}"
+    content = read(publisher, [path]).get(path)
+    return [] if content is None else list(orjson.loads(content)["days"])
+
+
+def add_days(publisher: Publisher, collection: str, days: Iterable[str]) -> None:
+    """Note days before they have stores, so that a rebuild finds them. Raises FollowError."""
+    known = days_of(publisher, collection)
+    if new := set(days) - set(known):
+        said = {"collection": collection, "days": sorted({*known, *new})}
+        write(publisher, {f"{collection}/{DAYS}": orjson.dumps(said, option=orjson.OPT_INDENT_2)})
+
+
+def forget(publisher: Publisher, collection: str) -> None:
+    """Remove every list, then every document, of a collection. Raises FollowError."""
+    folders = [f"{collection}/{day[:4]}/{day}" for day in days_of(publisher, collection)]
+    try:
+        publisher.remove([f"{folder}/{LIST}" for folder in folders])
+        for folder in folders:
+            publisher.remove([f"{folder}/{name}" for name in publisher.names(folder)])
+        publisher.remove([f"{collection}/{DAYS}"])
+    except PublishError as error:
+        raise _failure(error) from error
+
+
+def read(publisher: Publisher, paths: Sequence[str]) -> Mapping[str, bytes]:
+    """Return what stands at those paths that have a file. Raises FollowError."""
+    try:
+        return publisher.read(paths)
+    except PublishError as error:
+        raise _failure(error) from error
+
+
+def write(publisher: Publisher, files: Mapping[str, bytes]) -> None:
+    """Put files in their places, each at once, and durably. Raises FollowError."""
+    try:
+        with publisher.staging(files) as staged:
+            for failure in staged.promote(list(files)).values():
+                raise failure
+            staged.settle()
+    except PublishError as error:
+        raise _failure(error) from error
+
+
+def _listed(content: bytes | None) -> list[Listed]:
+    if content is None:
+        return []
+    return [Listed(**{**one, "variables": tuple(one["variables"])}) for one in orjson.loads(content)["stores"]]
+
+
+def _understood(content: bytes, href: str) -> VirtualCube:
+    try:
+        return from_document(content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FollowError(
+            observed=f"{href} is no store of ours", next_step="kfm stac rebuild --place virtual-zarr"
+        ) from error
+
+
+def _failure(error: PublishError) -> FollowError:
+    return FollowError(observed=str(error), next_step="see whether KFM_VIRTUAL_URL takes files; it is tried again")

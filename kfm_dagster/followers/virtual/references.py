@@ -1,0 +1,282 @@
+"""A virtual store as a document of references: Zarr's metadata, and for each chunk the bytes of an object.
+
+The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
+storage specification, which fsspec, xarray and zarr-python open as they are: version 2, or 3 where chunks are GRIB2
+messages (`zarr3.py`). The key `kfm` is ours and no client's: which Item each step is of. A document is a function of
+its steps, whatever came before it.
+
+Belongs here: making a document and reading one again. Does not belong here: what an object says (`readers/`), where
+documents stand (`day.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import orjson
+
+from kfm_dagster.followers.virtual.zarr3 import METADATA, array_of, is_message, to_version_2, to_version_3
+from kfm_dagster.readers.hdf5_chunks import StoredChunk
+from kfm_dagster.readers.hdf5_messages import DEFLATE, FLETCHER32, SHUFFLE
+from kfm_dagster.readers.netcdf_cube import CubeStep, StoredVariable
+
+_INLINE = "base64:"
+_ARRAY, _ATTRIBUTES, _GROUP, _CONSOLIDATED = ".zarray", ".zattrs", ".zgroup", ".zmetadata"
+_DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""Attribute in which xarray's convention for Zarr 2 has the names of dimensions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreStep:
+    """One Item in a store. `place` orders it; `values` are small variables, `chunks` those of each image."""
+
+    item_id: str
+    content_sha256: str
+    uri: str
+    datetime: str
+    place: float
+    values: Mapping[str, bytes]
+    chunks: Mapping[str, tuple[StoredChunk, ...]]
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """By what steps are ordered."""
+        return self.place, self.item_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What all steps of a store have in common; arrays that have steps have none here (`shape[0]` is 0).
+
+    `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and grid mappings. Arrays of GRIB2
+    messages are there for some steps and not for others: what is said of one follows from its name and the grid.
+    """
+
+    along: str
+    metadata: Mapping[str, Mapping[str, Any]]
+    fixed: Mapping[str, bytes]
+
+    @cached_property
+    def signature(self) -> str:
+        """Hash of it all: steps of another one do not fit (another grid, type, scale or unit)."""
+        common = {key: value for key, value in self.metadata.items() if key.rpartition("/")[0] not in self.messages}
+        said = [self.along, common, {name: _inline(data) for name, data in self.fixed.items()}]
+        return hashlib.sha256(_text(said).encode()).hexdigest()
+
+    @cached_property
+    def messages(self) -> frozenset[str]:
+        """Names of the arrays whose chunks are GRIB2 messages."""
+        arrays = [key for key, value in self.metadata.items() if key.endswith(f"/{_ARRAY}") and is_message(value)]
+        return frozenset(key.removesuffix(f"/{_ARRAY}") for key in arrays)
+
+    def joined(self, other: Frame) -> Frame:
+        """Return the frame of the same signature that has the arrays of both."""
+        return Frame(along=self.along, metadata={**self.metadata, **other.metadata}, fixed=self.fixed)
+
+    @property
+    def stepped(self) -> list[str]:
+        """Names of the arrays that have steps."""
+        arrays = [key.removesuffix(f"/{_ARRAY}") for key in self.metadata if key.endswith(f"/{_ARRAY}")]
+        return [name for name in arrays if self.along in self.metadata[f"{name}/{_ATTRIBUTES}"][_DIMENSIONS]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VirtualCube:
+    """Steps of one frame, in order."""
+
+    frame: Frame
+    steps: tuple[StoreStep, ...]
+
+    @property
+    def images(self) -> list[str]:
+        """Names of the arrays that any step has chunks of, in order."""
+        return sorted({name for step in self.steps for name in step.chunks})
+
+    def without(self, item_ids: Iterable[str]) -> VirtualCube:
+        """Return the store without these Items."""
+        gone = set(item_ids)
+        return VirtualCube(frame=self.frame, steps=tuple(step for step in self.steps if step.item_id not in gone))
+
+    def with_steps(self, steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
+        """Return the store with these steps of a frame of the same signature, too."""
+        ordered = tuple(sorted((*self.steps, *steps), key=lambda step: step.order))
+        return VirtualCube(frame=self.frame.joined(frame), steps=ordered)
+
+
+def frame_of(found: CubeStep, *, along: str) -> Frame:
+    """Return what an object has in common with others of its store."""
+    metadata: dict[str, dict[str, Any]] = {_GROUP: {"zarr_format": 2}, _ATTRIBUTES: dict(found.attributes)}
+    for name, variable in sorted(found.variables.items()):
+        dimensions, shape, chunk = list(variable.dimensions), list(variable.shape), list(variable.chunk)
+        if name not in found.fixed:
+            dimensions, shape, chunk = [along, *dimensions], [0, *shape], [1, *chunk]
+        metadata[f"{name}/{_ATTRIBUTES}"] = {**variable.attributes, _DIMENSIONS: dimensions}
+        if variable.message:
+            metadata[f"{name}/{_ARRAY}"] = array_of(shape, chunk, message=True)
+            continue
+        filters = _filters(variable) if name in found.images else None
+        metadata[f"{name}/{_ARRAY}"] = {
+            "zarr_format": 2,
+            "shape": shape,
+            "chunks": chunk,
+            "dtype": variable.data_type,
+            "fill_value": variable.fill,
+            "order": "C",
+            "compressor": None,
+            "filters": filters,
+            "dimension_separator": ".",
+        }
+    return Frame(along=along, metadata=metadata, fixed=found.fixed)
+
+
+def step_of(found: CubeStep, *, along: str, item_id: str, content_sha256: str, uri: str, datetime: str) -> StoreStep:
+    """Return an object as a step of its store."""
+    (place,) = np.frombuffer(found.values[along], found.variables[along].data_type)
+    return StoreStep(
+        item_id=item_id,
+        content_sha256=content_sha256,
+        uri=uri,
+        datetime=datetime,
+        place=float(place),
+        values=found.values,
+        chunks=found.images,
+    )
+
+
+def to_document(store: VirtualCube) -> bytes:
+    """Return the document of a store that has a step."""
+    images = store.images
+    unused = store.frame.messages.difference(images)
+    metadata = {
+        key: _with_steps(store, key, images) for key in store.frame.metadata if key.rpartition("/")[0] not in unused
+    }
+    if store.frame.messages:
+        refs: dict[str, Any] = {key: _text(value) for key, value in to_version_3(metadata).items()}
+    else:
+        refs = {key: _text(value) for key, value in metadata.items()}
+        refs[_CONSOLIDATED] = _text({"zarr_consolidated_format": 1, "metadata": metadata})
+    for name, data in store.frame.fixed.items():
+        refs[f"{name}/{_first_chunk(metadata, name)}"] = _inline(data)
+    for name in store.steps[0].values:
+        data = b"".join(step.values[name] for step in store.steps)
+        refs[f"{name}/{_first_chunk(metadata, name)}"] = _inline(data)
+    for number, step in enumerate(store.steps):
+        refs.update(_references(number, step))
+    ours = {
+        "along": store.frame.along,
+        "images": images,
+        "steps": [[step.item_id, step.content_sha256, step.datetime, step.place] for step in store.steps],
+    }
+    templates = {_template(number): step.uri for number, step in enumerate(store.steps)}
+    return _text({"version": 1, "kfm": ours, "templates": templates, "refs": refs}).encode()
+
+
+def from_document(content: bytes) -> VirtualCube:
+    """Read a document of `to_document` again. Raises ValueError or KeyError for any other one."""
+    document = orjson.loads(content)
+    ours, refs, templates = document["kfm"], document["refs"], document["templates"]
+    if METADATA in refs:
+        whole = to_version_2(orjson.loads(refs[METADATA]))
+    else:
+        keys = {key for key in refs if key.rpartition("/")[2] in {_ARRAY, _ATTRIBUTES, _GROUP}}
+        whole = {key: orjson.loads(refs[key]) for key in sorted(keys)}
+    frame = Frame(along=ours["along"], metadata=whole, fixed={})
+    stepped, images = frame.stepped, set(ours["images"])
+    small = {
+        name: _outline(refs[f"{name}/{_first_chunk(whole, name)}"])
+        for name in (key.removesuffix(f"/{_ARRAY}") for key in whole if key.endswith(f"/{_ARRAY}"))
+        if name not in images
+    }
+    for name in stepped:
+        array = whole[f"{name}/{_ARRAY}"]
+        array["shape"][0], array["chunks"][0] = 0, 1
+    chunks: list[dict[str, list[StoredChunk]]] = [{name: [] for name in ours["images"]} for _ in ours["steps"]]
+    for key, found in refs.items():
+        if isinstance(found, list):
+            name, _, place = key.rpartition("/")
+            number, *inner = map(int, place.split("."))
+            chunks[number][name].append(StoredChunk(tuple(inner), found[1], found[2]))
+    frame = Frame(
+        along=ours["along"],
+        metadata=whole,
+        fixed={name: data for name, data in small.items() if name not in stepped},
+    )
+    steps = tuple(
+        StoreStep(
+            item_id=item_id,
+            content_sha256=content_sha256,
+            uri=templates[_template(number)],
+            datetime=datetime,
+            place=place,
+            values={name: _slice(small[name], number, len(chunks)) for name in stepped if name not in images},
+            chunks={
+                name: tuple(listed) for name, listed in chunks[number].items() if listed or name not in frame.messages
+            },
+        )
+        for number, (item_id, content_sha256, datetime, place) in enumerate(ours["steps"])
+    )
+    return VirtualCube(frame=frame, steps=steps)
+
+
+def _references(number: int, step: StoreStep) -> Iterator[tuple[str, list[Any]]]:
+    uri = "{{" + _template(number) + "}}"
+    for name, chunks in step.chunks.items():
+        for chunk in chunks:
+            yield f"{name}/{'.'.join(map(str, (number, *chunk.place)))}", [uri, chunk.offset, chunk.length]
+
+
+def _with_steps(store: VirtualCube, key: str, images: Sequence[str]) -> Mapping[str, Any]:
+    """Metadata of a key with the number of steps in it; what is small is one chunk of them all."""
+    found = store.frame.metadata[key]
+    name = key.removesuffix(f"/{_ARRAY}")
+    if name == key or name in store.frame.fixed:
+        return found
+    count = len(store.steps)
+    together = 1 if name in images else count
+    return {**found, "shape": [count, *found["shape"][1:]], "chunks": [together, *found["chunks"][1:]]}
+
+
+def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
+    """Return filters as numcodecs has them, in the order of writing."""
+    size = int(variable.data_type[2:])
+    known: dict[int, dict[str, Any]] = {
+        # A level means nothing for reading, and HDF5's own is another one for each writer.
+        DEFLATE: {"id": "zlib", "level": 1},
+        SHUFFLE: {"id": "shuffle", "elementsize": size},
+        FLETCHER32: {"id": "fletcher32"},
+    }
+    return [known[identifier] for identifier in variable.filters] or None
+
+
+def _first_chunk(metadata: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """Key of the one chunk of a small array."""
+    return ".".join("0" for _ in metadata[f"{name}/{_ARRAY}"]["shape"]) or "0"
+
+
+def _text(value: Any) -> str:
+    """Return JSON with sorted keys: the order in which steps came is not to be seen."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _template(number: int) -> str:
+    """Name of a step's object; it begins with a letter, because fsspec formats it as a Python field."""
+    return f"a{number}"
+
+
+def _slice(data: bytes, number: int, count: int) -> bytes:
+    size = len(data) // count
+    return data[number * size : (number + 1) * size]
+
+
+def _inline(data: bytes) -> str:
+    return _INLINE + base64.b64encode(data).decode()
+
+
+def _outline(text: str) -> bytes:
+    return base64.b64decode(text.removeprefix(_INLINE), validate=True)

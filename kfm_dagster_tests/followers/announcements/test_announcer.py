@@ -1,0 +1,482 @@
+"""What a subscription is sent: each change once, a withdrawal past every filter, and nothing twice under another id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.followers.announcements.event import OutgoingEvent
+from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer
+from kfm_dagster.followers.announcements.sending import MAX_FAILURES, MAX_REFUSALS, THREADS, TRIES
+from kfm_dagster.followers.announcements.store import AnnouncementStore, SubscriptionStatus
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.catalog.envelopes import goes
+from kfm_dagster_tests.followers.announcements.changes import (
+    FAILED,
+    REFUSED,
+    T0,
+    WITHDRAWN,
+    Inbox,
+    Subscribed,
+    change,
+    item_of,
+    subscribe,
+)
+
+CREATED, UPDATED = ChangeKind.CREATED, ChangeKind.UPDATED
+_names = (f"subscription-{number}" for number in count())
+
+
+@pytest.fixture
+def items(contracts: ContractRegistry) -> list[dict[str, Any]]:
+    return [item_of(contracts, goes(number)) for number in range(60)]
+
+
+def ids(*items: dict[str, Any]) -> list[str]:
+    return sorted(item["id"] for item in items)
+
+
+def status(database: Database, subscribed: Subscribed) -> SubscriptionStatus:
+    name = subscribed.announcer.name
+    return AnnouncementStore(database, name.removeprefix("announcements."), clock=subscribed.clock).status(name)
+
+
+@pytest.mark.clause("OPR-22")
+def test_each_change_is_told_once_by_what_it_is_for_the_receiver(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    subscribed = subscribe(database, contracts)
+    first, second = items[:2]
+    subscribed.follow(change(1, first), change(2, second))
+    assert subscribed.inbox.news() == [(one, "created") for one in ids(first, second)]
+    subscribed.follow(change(1, first), change(2, second))
+    assert subscribed.inbox.news() == []
+    subscribed.follow(change(3, first, kind=UPDATED))
+    assert subscribed.inbox.news() == [(first["id"], "updated")]
+    subscribed.follow(change(4, first, kind=WITHDRAWN))
+    assert subscribed.inbox.news() == [(first["id"], "withdrawn")]
+    subscribed.follow(change(4, first, kind=WITHDRAWN), change(5, items[2], kind=WITHDRAWN))
+    assert subscribed.inbox.news() == [], "the one was sent, and of the other nobody had heard"
+    # What came and changed before it was sent is new to the receiver.
+    subscribed.follow(change(6, first, kind=UPDATED))
+    assert subscribed.inbox.news() == [(first["id"], "created")]
+    # A process that stalled and comes back with what is no more changes nothing.
+    subscribed.follow(change(3, first, kind=UPDATED))
+    assert subscribed.inbox.news() == []
+    assert status(database, subscribed).sent == 5
+
+
+@pytest.mark.clause("OPR-22")
+def test_who_was_told_of_an_item_hears_how_it_goes_on_whatever_the_filters_say_now(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    name = next(_names)
+    inbox = Inbox()
+    before = subscribe(database, contracts, inbox=inbox, name=name)
+    before.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
+    inbox.news()
+    # Nothing of them is in the box, of the dataset or new enough any more.
+    after = subscribe(
+        database,
+        contracts,
+        inbox=inbox,
+        name=name,
+        bbox=(100, 0, 101, 1),
+        datasets=["hrrr"],
+        since=T0.replace(year=2026),
+    )
+    after.follow(
+        change(4, items[0], kind=WITHDRAWN), change(5, items[1], kind=UPDATED), change(6, items[3]), change(7, items[4])
+    )
+    assert inbox.news() == sorted([(items[0]["id"], "withdrawn"), (items[1]["id"], "updated")])
+    after.follow(change(8, items[0]), change(9, items[3], kind=WITHDRAWN))
+    assert inbox.news() == []
+
+
+SELECTED: list[tuple[dict[str, Any], bool]] = [
+    ({"datasets": ["goes-abi"]}, True),
+    ({"datasets": ["hrrr", "nexrad-l2"]}, False),
+    ({"bbox": (-102.1, 36.9, -94.5, 40.1)}, True),
+    ({"bbox": (10, 36.9, 20, 40.1)}, False),
+    ({"filter": "platform = 'goes-19'"}, True),
+    ({"filter": "platform = 'goes-18'"}, False),
+    ({"since": T0.replace(second=1)}, True),
+    ({"since": T0.replace(second=2)}, False),
+    ({"kinds": [CREATED]}, True),
+    ({"kinds": [UPDATED, WITHDRAWN]}, False),
+]
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.one_database
+@pytest.mark.parametrize(("more", "hears"), SELECTED)
+def test_a_subscription_is_told_of_what_it_asks_for(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]], more: dict[str, Any], hears: bool
+) -> None:
+    subscribed = subscribe(database, contracts, **more)
+    subscribed.follow(change(1, items[0]))
+    assert subscribed.inbox.news() == ([(items[0]["id"], "created")] if hears else [])
+
+
+def test_kinds_that_are_not_wanted_are_counted_all_the_same(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    subscribed = subscribe(database, contracts, kinds=[UPDATED, WITHDRAWN])
+    subscribed.follow(change(1, items[0]), change(2, items[1]))
+    subscribed.follow(change(3, items[0], kind=UPDATED))
+    subscribed.follow(change(4, items[1], kind=WITHDRAWN))
+    assert subscribed.inbox.news() == sorted([(items[0]["id"], "updated"), (items[1]["id"], "withdrawn")])
+    subscribed.follow(change(5, items[1], kind=UPDATED))
+    assert subscribed.inbox.news() == [], "for the receiver it is new again"
+
+
+@pytest.mark.clause("OPR-22")
+def test_of_a_request_that_was_taken_in_part_only_the_rest_is_sent_again(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    failing = set(ids(*items[3:5]))
+    subscribed = subscribe(
+        database, contracts, inbox=Inbox(most=3, answers=lambda one: FAILED if one.item_id in failing else TAKEN)
+    )
+    changes = [change(number, item) for number, item in enumerate(items[:20], 1)]
+    with pytest.raises(FollowError, match="2 of 20 events were not taken: HTTP 500"):
+        subscribed.follow(*changes)
+    assert [item for item, _ in subscribed.inbox.news()] == ids(*items[:3], *items[5:20])
+    subscribed.inbox.requests.clear()
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.follow(*changes)
+    assert sorted(item for request in subscribed.inbox.requests for item in request) == sorted(failing)
+    assert subscribed.inbox.news() == [(item, "created") for item in sorted(failing)]
+    assert (status(database, subscribed).sent, status(database, subscribed).failing) == (20, 0)
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_receiver_that_is_down_is_asked_once_and_nothing_of_it_is_given_up(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    subscribed = subscribe(database, contracts, inbox=Inbox(most=2, down=True))
+    changes = [change(number, item) for number, item in enumerate(items[:50], 1)]
+    for tries in range(1, MAX_FAILURES + 5):
+        with pytest.raises(FollowError, match="50 of 50 events were not taken: it is away"):
+            subscribed.follow(*changes)
+        assert len(subscribed.inbox.requests) == tries
+    subscribed.inbox.down = False
+    subscribed.follow(*changes)
+    assert len(subscribed.inbox.news()) == 50
+    assert status(database, subscribed).refused == 0
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.parametrize("shared", [True, False], ids=["with its request", "alone"])
+def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]], shared: bool
+) -> None:
+    wrong = items[4]["id"]
+
+    class Strict(Inbox):
+        def send(self, events: Sequence[OutgoingEvent]) -> list[ReceiverAnswer]:
+            if shared and wrong in {event.item_id for event in events}:
+                self.requests.append([event.item_id for event in events])
+                return [REFUSED] * len(events)
+            return super().send(events)
+
+    subscribed = subscribe(
+        database, contracts, inbox=Strict(most=5, answers=lambda one: REFUSED if one.item_id == wrong else TAKEN)
+    )
+    subscribed.follow(*(change(number, item) for number, item in enumerate(items[:12], 1)))
+    assert [item for item, _ in subscribed.inbox.news()] == ids(*items[:4], *items[5:12])
+    assert sum(wrong in request for request in subscribed.inbox.requests) == TRIES
+    assert status(database, subscribed).refused == 1
+    [trouble] = AnnouncementStore(database, "one", clock=subscribed.clock).in_trouble()
+    assert (trouble["item_id"], trouble["state"], trouble["last_error"]) == (wrong, "refused", "HTTP 422")
+
+    assert subscribed.announcer.resend() == (0, 1)
+    subscribed.inbox.answers, shared = (lambda _: TAKEN), False
+    assert subscribed.announcer.resend() == (1, 0)
+    assert subscribed.inbox.news() == [(wrong, "created")]
+    assert subscribed.announcer.resend() == (0, 0)
+    assert status(database, subscribed).refused == 0
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_receiver_that_refuses_everything_loses_nothing(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    subscribed = subscribe(database, contracts, inbox=Inbox(most=1, answers=lambda _: REFUSED))
+    changes = [change(number, item) for number, item in enumerate(items, 1)]
+    with pytest.raises(
+        FollowError, match="60 of 60 events were not taken: it refuses everything, at first with HTTP 422"
+    ):
+        subscribed.follow(*changes)
+    assert MAX_REFUSALS <= len(subscribed.inbox.requests) < MAX_REFUSALS + THREADS + 1
+    with pytest.raises(FollowError, match="1 of 1 events were not taken: HTTP 422"):
+        subscribed.follow(change(61, items[0], kind=UPDATED))
+    assert status(database, subscribed).refused == 0
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.follow(*changes[1:], change(61, items[0], kind=UPDATED))
+    assert len(subscribed.inbox.news()) == 60
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_receiver_that_took_one_is_asked_for_all_others_however_many_it_refuses(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    wanted = items[0]["id"]
+    subscribed = subscribe(
+        database, contracts, inbox=Inbox(most=1, answers=lambda one: TAKEN if one.item_id == wanted else REFUSED)
+    )
+    subscribed.follow(*(change(number, item) for number, item in enumerate(items[: MAX_REFUSALS + THREADS], 1)))
+    assert subscribed.inbox.news() == [(wanted, "created")]
+    assert status(database, subscribed).refused == MAX_REFUSALS + THREADS - 1
+
+
+@pytest.mark.clause("OPR-22")
+def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_after_so_many_times(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    wrong = items[1]["id"]
+    subscribed = subscribe(
+        database, contracts, inbox=Inbox(answers=lambda one: FAILED if one.item_id == wrong else TAKEN)
+    )
+    changes = [change(number, item) for number, item in enumerate(items[:3], 1)]
+    for _ in range(MAX_FAILURES - 1):
+        with pytest.raises(FollowError, match="events were not taken: HTTP 500"):
+            subscribed.follow(*changes)
+        subscribed.clock.advance(600)
+    assert status(database, subscribed).failing == 1
+    [trouble] = AnnouncementStore(database, "one", clock=subscribed.clock).in_trouble()
+    assert (trouble["item_id"], trouble["state"], trouble["last_error"]) == (wrong, "open", "HTTP 500")
+    subscribed.follow(*changes)
+    assert (status(database, subscribed).failing, status(database, subscribed).refused) == (0, 1)
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.inbox.news()
+    subscribed.follow(change(9, items[1], kind=UPDATED))
+    assert subscribed.inbox.news() == [(wrong, "created")]
+    assert status(database, subscribed).refused == 0
+
+
+def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    inbox, changes = Inbox(most=1), [change(number, item) for number, item in enumerate(items[:30], 1)]
+    with pytest.raises(FollowError, match="29 of 30 events were not taken: it is slow"):
+        subscribe(database, contracts, inbox=inbox, budget_seconds=0).follow(*changes)
+    subscribe(database, contracts, inbox=inbox).follow(*changes)
+    assert sorted(item for [item] in inbox.requests) == ids(*items[:30])
+
+
+@pytest.mark.clause("OPR-22")
+def test_all_that_stands_can_be_told_again_under_the_same_ids(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    subscribed = subscribe(database, contracts)
+    subscribed.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
+    subscribed.follow(change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
+    last = {event["subject"]: event for event in subscribed.inbox.taken}
+    subscribed.inbox.answers = lambda one: REFUSED if one.item_id == items[3]["id"] else TAKEN
+    subscribed.follow(change(6, items[3]), change(7, items[4]))
+    assert subscribed.inbox.news()[-1:] == [(items[4]["id"], "created")]
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.announcer.forget(contracts["goes-abi"])
+    subscribed.follow(change(1, items[0]), change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
+    assert subscribed.inbox.taken == [event for event in last.values() if not event["type"].endswith("withdrawn")]
+    subscribed.follow(change(6, items[3]))
+    assert (items[3]["id"], "created") in subscribed.inbox.news(), "what was given up is told again, too"
+
+
+@pytest.mark.clause("OPR-22")
+def test_what_a_process_sent_that_died_before_it_wrote_that_down_is_withdrawn_all_the_same(
+    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+) -> None:
+    """Nobody knows whether the receiver has it, so it is notified that it is no more."""
+    subscribed = subscribe(database, contracts)
+
+    def die(_: OutgoingEvent) -> ReceiverAnswer:
+        raise DeadError
+
+    subscribed.inbox.answers = die
+    with pytest.raises(DeadError):
+        subscribed.follow(change(1, items[0]))
+    assert status(database, subscribed).failing == 0, "nothing is known against it"
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.follow(change(2, items[0], kind=WITHDRAWN))
+    assert subscribed.inbox.news() == [(items[0]["id"], "withdrawn")]
+
+
+class DeadError(BaseException):
+    """The process dies here."""
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.tuples(st.integers(0, 3), st.integers(0, 2))),
+        st.tuples(st.just("withdraw"), st.integers(0, 3)),
+        st.tuples(
+            st.just("follow"),
+            st.fixed_dictionaries(
+                {
+                    "most": st.integers(1, 3),
+                    "window": st.integers(1, 5),
+                    # What becomes of each request in turn; then all is well.
+                    "fate": st.lists(st.sampled_from(["taken", "failed", "down", "dies", "taken, dies"]), max_size=4),
+                    "ends": st.booleans(),
+                }
+            ),
+        ),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+@dataclass
+class Outbox:
+    """The catalog's log of changes and a follower's cursor, as `catalog/following.py` has them."""
+
+    log: list[ItemChange] = field(default_factory=list)
+    cursor: int = 0
+
+    def add(self, item: dict[str, Any], kind: ChangeKind) -> None:
+        self.log.append(change(len(self.log) + 1, item, kind=kind))
+
+    @property
+    def last(self) -> dict[str, ItemChange]:
+        return {one.item_id: one for one in self.log}
+
+    def window(self, most: int) -> list[ItemChange]:
+        """The next changes but those that a later one has overtaken."""
+        return [one for one in self.log[self.cursor : self.cursor + most] if self.last[one.item_id] is one]
+
+
+@dataclass
+class Unsteady(Inbox):
+    """A receiver whose requests have a fate."""
+
+    fate: list[str] = field(default_factory=list)
+
+    def send(self, events: Sequence[OutgoingEvent]) -> list[ReceiverAnswer]:
+        fate = self.fate.pop(0) if self.fate else "taken"
+        if fate == "dies":
+            raise DeadError
+        self.down = fate == "down"
+        self.answers = (lambda one: FAILED if one is events[0] else TAKEN) if fate == "failed" else (lambda _: TAKEN)
+        said = super().send(events)
+        if fate == "taken, dies":
+            raise DeadError
+        return said
+
+
+@dataclass
+class Story:
+    """What happens to a few Items of a catalog and to the receiver of a subscription that asks for one dataset."""
+
+    subscribed: Subscribed
+    inbox: Unsteady
+    bases: list[dict[str, Any]]
+    outbox: Outbox = field(default_factory=Outbox)
+
+    def write(self, number: int, content: int) -> None:
+        """Content 0 is of a dataset that the subscription does not ask for."""
+        base = self.bases[number]
+        more = {"kfm:dataset": MINE if content else "another", "content": content}
+        there = self.outbox.last.get(base["id"])
+        kind = CREATED if there is None or there.kind is WITHDRAWN else UPDATED
+        self.outbox.add({**base, "properties": {**base["properties"], **more}}, kind)
+
+    def withdraw(self, number: int) -> None:
+        there = self.outbox.last.get(self.bases[number]["id"])
+        if there is not None and there.kind is not WITHDRAWN:
+            self.outbox.add(self.bases[number], WITHDRAWN)
+
+    def follow(self, *, most: int = 10, window: int = 1000, fate: Sequence[str] = (), ends: bool = True) -> None:
+        self.inbox.most, self.inbox.fate, self.inbox.down = most, list(fate), False
+        try:
+            self.subscribed.follow(*self.outbox.window(window))
+        except (FollowError, DeadError):
+            return
+        if ends:  # else it dies before its cursor moves
+            self.outbox.cursor = min(self.outbox.cursor + window, len(self.outbox.log))
+
+    def heard(self) -> dict[str, dict[str, Any]]:
+        """The last event of each Item, as a receiver finds it that drops what it has by the id and looks at the order.
+
+        The same id is the same event, and a change has one.
+        """
+        by_id: dict[str, dict[str, Any]] = {}
+        by_change: dict[tuple[str, str], str] = {}
+        last: dict[str, dict[str, Any]] = {}
+        for event in self.inbox.taken:
+            assert by_id.setdefault(event["id"], event) == event
+            assert by_change.setdefault((event["subject"], event["sequence"]), event["id"]) == event["id"]
+            item_id = event["subject"].rpartition("/")[2]
+            if item_id not in last or last[item_id]["sequence"] <= event["sequence"]:
+                last[item_id] = event
+        return last
+
+
+MINE = "goes-abi"
+
+
+@pytest.mark.clause("OPR-22")
+@settings(
+    max_examples=60,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # examples share a database
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(operations=OPERATIONS)
+def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_one_id(
+    database: Database, contracts: ContractRegistry, operations: list[tuple[str, Any]]
+) -> None:
+    inbox = Unsteady()
+    subscribed = subscribe(database, contracts, inbox=inbox, name=next(_names), datasets=[MINE])
+    story = Story(subscribed=subscribed, inbox=inbox, bases=[item_of(contracts, goes(number)) for number in range(4)])
+    for operation, argument in operations:
+        if operation == "write":
+            story.write(*argument)
+        elif operation == "withdraw":
+            story.withdraw(argument)
+        else:
+            story.follow(**argument)
+    story.follow()
+    assert story.outbox.cursor == len(story.outbox.log)
+    heard = story.heard()
+    for item_id, last in story.outbox.last.items():
+        event = heard.get(item_id)
+        mine = last.item is not None and last.item["properties"]["kfm:dataset"] == MINE
+        assert event is not None or not mine
+        # What is gone for the receiver stays so until an Item of its own comes.
+        if event is not None and (mine or not event["type"].endswith("withdrawn")):
+            assert event["sequence"] == f"{last.change_id:019}"
+            assert event["type"].endswith("withdrawn") == (last.item is None)
+            assert event["data"].get("properties") == (last.item or {}).get("properties")
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.one_database
+def test_of_a_governed_dataset_no_more_is_told_than_the_catalog_shows(
+    database: Database, contracts: ContractRegistry
+) -> None:
+    """It is chosen by its own name, which the configuration may know, and goes by its pseudonym."""
+    open_one = contracts[MINE]
+    restricted = open_one.governance.model_copy(update={"sensitivity": "restricted", "access": "restricted"})
+    stac = open_one.stac.model_copy(update={"collection": "governed-scans"})
+    contract = open_one.model_copy(update={"governance": restricted, "stac": stac})
+    governed = ContractRegistry(contracts={**contracts.contracts, MINE: contract})
+    item = item_of(governed, goes(0))
+    subscribed = subscribe(database, governed, datasets=[MINE])
+    subscribed.follow(change(1, item))
+    [event] = subscribed.inbox.taken
+    assert event["data"]["properties"]["kfm:dataset"] == contract.public_id != MINE
+    assert {name: value for name, value in event["data"].items() if name != "links"} == {
+        name: value for name, value in item.items() if name != "links"
+    }
+    assert MINE not in json.dumps(event)

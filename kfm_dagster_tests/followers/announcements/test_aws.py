@@ -1,0 +1,269 @@
+"""Announcements to SNS, SQS and EventBridge, against a server of their protocols on loopback."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from kfm_dagster.catalog.changes import ChangeKind, FollowError
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.followers.announcements.announcer import announcers
+from kfm_dagster.followers.announcements.aws import EventBus, SnsTopic, SqsQueue, aws_receiver
+from kfm_dagster.followers.announcements.event import OutgoingEvent
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception, requests
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.catalog.envelopes import goes
+from kfm_dagster_tests.followers.announcements.changes import change, item_of
+from kfm_dagster_tests.followers.announcements.test_event import CLOUDEVENT, writer
+from kfm_dagster_tests.ledger.bench import Clock
+
+ITEMS = 23
+"""More than two requests hold."""
+
+
+class Mailbox:
+    """A queue of a test's own."""
+
+    def __init__(self, sqs: Any, *, fifo: bool = False) -> None:
+        self._sqs = sqs
+        self.name = f"q-{uuid.uuid4()}{'.fifo' if fifo else ''}"
+        attributes = {"FifoQueue": "true"} if fifo else {}
+        self.url = sqs.create_queue(QueueName=self.name, Attributes=attributes)["QueueUrl"]
+        self.arn = f"arn:aws:sqs:us-east-1:123456789012:{self.name}"
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Everything that is there, and take it away."""
+        found: list[dict[str, Any]] = []
+        while batch := self._sqs.receive_message(
+            QueueUrl=self.url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
+        ).get("Messages"):
+            for message in batch:
+                self._sqs.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
+            found += batch
+        return found
+
+
+def announce(target: str, database: Database, contracts: ContractRegistry, *, times: int = 1) -> set[str]:
+    """Tell a target of Items, so often; return their ids."""
+    plan = AnnouncementPlan.parse(f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}}}\n')
+    [one] = announcers(
+        plan, database=database, registry=contracts, catalog_url="catalog", webhook_tokens=None, clock=Clock()
+    )
+    items = [item_of(contracts, goes(number)) for number in range(ITEMS)]
+    for _ in range(times):
+        one.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
+    return {item["id"] for item in items}
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.one_database
+def test_a_queue_gets_each_event_with_attributes_to_filter_by(
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
+) -> None:
+    box = Mailbox(boto3.client("sqs"))
+    announced = announce(f"sqs: '{box.url}'", database, contracts, times=2)
+    messages = box.receive()
+    assert len(messages) == ITEMS
+    events = [json.loads(message["Body"]) for message in messages]
+    for event in events:
+        CLOUDEVENT.validate(event)
+    assert {event["data"]["id"] for event in events} == announced
+    attributes = {name: value["StringValue"] for name, value in messages[0]["MessageAttributes"].items()}
+    assert attributes == {
+        "content-type": "application/cloudevents+json; charset=UTF-8",
+        "ce-type": "kfm.nodd.item.created",
+        "ce-collection": events[0]["collection"],
+    }
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.one_database
+def test_a_fifo_queue_takes_an_event_once_however_often_it_is_sent(
+    aws: EmbeddedCloud, contracts: ContractRegistry
+) -> None:
+    box = Mailbox(boto3.client("sqs"), fifo=True)
+    event = writer().write("c", change(1, item_of(contracts)), ChangeKind.CREATED)
+    receiver = SqsQueue(box.url)
+    for _ in range(3):
+        assert [answer.reception for answer in receiver.send([event])] == [Reception.TAKEN]
+    assert len(box.receive()) == 1
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.one_database
+def test_a_topic_gives_the_events_to_queues_by_their_filter_policies(
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
+) -> None:
+    sns = boto3.client("sns")
+    topic = sns.create_topic(Name=f"t-{uuid.uuid4()}")["TopicArn"]
+    wanting, other = Mailbox(boto3.client("sqs")), Mailbox(boto3.client("sqs"))
+    for box, kind in ((wanting, "created"), (other, "withdrawn")):
+        sns.subscribe(
+            TopicArn=topic,
+            Protocol="sqs",
+            Endpoint=box.arn,
+            Attributes={
+                "RawMessageDelivery": "true",
+                "FilterPolicy": json.dumps({"ce-type": [f"kfm.nodd.item.{kind}"]}),
+            },
+        )
+    announced = announce(f"sns: '{topic}'", database, contracts)
+    events = [json.loads(message["Body"]) for message in wanting.receive()]
+    assert {event["data"]["id"] for event in events} == announced
+    assert len(events) == ITEMS
+    assert other.receive() == []
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.one_database
+def test_a_bus_has_rules_over_source_and_type(
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
+) -> None:
+    events, bus, box = boto3.client("events"), f"b-{uuid.uuid4()}", Mailbox(boto3.client("sqs"))
+    events.create_event_bus(Name=bus)
+    pattern = {"source": ["kfm.nodd"], "detail-type": ["kfm.nodd.item.created"]}
+    events.put_rule(Name="items", EventBusName=bus, EventPattern=json.dumps(pattern))
+    events.put_targets(Rule="items", EventBusName=bus, Targets=[{"Id": "1", "Arn": box.arn}])
+    announced = announce(f"eventbridge: {bus}", database, contracts)
+    found = [json.loads(message["Body"])["detail"] for message in box.receive()]
+    for event in found:
+        CLOUDEVENT.validate(event)
+    assert {event["data"]["id"] for event in found} == announced
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.one_database
+@pytest.mark.parametrize(
+    "target",
+    [
+        "sqs: https://sqs.us-east-1.amazonaws.com/123456789012/nowhere",
+        "sns: 'arn:aws:sns:us-east-1:123456789012:nowhere'",
+        "eventbridge: nowhere",
+    ],
+)
+def test_a_place_that_is_not_there_loses_nothing(
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry, target: str
+) -> None:
+    with pytest.raises(FollowError, match=f"{ITEMS} of {ITEMS} events were not taken"):
+        announce(target, database, contracts)
+
+
+class Answering:
+    """A client of all three that answers as it was set up."""
+
+    def __init__(self, answer: dict[str, Any] | Exception) -> None:
+        self.answer = answer
+        self.asked: list[dict[str, Any]] = []
+
+    def _answer(self, **asked: Any) -> dict[str, Any]:
+        self.asked.append(asked)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    publish_batch = send_message_batch = put_events = _answer
+
+
+def outgoing(contracts: ContractRegistry, number: int) -> list[OutgoingEvent]:
+    items = [item_of(contracts, goes(one)) for one in range(number)]
+    return [writer().write("c", change(one, item), ChangeKind.CREATED) for one, item in enumerate(items, 1)]
+
+
+def failing(*codes: tuple[str, bool]) -> dict[str, Any]:
+    """An answer by which the first entry was taken, the others failed in this way, and the last is left out."""
+    failed = [{"Id": str(n), "Code": code, "SenderFault": fault} for n, (code, fault) in enumerate(codes, 1)]
+    return {"Successful": [{"Id": "0", "MessageId": "m"}], "Failed": failed}
+
+
+T, F, R = Reception.TAKEN, Reception.FAILED, Reception.REFUSED
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.parametrize("kind", [SnsTopic, SqsQueue])
+def test_each_entry_of_a_request_has_its_own_answer(
+    contracts: ContractRegistry, kind: Callable[..., SnsTopic | SqsQueue]
+) -> None:
+    codes = (("InternalError", False), ("InvalidMessageContents", True), ("KMS.AccessDeniedException", True))
+    client = Answering(failing(*codes))
+    receiver = kind("arn:aws:sns:us-east-1:123456789012:t", connect=lambda *_: client)
+    said = receiver.send(outgoing(contracts, 5))
+    assert [answer.reception for answer in said] == [T, F, R, F, F]
+    assert [answer.error for answer in said] == [None, *(code for code, _ in codes), "no answer for it"]
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_code_of_the_sender_or_the_moment_is_no_refusal_whatever_fault_it_is(contracts: ContractRegistry) -> None:
+    codes = (
+        "Throttling", "AuthorizationError", "AccessDenied", "KmsDisabled", "InternalFailure", "ServiceUnavailable",
+        "RequestTimeout", "RequestLimitExceeded", "InvalidParameterValue",
+    )  # fmt: skip
+    receiver = SqsQueue("u", connect=lambda *_: Answering(failing(*((code, True) for code in codes))))
+    said = receiver.send(outgoing(contracts, len(codes) + 1))
+    assert [answer.reception for answer in said] == [T, *[F] * (len(codes) - 1), R]
+
+
+def test_a_target_that_may_not_be_looked_at_is_told_from_one_that_is_not_there() -> None:
+    def refusing(code: str) -> SqsQueue:
+        client = SimpleNamespace(get_queue_attributes=Answering(client_error(code)).publish_batch)
+        return SqsQueue("u", connect=lambda *_: client)
+
+    assert [refusing(code).ask() for code in ("AccessDenied", "AuthorizationError", "Forbidden")] == [False] * 3
+    with pytest.raises(ReceiverUnavailableError, match="sqs: NotFound"):
+        refusing("NotFound").ask()
+
+
+@pytest.mark.clause("OPR-22")
+def test_each_entry_of_a_bus_has_its_own_answer(contracts: ContractRegistry) -> None:
+    answers = [{"EventId": "1"}, {"ErrorCode": "ThrottlingException"}, {"ErrorCode": "MalformedDetail"}]
+    receiver = EventBus("b", connect=lambda *_: Answering({"FailedEntryCount": 2, "Entries": answers}))
+    assert [answer.reception for answer in receiver.send(outgoing(contracts, 3))] == [T, F, R]
+
+
+def client_error(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "s3cr3t-word"}}, "Send")
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_request_is_refused_for_its_size_or_not_taken_at_all(contracts: ContractRegistry) -> None:
+    of_the_request = ("AWS.SimpleQueueService.BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
+    for code in of_the_request:
+        refusing = SqsQueue("u", connect=lambda *_, code=code: Answering(client_error(code)))
+        assert [answer.reception for answer in refusing.send(outgoing(contracts, 2))] == [R, R], code
+    for error in (client_error("AccessDenied"), client_error("NotFound"), EndpointConnectionError(endpoint_url="u")):
+        receiver = SnsTopic("a", connect=lambda *_, error=error: Answering(error))
+        with pytest.raises(ReceiverUnavailableError, match=r"sns: (AccessDenied|NotFound|EndpointConnectionError)"):
+            receiver.send(outgoing(contracts, 2))
+
+
+REGIONS: Sequence[tuple[str, str, str | None]] = [
+    ("sqs", "https://sqs.eu-west-1.amazonaws.com/123456789012/q", "eu-west-1"),
+    ("sqs", "http://127.0.0.1:4566/123456789012/q", None),
+    ("sns", "arn:aws:sns:us-west-2:123456789012:t", "us-west-2"),
+    ("eventbridge", "arn:aws:events:us-east-2:123456789012:event-bus/b", "us-east-2"),
+    ("eventbridge", "default", None),
+]
+
+
+def test_a_target_is_asked_in_its_own_region() -> None:
+    for service, address, region in REGIONS:
+        assert aws_receiver(service, address)._region == region
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_request_holds_so_many_events_and_so_many_bytes(contracts: ContractRegistry) -> None:
+    events = outgoing(contracts, 25)
+    assert [len(batch) for batch in requests(events, most=10, room=10**9)] == [10, 10, 5]
+    two = events[0].size + events[1].size
+    assert [len(batch) for batch in requests(events[:4], most=10, room=two)] == [2, 2]
+    assert [len(batch) for batch in requests(events[:4], most=10, room=two - 1)] == [1, 1, 1, 1]
+    assert [len(batch) for batch in requests(events[:2], most=10, room=1)] == [1, 1]
+    assert list(requests([], most=10, room=1)) == []

@@ -1,0 +1,142 @@
+"""Announcements by webhook to a real service on loopback: what it answers, and what becomes of the events then."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from pydantic import SecretStr
+
+from kfm_dagster.catalog.changes import ChangeKind, FollowError
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.followers.announcements.announcer import announcers
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception
+from kfm_dagster.followers.announcements.webhook import Webhook
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.catalog.envelopes import goes
+from kfm_dagster_tests.followers.announcements.changes import TEXT, change, item_of
+from kfm_dagster_tests.followers.announcements.test_event import writer
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.ledger.bench import Clock
+
+SECRET = "s3cr3t-word"
+SHORT_SECONDS = 0.5
+"""How long a test waits for a receiver that never answers."""
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with open_web_server() as opened:
+        yield opened
+
+
+def reception(contracts: ContractRegistry, webhook: Webhook) -> Reception | str:
+    event = writer().write("c", change(1, item_of(contracts)), ChangeKind.CREATED)
+    try:
+        [answer] = webhook.send([event])
+    except ReceiverUnavailableError as error:
+        return str(error)
+    return answer.reception
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_webhook_gets_events_by_the_http_binding_with_its_token(
+    server: WebServer, database: Database, contracts: ContractRegistry
+) -> None:
+    text = TEXT.replace("https://hooks.example.org/items", server.url("items?topic=a"))
+    plan = AnnouncementPlan.parse(text)
+    [one] = announcers(
+        plan,
+        database=database,
+        registry=contracts,
+        catalog_url="catalog",
+        webhook_tokens=SecretStr(f"one={SECRET}"),
+        clock=Clock(),
+    )
+    items = [item_of(contracts, goes(number)) for number in range(12)]
+    one.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
+    assert len(server.asked) == 12
+    for command, path, headers, body in server.asked:
+        assert (command, path) == ("POST", "/items?topic=a")
+        assert headers["content-type"] == "application/cloudevents+json; charset=UTF-8"
+        assert headers["authorization"] == f"Bearer {SECRET}"
+        assert json.loads(body)["specversion"] == "1.0"
+    assert {json.loads(body)["data"]["id"] for *_, body in server.asked} == {item["id"] for item in items}
+
+
+ANSWERS = [
+    (WebAnswer(status=200), Reception.TAKEN),
+    (WebAnswer(status=202, body=b"thanks"), Reception.TAKEN),
+    (WebAnswer(status=299), Reception.TAKEN),
+    (WebAnswer(status=200, endless=True), Reception.TAKEN),
+    (WebAnswer(status=400), Reception.REFUSED),
+    (WebAnswer(status=409), Reception.REFUSED),
+    (WebAnswer(status=413), Reception.REFUSED),
+    (WebAnswer(status=415), Reception.REFUSED),
+    (WebAnswer(status=422, body=b"x" * 100_000), Reception.REFUSED),
+    (WebAnswer(status=408), Reception.FAILED),
+    (WebAnswer(status=500), Reception.FAILED),
+    (WebAnswer(status=502), Reception.FAILED),
+    (WebAnswer(status=504), Reception.FAILED),
+    (WebAnswer(status=401), "HTTP 401"),
+    (WebAnswer(status=404), "HTTP 404"),
+    (WebAnswer(status=410), "HTTP 410"),
+    (WebAnswer(status=429), "HTTP 429"),
+    (WebAnswer(status=503), "HTTP 503"),
+]
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.parametrize(("answer", "becomes"), ANSWERS, ids=lambda one: str(getattr(one, "status", one)))
+def test_an_answer_is_about_the_event_or_about_the_receiver(
+    server: WebServer, contracts: ContractRegistry, answer: WebAnswer, becomes: Reception | str
+) -> None:
+    server.answers = lambda _: answer
+    assert reception(contracts, Webhook(server.url())) == becomes
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(server: WebServer, contracts: ContractRegistry, status: int) -> None:
+    with open_web_server() as elsewhere:
+        server.answers = lambda _: WebAnswer(status=status, headers={"Location": elsewhere.url()})
+        found = reception(contracts, Webhook(server.url(), token=SecretStr(SECRET)))
+        assert found == f"HTTP {status}, a redirect, which is not followed"
+        assert elsewhere.asked == []
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_receiver_that_hangs_or_is_dead_costs_bounded_time_and_says_no_credential(
+    server: WebServer, contracts: ContractRegistry
+) -> None:
+    server.answers = lambda _: WebAnswer(status=None)
+    hanging = Webhook(server.url(f"items?code={SECRET}"), seconds=SHORT_SECONDS)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        dead = Webhook(f"http://127.0.0.1:{closed.getsockname()[1]}/{SECRET}", seconds=SHORT_SECONDS)
+        found = [str(reception(contracts, one)) for one in (hanging, dead)]
+    assert [text.startswith("no answer (") for text in found] == [True, True]
+    assert SECRET not in "".join(found)
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_dead_webhook_fails_its_own_subscription_and_no_other(
+    server: WebServer, database: Database, contracts: ContractRegistry
+) -> None:
+    text = TEXT.replace("https://hooks.example.org/items", server.url())
+    plan = AnnouncementPlan.parse(text + text.splitlines()[-1].replace("one", "two").replace("items", "others"))
+    first, second = announcers(
+        plan, database=database, registry=contracts, catalog_url="catalog", webhook_tokens=None, clock=Clock()
+    )
+    server.answers = lambda _: WebAnswer(status=503 if server.asked[-1][1] == "/items" else 200)
+    changes = [change(1, item_of(contracts))]
+    with pytest.raises(FollowError, match="1 of 1 events were not taken: HTTP 503"):
+        first.follow(contracts["goes-abi"], changes)
+    second.follow(contracts["goes-abi"], changes)
+    server.answers = lambda _: WebAnswer()
+    first.follow(contracts["goes-abi"], changes)
+    bodies = [body for *_, body in server.asked]
+    assert len(set(bodies)) == 1, "one event, and each time the same bytes"

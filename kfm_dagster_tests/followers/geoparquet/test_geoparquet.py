@@ -1,0 +1,346 @@
+"""GeoParquet of each day: exactly the Items that stand, whatever was written, undone, refused or killed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pystac
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from obstore.store import MemoryStore
+
+from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
+from kfm_dagster.catalog.following import TURN, Following
+from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.catalog.validation import validate_document
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.followers.geoparquet import days, parts
+from kfm_dagster.followers.geoparquet.days import files_of, read_days
+from kfm_dagster.followers.geoparquet.follower import GeoParquet
+from kfm_dagster.followers.geoparquet.rows import to_items
+from kfm_dagster.storage.backoff import DELIVERY
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests import databases
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.conftest import of_run
+from kfm_dagster_tests.catalog.envelopes import candidates, goes
+from kfm_dagster_tests.catalog.test_undo import NEXT_YEAR, unit
+from kfm_dagster_tests.ledger.bench import Clock
+from kfm_dagster_tests.moments import dying, meanwhile
+
+CREATED, UPDATED, WITHDRAWN = ChangeKind.CREATED, ChangeKind.UPDATED, ChangeKind.WITHDRAWN
+ABI = "goes-abi"
+Items = dict[str, dict[str, Any]]
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    """Sizes at which a handful of Items have several parts and row groups."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("GROUP_ROWS", 2), ("PART_ROWS", 6), ("WHOLE_ROWS", 2)):
+            patch.setattr(parts, name, value)
+        yield
+
+
+def published(publisher: Publisher, collection: str = ABI) -> dict[str, Items]:
+    """What the descriptions of the days lead a reader to, by day."""
+    found: dict[str, Items] = {}
+    for year in days.years(publisher, collection):
+        where = days.folder(collection, year)
+        for day, stands in read_days(publisher, where, files_of(publisher.names(where))).items():
+            items = [item for part in stands.parts for item in _rows(publisher, f"{where}/{part.name}", part)]
+            found[day] = {item["id"]: item for item in items}
+            assert len(found[day]) == len(items) == stands.rows, "an Item stands twice"
+    return {day: items for day, items in found.items() if items}
+
+
+def every_file(root: Path, collection: str = ABI) -> list[str]:
+    """The ids that a reader finds who takes every file, as the Collection's asset says."""
+    files = sorted((root / collection).glob("items/*/*.parquet"))
+    return sorted(name for file in files for name in pq.read_table(file, columns=["id"])["id"].to_pylist())
+
+
+def standing(root: Path, collection: str = ABI) -> dict[str, Items]:
+    """What a reader of the tree finds, by day."""
+    found: dict[str, Items] = {}
+    for path in (root / collection).glob("????/????-??-??/*.json"):
+        item = orjson.loads(path.read_bytes())
+        if item["type"] == "Feature":
+            found.setdefault(path.parent.name, {})[item["id"]] = item
+    return found
+
+
+def _rows(publisher: Publisher, path: str, part: parts.DayPart) -> list[dict[str, Any]]:
+    table = pq.read_table(pa.BufferReader(publisher.read([path])[path]))
+    assert table.num_rows == part.rows
+    return to_items(table)
+
+
+class Deployment(RuleBasedStateMachine):
+    """Runs that register and are undone, while a follower is killed and comes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = small_parts()
+        self.small.__enter__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.root = self.folder / "catalog"
+        self.database = Database.open(databases.migrated_sqlite(self.folder / "kfm.db"))
+        self.contracts = ContractRegistry.load()
+        self.catalog = Catalog(self.database, FolderPublisher(self.root), self.contracts, page_size=3)
+        self.clock = Clock()
+        self.runs = 0
+        self.expected: list[dict[str, Items]] = [{}]
+        """What the parquet may say: what it said, or what stood when it was brought up to date."""
+
+    def teardown(self) -> None:
+        self.database.dispose()
+        shutil.rmtree(self.folder)
+        self.small.__exit__(None, None, None)
+
+    @rule(units=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6))
+    def register(self, units: list[tuple[int, int]]) -> None:
+        self.runs += 1
+        given = of_run(self.contracts, f"run-{self.runs}", [unit(*one) for one in units])
+        self.catalog.register(given, fence=open_fence)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def undo(self, data: st.DataObject) -> None:
+        self.catalog.undo(ABI, f"run-{data.draw(st.integers(1, self.runs))}")
+
+    @rule(at=st.integers(1, 21))
+    def follow_and_die(self, at: int) -> None:
+        with dying(at=at, only="catalog.") as death:
+            self._follow()
+        if death.died:
+            self.expected.append(standing(self.root))
+            self.clock.advance(TURN.total_seconds() + 1)
+        else:
+            self.expected = [standing(self.root)]
+
+    @rule()
+    def follow(self) -> None:
+        self._follow()
+        self.expected = [standing(self.root)]
+        # Also for a reader who takes every file: nothing is left of what was replaced.
+        assert every_file(self.root) == sorted(name for items in self.expected[0].values() for name in items)
+
+    @rule()
+    def rebuild(self) -> None:
+        Following(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock).rebuild(
+            GeoParquet(FolderPublisher(self.root)), self.contracts[ABI]
+        )
+        self.expected = [standing(self.root)]
+
+    @invariant()
+    def every_day_is_the_old_or_the_new(self) -> None:
+        found = published(FolderPublisher(self.root))
+        for day in found.keys() | {day for one in self.expected for day in one}:
+            assert found.get(day, {}) in [one.get(day, {}) for one in self.expected], day
+
+    def _follow(self) -> None:
+        # A process of its own each time: nothing is known but what is in the files.
+        following = Following(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock)
+        following.catch_up([GeoParquet(FolderPublisher(self.root))])
+        self.clock.advance(DELIVERY.longest.total_seconds())
+
+
+Deployment.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
+
+
+@pytest.mark.clause("OPR-10")
+class TestDeployment(Deployment.TestCase):  # type: ignore[misc]
+    """Whatever the order, the parquet of a day is what stands there."""
+
+
+def changes(
+    contracts: ContractRegistry, first: int, numbers: Sequence[int], kind: ChangeKind = CREATED, **properties: Any
+) -> list[ItemChange]:
+    """Changes of scans of one day, numbered from `first`."""
+    given = candidates(contracts, [goes(number, **properties) for number in numbers])
+    return [
+        ItemChange(
+            change_id=first + position,
+            item_id=candidate.item_id,
+            partition=candidate.partition,
+            kind=kind,
+            path="",
+            item=None if kind is WITHDRAWN else orjson.loads(candidate.content),
+            content_sha256=None if kind is WITHDRAWN else candidate.content_sha256,
+            changed_at=Clock().now,
+        )
+        for position, candidate in enumerate(given)
+    ]
+
+
+@pytest.fixture
+def publisher(root: Path) -> Publisher:
+    return FolderPublisher(root)
+
+
+@pytest.mark.clause("OPR-10")
+def test_few_items_do_not_write_a_large_day_again(
+    contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "WHOLE_ROWS", 50)
+        follower = GeoParquet(publisher)
+        follower.follow(contracts[ABI], changes(contracts, 1, range(1_000)))
+        large = set(root.glob("goes-abi/items/2025/*.parquet"))
+        for turn in range(20):
+            few = range(1_000 + 10 * turn, 1_010 + 10 * turn)
+            follower.follow(contracts[ABI], changes(contracts, few.start + 1, few))
+            files = set(root.glob("goes-abi/items/2025/*.parquet"))
+            assert large < files
+            assert len(files) <= 6
+    assert len(published(publisher)["2025-12-03"]) == len(every_file(root)) == 1_200
+
+
+@pytest.mark.clause("OPR-10")
+def test_a_day_of_common_size_is_one_file_after_every_change(
+    contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    follower = GeoParquet(publisher)
+    batches = [
+        changes(contracts, 1, range(30)),
+        changes(contracts, 31, range(30, 32)),
+        changes(contracts, 33, range(5), UPDATED, platform="goes-18"),
+        changes(contracts, 38, range(3, 8), WITHDRAWN),
+    ]
+    for batch, left in zip(batches, (30, 32, 32, 27), strict=True):
+        follower.follow(contracts[ABI], batch)
+        assert len(list(root.glob("goes-abi/items/2025/*.parquet"))) == 1
+        assert len(every_file(root)) == left
+    assert [item["properties"]["platform"] for item in published(publisher)["2025-12-03"].values()].count(
+        "goes-18"
+    ) == 3
+
+
+@pytest.mark.clause("OPR-10")
+def test_a_writer_that_stalled_takes_nothing_back(
+    contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    """It has read the day and written its parts; others come, go on, and clear up, before it goes on itself."""
+    with small_parts():
+        GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 1, range(4)))
+        stalled = changes(contracts, 5, range(4, 8))
+        for moment in (Failpoint.CATALOG_STAGE_BEFORE, Failpoint.CATALOG_PROMOTE_AFTER, Failpoint.CATALOG_SETTLE_AFTER):
+            following = max(change.change_id for change in stalled) + 1
+            later = [
+                *changes(contracts, following, range(2), WITHDRAWN),
+                *changes(contracts, following + 2, range(2), CREATED),
+                *changes(contracts, following + 4, range(2, 4), UPDATED, platform=f"late-{following}"),
+            ]
+
+            def overtake(batches: Any = (stalled, *([change] for change in later))) -> None:
+                for batch in batches:
+                    GeoParquet(publisher).follow(contracts[ABI], batch)
+
+            with meanwhile(moment, overtake):
+                GeoParquet(publisher).follow(contracts[ABI], stalled)
+            found = published(publisher)["2025-12-03"]
+            assert len(found) == 8
+            assert [item["properties"]["platform"] for item in found.values()].count(f"late-{following}") == 2
+            stalled = changes(contracts, following + 6, range(4, 8), UPDATED, platform="goes-17")
+
+
+def contents(root: Path) -> dict[Path, bytes]:
+    """What stands there, by path."""
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_changes_that_come_again_after_later_ones_change_nothing(
+    contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    follower, first = GeoParquet(publisher), changes(contracts, 1, range(4))
+    follower.follow(contracts[ABI], first)
+    follower.follow(contracts[ABI], changes(contracts, 5, [0, 1], UPDATED, platform="goes-18"))
+    follower.follow(contracts[ABI], changes(contracts, 7, [2], WITHDRAWN))
+    before = contents(root)
+    follower.follow(contracts[ABI], first)
+    assert contents(root) == before != {}
+    stands = published(publisher)["2025-12-03"]
+    new = changes(contracts, 8, [5])
+    follower.follow(contracts[ABI], [*first, *new])
+    assert published(publisher)["2025-12-03"] == stands | {change.item_id: change.item for change in new}
+
+
+def test_a_description_whose_parts_are_gone_does_not_count(
+    contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    """It is a stalled writer's, whose parts were cleared away before it went on."""
+    GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 1, range(3)))
+    folder = root / days.folder(ABI, "2025")
+    (description,) = folder.glob("*.json")
+    late = orjson.loads(description.read_bytes())
+    late["parts"][0]["name"] = late["parts"][0]["name"].replace("0003-", "0004-")
+    (folder / "2025-12-03-0000000000000004-000000000000.json").write_bytes(orjson.dumps(late))
+    assert len(published(publisher)["2025-12-03"]) == 3
+
+
+def test_a_lost_file_is_refused_until_the_collection_is_rebuilt(
+    contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    follower = GeoParquet(publisher)
+    follower.follow(contracts[ABI], changes(contracts, 1, range(3)))
+    for file in root.glob("goes-abi/items/2025/*.parquet"):
+        file.unlink()
+    with pytest.raises(FollowError, match=r"2025-12-03.*rebuild --place geoparquet"):
+        follower.follow(contracts[ABI], changes(contracts, 4, [3]))
+    follower.forget(contracts[ABI])
+    assert not (root / "goes-abi").exists()
+    follower.follow(contracts[ABI], changes(contracts, 1, range(4)))
+    assert len(published(publisher)["2025-12-03"]) == 4
+
+
+def test_a_bucket_has_the_same_files_under_their_media_types(contracts: ContractRegistry, root: Path) -> None:
+    store = MemoryStore()
+    bucket = ObjectStorePublisher(store)
+    for one in (bucket, FolderPublisher(root)):
+        with small_parts():
+            GeoParquet(one).follow(contracts[ABI], changes(contracts, 1, range(5)))
+            GeoParquet(one).follow(contracts[ABI], changes(contracts, 6, range(4, 7), UPDATED))
+    paths = [str(path.relative_to(root)) for path in root.glob("goes-abi/items/2025/*.*")]
+    assert sorted(paths) == sorted(entry["path"] for page in store.list() for entry in page)
+    for path in paths:
+        answer = store.get(path)
+        assert bytes(answer.bytes()) == (root / path).read_bytes()
+        kind = "application/json" if path.endswith(".json") else "application/vnd.apache.parquet"
+        assert answer.attributes["Content-Type"] == kind
+
+
+@pytest.mark.clause("OPR-10")
+def test_the_collection_says_where_the_files_are(
+    database: Database, contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    catalog = Catalog(database, publisher, contracts, mirrored=True)
+    catalog.register(candidates(contracts, [goes(0), goes(0, day=NEXT_YEAR)]), fence=open_fence)
+    Following(database, contracts, publisher, clock=Clock()).catch_up([GeoParquet(publisher)])
+    collection = pystac.Collection.from_file(str(root / "goes-abi/collection.json"))
+    (asset,) = [asset for asset in collection.assets.values() if "collection-mirror" in (asset.roles or [])]
+    assert asset.media_type == "application/vnd.apache.parquet"
+    pattern = Path(str(asset.get_absolute_href())).relative_to(root)
+    found = [name for file in root.glob(str(pattern)) for name in pq.read_table(file)["id"].to_pylist()]
+    assert sorted(found) == trees.item_ids(root)
+    assert validate_document(orjson.loads((root / "goes-abi/collection.json").read_bytes())) == []
+    assert "assets" not in orjson.loads(_unmirrored(database, contracts, root))
+
+
+def _unmirrored(database: Database, contracts: ContractRegistry, root: Path) -> bytes:
+    """A Collection of a deployment without GeoParquet promises none."""
+    Catalog(database, FolderPublisher(root), contracts).register(candidates(contracts, [goes(1)]), fence=open_fence)
+    return (root / "goes-abi/collection.json").read_bytes()

@@ -1,0 +1,379 @@
+"""Searching the GeoParquet: what is meant is found, whatever crosses the antimeridian, and little is read for it."""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import duckdb
+import orjson
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from obstore.store import MemoryStore
+
+from kfm_dagster.catalog.changes import ChangeKind, ItemChange
+from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.followers.geoparquet import parts
+from kfm_dagster.followers.geoparquet.follower import GeoParquet
+from kfm_dagster.followers.geoparquet.rows import to_items
+from kfm_dagster.followers.geoparquet.search import PropertyCondition, Wanted, search
+from kfm_dagster_tests.catalog.envelopes import DAY, box, candidates, goes
+from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
+from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+
+ABI = "goes-abi"
+PAGE = (Path(__file__).parents[3] / "docs/stac.md").read_text(encoding="utf-8")
+Bounds = tuple[float, float, float, float]
+
+
+def item(number: int, bbox: Bounds | None, *, start: datetime = DAY, hours: float = 1, **properties: Any) -> Any:
+    """An Item of that number over a box, hours long."""
+    text = "%Y-%m-%dT%H:%M:%S.%fZ"
+    found = {
+        "type": "Feature",
+        "stac_version": "1.1.0",
+        "stac_extensions": [],
+        "id": f"item-{number:05}",
+        "collection": ABI,
+        "geometry": None if bbox is None else box(*bbox),
+        "properties": {
+            "datetime": f"{start:{text}}",
+            "start_datetime": f"{start:{text}}",
+            "end_datetime": f"{start + timedelta(hours=hours):{text}}",
+            "number": number,
+            **properties,
+        },
+        "links": [],
+        "assets": {"data": {"href": f"s3://b/{number}"}},
+    }
+    return found if bbox is None else {**found, "bbox": list(bbox)}
+
+
+def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any], *, at_once: int = 1_000) -> None:
+    """Publish Items as the follower does, so many at a time."""
+    follower = GeoParquet(publisher)
+    changes = [
+        ItemChange(
+            change_id=number + 1,
+            item_id=one["id"],
+            partition=one["properties"]["datetime"][:10],
+            kind=ChangeKind.CREATED,
+            path="",
+            item=one,
+            content_sha256="0" * 64,
+            changed_at=DAY,
+        )
+        for number, one in enumerate(items)
+    ]
+    for dataset in {one["collection"] for one in items}:
+        of_dataset = [change for change in changes if change.item["collection"] == dataset]
+        for first in range(0, len(of_dataset), at_once):
+            follower.follow(contracts[dataset], of_dataset[first : first + at_once])
+
+
+def found(publisher: Publisher, **wanted: Any) -> list[str]:
+    """The ids of what is found."""
+    return sorted(one["id"] for rows in search(publisher, [ABI], Wanted(**wanted)) for one in to_items(rows))
+
+
+def arcs(west: float, east: float) -> list[tuple[float, float]]:
+    """The longitudes of a box, as intervals of which none crosses the antimeridian."""
+    return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
+
+
+def meet(one: Bounds, other: Bounds) -> bool:
+    """Whether two boxes have a point in common, worked out piece by piece."""
+    return (
+        one[1] <= other[3]
+        and other[1] <= one[3]
+        and any(
+            first[0] <= second[1] and second[0] <= first[1]
+            for first in arcs(one[0], one[2])
+            for second in arcs(other[0], other[2])
+        )
+    )
+
+
+LONGITUDES = st.integers(-18, 18).map(lambda tens: tens * 10.0)
+BOXES = st.builds(
+    lambda west, east, south, height: (west, float(south), east, float(south + height)),
+    LONGITUDES, LONGITUDES, st.integers(-90, 60), st.integers(0, 30),
+)  # fmt: skip
+
+
+@pytest.mark.clause("OPR-10")
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    places=st.lists(st.none() | BOXES, min_size=1, max_size=12),
+    asked=BOXES,
+    hours=st.lists(st.integers(0, 60), min_size=12, max_size=12),
+    times=st.none() | st.tuples(st.integers(-5, 70), st.integers(0, 20)),
+)
+def test_what_is_found_is_what_meets_box_and_time(
+    contracts: ContractRegistry,
+    places: list[Bounds | None],
+    asked: Bounds,
+    hours: list[int],
+    times: tuple[int, int] | None,
+) -> None:
+    starts = [DAY + timedelta(hours=hour) for hour in hours]
+    items = [item(number, place, start=starts[number], hours=5) for number, place in enumerate(places)]
+    publisher = ObjectStorePublisher(MemoryStore())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "GROUP_ROWS", 2)
+        publish(publisher, contracts, items, at_once=5)
+    first, last = (None, None) if times is None else (DAY + timedelta(hours=hour) for hour in (times[0], sum(times)))
+    expected = {
+        f"item-{number:05}"
+        for number, place in enumerate(places)
+        if place is not None
+        and meet(place, asked)
+        and (first is None or last is None or (starts[number] <= last and starts[number] + timedelta(hours=5) >= first))
+    }
+    assert found(publisher, bbox=asked, start=first, end=last) == sorted(expected)
+
+
+def test_conditions_take_values_for_what_the_property_is(contracts: ContractRegistry, root: Path) -> None:
+    publisher = FolderPublisher(root)
+    rows = [
+        {"platform": "goes-19", "share": 0.25, "instruments": ["abi"], "odd": {"a": 1}},
+        {"platform": "goes-18", "share": 0, "instruments": ["abi", "glm"], "flag": True},
+        {"platform": "goes-19", "share": 1, "flag": False},
+        {"instruments": ["glm"]},
+    ]
+    publish(
+        publisher,
+        contracts,
+        [item(number, None, start=DAY + timedelta(hours=number), **row) for number, row in enumerate(rows)],
+    )
+    for (name, operator, value), expected in [
+        (("platform", "=", "goes-19"), {0, 2}),
+        (("platform", "=", "goes"), set()),
+        (("number", ">", "1"), {2, 3}),
+        (("number", "<", "1.5"), set()),  # no whole number, as the property is
+        (("share", "<", "0.5"), {0, 1}),
+        (("share", "=", "1"), {2}),
+        (("instruments", "=", "glm"), {1, 3}),
+        (("flag", "=", "true"), {1}),
+        (("datetime", ">", "2025-12-03T01:30:00Z"), {2, 3}),
+        (("id", "=", "item-00003"), {3}),
+        (("nothing", "=", "1"), set()),
+        (("odd", "=", "1"), set()),
+    ]:
+        conditions = (PropertyCondition(name=name, operator=operator, value=value),)
+        assert found(publisher, conditions=conditions) == [f"item-{number:05}" for number in sorted(expected)]
+
+
+class Counting(FolderPublisher):
+    """A folder that counts what is read of Parquet files."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read_bytes = 0
+
+    def open(self, path: str, *, size: int) -> BinaryIO:
+        file, counting = super().open(path, size=size), self
+        read = file.read
+
+        class File:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(file, name)
+
+            def read(self, count: int = -1) -> bytes:
+                content = read(count)
+                counting.read_bytes += len(content)
+                return content
+
+            def __enter__(self) -> Self:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                file.close()
+
+        return File()  # type: ignore[return-value]
+
+
+@pytest.mark.clause("OPR-10")
+def test_a_day_and_a_box_are_found_in_a_twentieth_of_the_bytes(contracts: ContractRegistry, root: Path) -> None:
+    """Sites all over the world, and scans at each of them, over ten days: a day alone would be a tenth."""
+    chance, publisher = random.Random(7), Counting(root)
+    sites = [(chance.uniform(-170, 160), chance.uniform(-80, 70)) for _ in range(160)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "GROUP_ROWS", 128)
+        items = []
+        for number in range(10 * 2_000):
+            west, south = sites[number % 160]
+            start = DAY + timedelta(seconds=number * 86_400 / 2_000)
+            # As long as an Item is, so that footers count for what they are.
+            text = chance.randbytes(300).hex()
+            items.append(item(number, (west, south, west + 5, south + 5), start=start, hours=0.1, text=text))
+        publish(publisher, contracts, items)
+    whole = sum(path.stat().st_size for path in root.rglob("*.parquet"))
+    day = DAY + timedelta(days=3)
+    asked = (-102.0, 20.0, -60.0, 50.0)
+    ids = found(publisher, bbox=asked, start=day, end=day + timedelta(hours=23, minutes=59))
+    expected = [
+        one["id"]
+        for one in items
+        if meet(tuple(one["bbox"]), asked)
+        and one["properties"]["end_datetime"] >= f"{day:%Y-%m-%dT%H:%M:%S.%fZ}"
+        and one["properties"]["start_datetime"] < f"{day + timedelta(hours=23, minutes=59):%Y-%m-%dT%H:%M:%S.%fZ}"
+    ]
+    assert ids == expected
+    assert len(ids) > 30
+    assert publisher.read_bytes < whole / 20
+
+
+def test_files_that_are_replaced_while_they_are_searched_are_looked_for_again(
+    contracts: ContractRegistry, root: Path
+) -> None:
+    publisher = FolderPublisher(root)
+    publish(publisher, contracts, [item(0, None)])
+
+    class Overtaken(FolderPublisher):
+        def names(self, folder: str) -> Any:
+            listed = super().names(folder)
+            if listed and not overtaken:
+                overtaken.append(folder)
+                GeoParquet(publisher).follow(
+                    contracts[ABI],
+                    [
+                        ItemChange(
+                            change_id=9, item_id="item-00001", partition="2025-12-03", kind=ChangeKind.CREATED, path="",
+                            item=item(1, None), content_sha256="0" * 64, changed_at=DAY,
+                        )
+                    ],
+                )  # fmt: skip
+            return listed
+
+    overtaken: list[str] = []
+    assert found(Overtaken(root)) == ["item-00000", "item-00001"]
+
+
+@pytest.fixture
+def published(home: Path, contracts: ContractRegistry) -> Path:
+    """A catalog of four scans of two days, with its GeoParquet, in KFM_HOME."""
+    given = candidates(contracts, [goes(0), goes(1, bbox=(170.0, 0.0, -170.0, 5.0)), goes(2, platform="goes-18")])
+    given += candidates(contracts, [goes(0, day=datetime(2025, 12, 5, tzinfo=UTC))])
+    items = [orjson.loads(one.content) for one in given]
+    publish(FolderPublisher(home / "catalog"), contracts, items)
+    return home / "catalog"
+
+
+@pytest.mark.clause("OPR-10")
+def test_the_command_finds_items_by_time_box_and_property(published: Path, call: Call) -> None:
+    for arguments, scans in [
+        ((), ["s20253370000000", "s20253370000050", "s20253370000100", "s20253390000000"]),
+        (("--time", "2025-12-03"), ["s20253370000000", "s20253370000050", "s20253370000100"]),
+        (("--time", "2025-12-03T00:00:04Z/.."), ["s20253370000050", "s20253370000100", "s20253390000000"]),
+        (("--time", "../2025-12-03T00:00:05Z"), ["s20253370000000", "s20253370000050"]),
+        (("--time", "2025-12-03T01:00:06+01:00"), ["s20253370000050"]),
+        (("--bbox", "175,-5,-175,1"), ["s20253370000050"]),
+        (("--bbox", "-175,-5,-171,1"), ["s20253370000050"]),
+        (("--bbox", "0,0,10,10"), []),
+        (("--where", "platform=goes-18"), ["s20253370000100"]),
+        (("--where", "platform=goes-19", "--where", "datetime>2025-12-04T00:00:00Z"), ["s20253390000000"]),
+        (("--collection", "hrrr"), []),
+        (("--collection", "goes-abi", "--limit", "2"), ["s20253370000000", "s20253370000100"]),
+    ]:
+        answer = call("items", "search", *arguments, "--json")
+        assert answer.code == 0
+        assert sorted(str(row["id"]).split("_")[3] for row in answer.rows) == scans
+        assert all(row["type"] == "Feature" and row["stac_version"] == "1.1.0" for row in answer.rows)
+        shown = call("items", "search", *arguments)
+        assert shown.out.count("OR_ABI") == len(scans)
+
+
+def test_a_property_that_nothing_has_is_named_with_what_comes_nearest(published: Path, call: Call) -> None:
+    misspelt = call("items", "search", "--where", "plattform=goes-18")
+    assert (misspelt.code, misspelt.out) == (0, "none\n")
+    assert misspelt.err == "no Item of the newest days has the property 'plattform'; near it: platform\n"
+    strange = call("items", "search", "--where", "eo:cloud_cover<10")
+    assert strange.err.startswith("no Item of the newest days has the property 'eo:cloud_cover'; they have assets, ")
+    assert "platform, " in strange.err
+    assert call("items", "search", "--where", "platform=goes-1").err == ""
+
+
+def test_the_command_writes_what_it_finds_as_one_file(published: Path, call: Call, tmp_path: Path) -> None:
+    answer = call("items", "search", "--time", "2025-12-03", "--parquet", str(tmp_path / "found.parquet"))
+    assert answer.out.startswith("3 Items in ")
+    listed = call("items", "search", "--time", "2025-12-03", "--json")
+    key = lambda one: one["id"]  # noqa: E731
+    assert sorted(to_items(pq.read_table(tmp_path / "found.parquet")), key=key) == sorted(listed.rows, key=key)
+    assert call("items", "search", "--bbox", "0,0,1,1", "--parquet", str(tmp_path / "none.parquet")).code == 0
+    assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
+
+
+def test_bad_input_is_one_line(home: Path, call: Call) -> None:
+    for arguments, said in [
+        (("--time", "soon"), "'soon' is no day"),
+        (("--time", "2025-12-03/2025-12-01"), "ends before it begins"),
+        (("--bbox", "1,2,3"), "not four numbers"),
+        (("--bbox", "0,50,10,40"), "no box in degrees"),
+        (("--bbox", "-190,0,10,40"), "no box in degrees"),
+        (("--where", "platform"), "PROPERTY=VALUE"),
+        (("--collection", "goes-xyz"), "goes-abi"),
+        (("--limit", "0"), "--limit"),
+    ]:
+        answer = call("items", "search", *arguments)
+        assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+        assert said in answer.err
+        assert len(answer.err.splitlines()) == 1
+        assert not home.exists()
+
+
+@pytest.mark.clause("OPR-10")
+@pytest.mark.parametrize("arguments", [(), ("--json",), ("--where", "platform=x"), ("--parquet", "x.parquet")])
+def test_a_search_where_no_catalog_is_is_refused_and_makes_nothing(
+    home: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = list(tmp_path.iterdir())
+    answer = call("items", "search", *arguments)
+    assert (answer.code, answer.out, len(answer.err.splitlines())) == (ExitCode.USAGE, "", 1)
+    assert str(home / "catalog") in answer.err
+    assert "KFM_HOME" in answer.err
+    assert list(tmp_path.iterdir()) == before
+
+
+@pytest.mark.clause("OPR-10")
+def test_the_documented_view_of_duckdb_shows_every_item_once(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The statements of docs/stac.md, run where they say; a file that was replaced and is still there is left out."""
+    statements = re.findall(r"(?s)```sql\n(.*?)```", PAGE)[0]
+    leftover = next(published.glob("goes-abi/items/2025/*.parquet"))
+    (leftover.parent / "2025-12-03-0000000000000000-000000000000.parquet").write_bytes(leftover.read_bytes())
+    monkeypatch.chdir(published)
+    with duckdb.connect() as connection:
+        connection.execute(statements)
+        rows = connection.sql("SELECT id, day FROM items ORDER BY id").fetchall()
+    assert len(rows) == 4
+    assert {str(row[1]) for row in rows} == {"2025-12-03", "2025-12-05"}
+
+
+@pytest.mark.clause("OPR-28")
+def test_each_search_of_the_page_runs_over_real_items(
+    home: Path, contracts: ContractRegistry, shared_data: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [one for _, one in items_of_real_objects(contracts, shared_data / "objects")]
+    assert len({one["collection"] for one in items}) >= 8
+    publish(FolderPublisher(home / "catalog"), contracts, items)
+    monkeypatch.chdir(home / "catalog")
+    with duckdb.connect() as connection:
+        for statements in re.findall(r"(?s)```sql\n(.*?)```", PAGE):
+            connection.execute(statements).fetchall()
+        shown = {row[0] for row in connection.sql("SELECT id FROM items").fetchall()}
+    assert shown == {one["id"] for one in items}
+    commands = re.findall(r"(?m)^    kfm (items search .*)", PAGE)
+    answers = [call(*shlex.split(command)) for command in commands]
+    assert [answer.code for answer in answers] == [0] * len(commands)
+    assert len(commands) == 3

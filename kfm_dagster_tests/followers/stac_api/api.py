@@ -1,0 +1,71 @@
+"""Looking into the database of a STAC API, past the product: its rows, who locks them, and what pgstac answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.pool import NullPool
+
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.followers.stac_api.comparison import Comparison, compare
+from kfm_dagster.followers.stac_api.follower import PgstacFollower
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.catalog import trees
+
+COLLECTIONS = ("goes-abi", "nexrad-l2")
+
+
+class Api:
+    """The database of `follower`, and the catalog that it follows."""
+
+    def __init__(self, url: str, database: Database, root: Path, follower: PgstacFollower) -> None:
+        self._engine = sa.create_engine(url, poolclass=NullPool)
+        self._database = database
+        self._root = root
+        self._follower = follower
+
+    def ask(self, query: str, **values: Any) -> list[Any]:
+        """Rows of a query; what it changes is committed."""
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql("SET search_path TO pgstac, public")
+            result = connection.execute(sa.text(query), values)
+            return list(result.all()) if result.returns_rows else []
+
+    def rows(self) -> set[tuple[str, str]]:
+        """Every Item with the transaction that wrote its row: the same set means that nothing was written."""
+        return {(row.id, row.xmin) for row in self.ask("SELECT id, CAST(xmin AS text) AS xmin FROM items")}
+
+    def item_ids(self) -> list[str]:
+        """Ids of the Items, sorted, each as often as it is there."""
+        return [row.id for row in self.ask('SELECT id FROM items ORDER BY id COLLATE "C"')]
+
+    def catalog_ids(self) -> list[str]:
+        """Ids of the Items that a reader of the catalog reaches, sorted."""
+        return trees.item_ids(self._root) if (self._root / "catalog.json").exists() else []
+
+    def catalog_items(self) -> dict[str, dict[str, Any]]:
+        """The catalog's Items by id, without links."""
+        found = (orjson.loads(content) for content in trees.files(self._root).values())
+        return {item["id"]: without_links(item) for item in found if item["type"] == "Feature"}
+
+    def compared(self) -> list[Comparison]:
+        """The product's own comparison, collection by collection."""
+        contracts = ContractRegistry.load()
+        publisher = FolderPublisher(self._root)
+        return [compare(self._database, publisher, self._follower, contracts[one]) for one in COLLECTIONS]
+
+    def searched(self, **search: Any) -> list[dict[str, Any]]:
+        """What pgstac's own search answers."""
+        [row] = self.ask("SELECT CAST(search(CAST(:search AS jsonb)) AS text) AS found", search=json.dumps(search))
+        features: list[dict[str, Any]] = json.loads(row.found)["features"]
+        return features
+
+
+def without_links(item: dict[str, Any]) -> dict[str, Any]:
+    """An Item without what differs between a file and an API."""
+    return {name: value for name, value in item.items() if name != "links"}

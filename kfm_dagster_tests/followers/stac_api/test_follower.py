@@ -1,0 +1,333 @@
+"""The follower `stac-api`: the API has what the catalog has, each change once, whichever process crashed or stalled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.catalog.changes import FollowError, ItemChange
+from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiSession, StacApiTransaction
+from kfm_dagster.followers.stac_api.follower import PgstacFollower
+from kfm_dagster.storage.backoff import DELIVERY
+from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
+from kfm_dagster_tests.catalog.test_undo import unit
+from kfm_dagster_tests.followers.stac_api.api import Api
+from kfm_dagster_tests.ledger.bench import Clock
+from kfm_dagster_tests.moments import dying
+
+pytestmark = [pytest.mark.one_database, pytest.mark.clause("OPR-23")]
+
+Write = Callable[..., None]
+_names = (f"run-{number}" for number in count())
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=5)),
+        st.tuples(st.just("undo"), st.integers(0, 5)),
+        st.tuples(st.just("follow"), st.sampled_from(["well", "taken, then failed", "failed"])),
+        st.tuples(st.just("come late"), st.integers(0, 5)),
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+class Recording:
+    """The follower, which does what a test has set, and keeps what it was given as one that stalls would."""
+
+    name = PgstacFollower.name
+    after: Sequence[str] = ()
+
+    def __init__(self, follower: PgstacFollower) -> None:
+        self.follower = follower
+        self.given: list[tuple[DatasetContract, Sequence[ItemChange]]] = []
+        self.how = "well"
+
+    def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+        self.given.append((contract, changes))
+        if self.how != "failed":
+            self.follower.follow(contract, changes)
+        if self.how != "well":
+            raise FollowError(observed="the process dies")
+
+    def forget(self, contract: DatasetContract) -> None:
+        self.follower.forget(contract)
+
+
+@settings(
+    max_examples=15,
+    # The catalog of an example is the next one's beginning, which shrinking would take minutes with.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(operations=OPERATIONS)
+# What came and went before the API had any of the collection.
+@example([("write", [(0, 0)]), ("undo", 0), ("follow", "well"), ("write", [(0, 0)])])
+# A crash between the API and our own cursor, and a caller that stalled.
+@example([("write", [(0, 0), (1, 0)]), ("follow", "taken, then failed")])
+@example([
+    ("write", [(0, 0), (1, 0), (2, 0)]), ("follow", "well"), ("write", [(0, 1)]), ("follow", "well"),
+    ("write", [(3, 0)]), ("undo", 0), ("follow", "well"), ("come late", 0), ("come late", 1),
+])  # fmt: skip
+def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
+    catalog: Catalog,
+    following: Following,
+    follower: PgstacFollower,
+    api: Api,
+    write: Write,
+    clock: Clock,
+    operations: list[tuple[str, Any]],
+) -> None:
+    recording, runs = Recording(follower), list[str]()
+    for operation, argument in operations:
+        if operation == "write":
+            runs.append(next(_names))
+            write(runs[-1], *(unit(*one) for one in argument))
+        elif operation == "undo" and argument < len(runs):
+            for dataset in ("goes-abi", "nexrad-l2"):
+                catalog.undo(dataset, runs[argument])
+        elif operation == "come late" and argument < len(recording.given):
+            follower.follow(*recording.given[argument])
+        elif operation == "follow":
+            recording.how = argument
+            following.catch_up([recording], within=60)
+            clock.advance(DELIVERY.longest.total_seconds())
+    recording.how = "well"
+    following.catch_up([recording], within=60)
+    assert api.item_ids() == api.catalog_ids()
+    assert all(one.equal for one in api.compared()), api.compared()
+    assert {(place.behind, place.last_error) for place in following.places()} <= {(0, None)}
+    cursors = "SELECT collection_id, change_id, changed_at FROM kfm.stac_collections ORDER BY 1"
+    before = api.rows(), api.ask(cursors)
+    for late in recording.given:
+        follower.follow(*late)
+        assert (api.rows(), api.ask(cursors)) == before
+
+
+def test_items_that_are_taken_back_leave_the_api_and_the_last_takes_the_collection_along(
+    catalog: Catalog, following: Following, follower: PgstacFollower, api: Api, write: Write
+) -> None:
+    write("first", goes(0), nexrad())
+    write("second", goes(0, created=1, platform="goes-1"), goes(1))
+    following.catch_up([follower])
+    assert api.item_ids() == api.catalog_ids()
+    assert {item["properties"]["platform"] for item in api.searched(collections=["goes-abi"])} == {
+        "goes-1",
+        "goes-19",
+    }
+    catalog.undo("goes-abi", "second")
+    following.catch_up([follower])
+    [left] = api.searched(collections=["goes-abi"])
+    assert left["properties"]["platform"] == "goes-19"
+    catalog.undo("goes-abi", "first")
+    following.catch_up([follower])
+    assert [row.id for row in api.ask("SELECT id FROM collections")] == ["nexrad-l2"]
+    assert api.item_ids() == api.catalog_ids()
+
+
+def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_after(
+    following: Following, follower: PgstacFollower, api: Api, write: Write
+) -> None:
+    write("run", goes(0))
+    following.catch_up([follower])
+    write("again", goes(0, created=1, platform="goes-1"), goes(1))
+    recording = Recording(follower)
+    recording.how = "failed"
+    following.catch_up([recording])
+    last = recording.given[-1][1][-1].change_id
+
+    def state() -> tuple[list[str], bool]:
+        [row] = api.ask("SELECT change_id FROM kfm.stac_collections")
+        return sorted(item["properties"]["platform"] for item in api.searched()), row.change_id == last
+
+    seen = [state()]
+    for at in count(1):
+        with dying(at=at) as death:
+            follower.follow(*recording.given[-1])
+        if not death.died:
+            break
+        seen.append(state())
+    assert set(map(str, seen)) == {str((["goes-19"], False)), str((["goes-1", "goes-19"], True))}
+    assert all(one.equal for one in api.compared())
+
+
+def test_one_at_a_time_writes_a_collection(
+    following: Following,
+    follower: PgstacFollower,
+    api: Api,
+    write: Write,
+    contracts: ContractRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write("run", goes(0), nexrad())
+    following.catch_up([follower])
+    recording = Recording(follower)
+    recording.how = "failed"
+    write("again", goes(1), with_metadata(nexrad(), bbox=(0.0, 0.0, 1.0, 1.0)))
+    following.catch_up([recording])
+    late = {contract.id: changes for contract, changes in recording.given}
+    begin = StacApiSession.transaction
+    monkeypatch.setattr(StacApiSession, "transaction", lambda session, **_: begin(session, lock_timeout="1s"))
+    with follower.api.transaction() as tx:
+        tx.run("lock", collection_id="goes-abi")
+        with pytest.raises(FollowError, match="lock timeout"):
+            follower.follow(contracts["goes-abi"], late["goes-abi"])
+        follower.follow(contracts["nexrad-l2"], late["nexrad-l2"])
+    follower.follow(contracts["goes-abi"], late["goes-abi"])
+    assert all(one.equal for one in api.compared())
+
+
+def test_loading_locks_no_reader_out_even_where_pgstac_has_narrowed_its_partitions(
+    following: Following, follower: PgstacFollower, api: Api, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+    found: list[int] = []
+    run = StacApiTransaction.run
+
+    def looking(tx: StacApiTransaction, name: str, **parameters: Any) -> Any:
+        if name == "move":
+            locks = (
+                "SELECT relation::regclass AS place FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND relation IN"
+            )
+            held.extend(
+                row.place for row in api.ask(f"{locks} (SELECT oid FROM pg_class WHERE relname LIKE '%items%')")
+            )
+            api.ask("SET statement_timeout = '5s'")
+            found.append(len(api.searched(limit=100)))
+        return run(tx, name, **parameters)
+
+    monkeypatch.setattr(StacApiTransaction, "run", looking)
+    write("first", goes(0))
+    following.catch_up([follower])
+    # What pypgstac's queue or migration runs: the partition is bound to the one scan that it has.
+    api.ask("SELECT update_partition_stats(partition) FROM partition_stats")
+    [row] = api.ask("SELECT count(*) AS bound FROM pg_constraint WHERE conname LIKE '_items_%_dt' AND contype = 'c'")
+    assert row.bound == 1
+    write("second", *(goes(number) for number in range(1, 5)), goes(0, day=DAY + timedelta(days=20)))
+    following.catch_up([follower])
+    assert held == []
+    assert found == [0, 1]
+    assert api.item_ids() == api.catalog_ids()
+
+
+def test_what_does_not_stand_as_it_was_written_is_found_before_it_is_seen(
+    following: Following, follower: PgstacFollower, api: Api, write: Write
+) -> None:
+    write("run", nexrad())
+    following.catch_up([follower])
+    api.ask("""
+        CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN NEW.content := NEW.content || '{"stac_version": "1.0.0"}'; RETURN NEW; END $$
+    """)
+    api.ask("CREATE TRIGGER spoils BEFORE INSERT ON items FOR EACH ROW EXECUTE FUNCTION spoil()")
+    before = api.rows()
+    write("again", goes(0))
+    assert following.catch_up([follower]) == 0
+    [place] = [one for one in following.places() if one.failures]
+    assert "do not stand as they were written" in str(place.last_error)
+    assert api.rows() == before
+
+
+def test_an_item_that_is_not_valid_stays_out(
+    following: Following, follower: PgstacFollower, api: Api, write: Write
+) -> None:
+    recording = Recording(follower)
+    recording.how = "failed"
+    write("run", goes(0), goes(1))
+    following.catch_up([recording])
+    [(contract, changes)] = recording.given
+    wrong = dict(changes[1].item or {}) | {"geometry": {"type": "Circle"}}
+    with pytest.raises(FollowError, match=changes[1].item_id):
+        follower.follow(contract, [changes[0], _with_item(changes[1], wrong)])
+    assert api.rows() == set()
+
+
+def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
+    following: Following, follower: PgstacFollower, api: Api, write: Write, contracts: ContractRegistry, clock: Clock
+) -> None:
+    write("run", goes(0))
+    following.catch_up([follower])
+    # What an earlier ledger had followed, before it was made again.
+    api.ask("UPDATE kfm.stac_collections SET change_id = 900, changed_at = changed_at - interval '1 day'")
+    write("again", goes(1))
+    following.catch_up([follower])
+    [place] = following.places()
+    assert "kfm stac rebuild --collection goes-abi" in str(place.last_error)
+    assert len(api.item_ids()) == 1
+    clock.advance(DELIVERY.longest.total_seconds())
+    following.rebuild(follower, contracts["goes-abi"])
+    assert api.item_ids() == api.catalog_ids()
+
+
+def test_items_without_geometry_and_with_nulls_are_there_as_they_are(
+    following: Following, follower: PgstacFollower, api: Api, write: Write
+) -> None:
+    unplaced = with_metadata(nexrad(), geometry=None, bbox=None)
+    write("run", unplaced, goes(0, **{"proj:code": None}), hrrr())
+    following.catch_up([follower])
+    assert all(one.equal for one in api.compared())
+    assert [one["id"] for one in api.searched(collections=["nexrad-l2"], bbox=[-180, -90, 180, 90])] == []
+    assert len(api.searched(collections=["nexrad-l2"])) == 1
+
+
+def test_a_dead_api_costs_nothing_but_a_later_try(
+    following: Following, write: Write, root: Path, api: Api, follower: PgstacFollower, clock: Clock
+) -> None:
+    secret = "s3cr3t-word"
+    dead = PgstacFollower(
+        StacApiDatabase(f"postgresql+psycopg2://kfm:{secret}@127.0.0.1:1/stac"), FolderPublisher(root)
+    )
+    write("run", goes(0))
+    assert following.catch_up([dead]) == 0
+    [place] = following.places()
+    assert (place.behind, place.failures) == (1, 1)
+    assert "127.0.0.1" in str(place.last_error)
+    assert secret not in str(place.last_error)
+    clock.advance(DELIVERY.longest.total_seconds())
+    assert following.catch_up([follower]) == 1
+    assert api.item_ids() == api.catalog_ids()
+
+
+def test_a_database_without_pgstac_says_what_to_do(postgis_server: str, root: Path, write: Write) -> None:
+    stranger = PgstacFollower(StacApiDatabase(postgis_server), FolderPublisher(root))
+    write("run", goes(0))
+    with pytest.raises(FollowError, match="kfm init"):
+        stranger.forget(ContractRegistry.load()["goes-abi"])
+
+
+def _with_item(change: ItemChange, item: dict[str, Any]) -> ItemChange:
+    return ItemChange(
+        **{name: getattr(change, name) for name in ItemChange.__dataclass_fields__ if name != "item"}, item=item
+    )
+
+
+def test_the_collection_is_the_catalogs_without_its_files_links(
+    following: Following, follower: PgstacFollower, api: Api, write: Write
+) -> None:
+    write("run", goes(0))
+    following.catch_up([follower])
+    first = datetime.fromisoformat(_collection(api)["extent"]["temporal"]["interval"][0][1])
+    write("again", goes(10))
+    following.catch_up([follower])
+    shown = _collection(api)
+    assert datetime.fromisoformat(shown["extent"]["temporal"]["interval"][0][1]) > first
+    assert shown["summaries"]["goes:product"] == ["ABI-L1b-RadC"]
+    assert shown["links"] == []
+
+
+def _collection(api: Api) -> dict[str, Any]:
+    [row] = api.ask("SELECT content FROM collections WHERE id = 'goes-abi'")
+    content: dict[str, Any] = row.content
+    return content

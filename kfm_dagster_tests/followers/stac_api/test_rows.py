@@ -1,0 +1,102 @@
+"""Rows of pgstac: what goes in is what comes out, by our own account and by the library that the API uses."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import pytest
+from hydraters import hydrate
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.catalog.changes import ChangeKind, ItemChange
+from kfm_dagster.followers.stac_api.rows import ABSENT, BaseItem, answered_item, as_floats, kept_content, stage_line
+
+TEXTS = st.sampled_from(["", "a", "b"])
+SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1) | TEXTS
+KWARGS = st.fixed_dictionaries(
+    {}, optional={"engine": SCALARS, "group": SCALARS, "backend_kwargs": st.dictionaries(TEXTS, SCALARS, max_size=2)}
+)
+# A contract's assets have members of these types, in Collection and Items alike; the API's library wants them alike.
+ASSET = st.fixed_dictionaries(
+    {}, optional={"title": SCALARS, "type": SCALARS, "roles": st.lists(TEXTS, max_size=2), "xarray:open_kwargs": KWARGS}
+)
+ASSETS = st.dictionaries(st.sampled_from(["data", "index", "thumbnail"]), ASSET, max_size=3)
+PROPERTIES = st.dictionaries(st.sampled_from(["proj:code", "x"]), SCALARS | st.lists(SCALARS, max_size=2) | KWARGS)
+GEOMETRIES = st.sampled_from([None, {"type": "Point", "coordinates": [-105.0, 39.5]}])
+
+
+@st.composite
+def items(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "type": "Feature",
+        "stac_version": "1.1.0",
+        "id": "x",
+        "collection": "c",
+        "geometry": draw(GEOMETRIES),
+        "properties": {"datetime": "2025-12-03T00:00:00Z", **draw(PROPERTIES)},
+        "links": [],
+        "assets": draw(ASSETS),
+    }
+
+
+@given(item=items(), base=st.none() | ASSETS, number=st.none() | st.integers(1, 9))
+def test_an_item_comes_out_as_it_went_in_whatever_its_collection_has(
+    item: dict[str, Any], base: dict[str, Any] | None, number: int | None
+) -> None:
+    common = {"type": "Feature", "stac_version": "1.1.0", "collection": "c", "assets": base}
+    kept = kept_content(item, BaseItem(number, common))
+    assert kept.get("pgstac:base_item") == number
+    # As content_nonhydrated puts it together: columns, then content, then the base item itself.
+    answer = {
+        "id": item["id"],
+        "geometry": item["geometry"],
+        "collection": item["collection"],
+        "type": "Feature",
+        **kept,
+        "pgstac:base_item": common,
+    }
+    answer = orjson.loads(orjson.dumps(answer))
+    assert answered_item(answer) == item
+    # As stac-fastapi-pgstac does.
+    shared = {name: value for name, value in answer.pop("pgstac:base_item").items() if value is not None}
+    assert hydrate(shared, answer, strip_unmatched_markers=True) == item
+
+
+@pytest.mark.parametrize(
+    ("times", "columns"),
+    [
+        ({"datetime": "b"}, ["b", "b"]),
+        ({"datetime": "b", "start_datetime": "a", "end_datetime": "c"}, ["a", "c"]),
+        ({"datetime": None, "start_datetime": "a", "end_datetime": "c"}, ["a", "c"]),
+    ],
+)
+def test_an_item_is_found_by_its_range_and_else_by_its_time(times: dict[str, Any], columns: list[str]) -> None:
+    item = {"id": "x", "collection": "c", "geometry": None, "properties": times, "links": [], "assets": {}}
+    change = ItemChange(
+        change_id=7, item_id="x", partition="2025-12-03", kind=ChangeKind.CREATED, path="x.json", item=item,
+        content_sha256="0" * 64, changed_at=datetime(2025, 12, 3, tzinfo=UTC),
+    )  # fmt: skip
+    cells = stage_line(change, BaseItem(None, {})).removesuffix("\n").split("\t")
+    assert (cells[:3], cells[3:5]) == (["x", "7", "\\N"], columns)
+
+
+def test_members_that_only_other_items_have_are_marked() -> None:
+    item = {
+        "id": "x", "collection": "c", "type": "Feature", "geometry": None, "links": [], "properties": {},
+        "assets": {"data": {"href": "s3://b/k"}},
+    }  # fmt: skip
+    base = {"assets": {"data": {"title": "t"}, "index": {"type": "i"}}}
+    assert kept_content(item, BaseItem(None, base))["assets"] == {
+        "data": {"href": "s3://b/k", "title": ABSENT},
+        "index": ABSENT,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "same"), [([1, 2.5], [1.0, 2.5]), ({"a": [True, None, 3]}, {"a": [True, None, 3.0]}), ("1", "1")]
+)
+def test_numbers_are_compared_as_floats_and_nothing_else_is_taken_for_one(value: Any, same: Any) -> None:
+    assert orjson.dumps(as_floats(value)) == orjson.dumps(same)

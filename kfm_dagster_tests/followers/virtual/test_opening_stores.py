@@ -1,0 +1,161 @@
+"""Virtual stores open with xarray through an S3 server, and have the values that the objects have.
+
+The block of `docs/virtual-zarr.md` is run as it stands there. netCDF4 reads each object by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kfm_dagster.catalog.changes import ChangeKind, ItemChange
+from kfm_dagster.catalog.publisher import ObjectStorePublisher, open_publisher
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.followers.virtual import VirtualZarr
+from kfm_dagster_tests.catalog.family_objects import REAL
+from kfm_dagster_tests.catalog.real_objects import item_of_file
+from kfm_dagster_tests.followers.virtual.buckets import Opened, put
+from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change, change_of, stored_values
+
+# s3fs leaves the closing of a client that zarr's own loop uses to nobody.
+pytestmark = [
+    pytest.mark.usefixtures("clients"),
+    pytest.mark.filterwarnings(
+        "ignore:Unclosed:ResourceWarning", "ignore:Exception ignored in.*Client:pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+
+
+@pytest.fixture
+def follower(bucket_follower: VirtualZarr) -> VirtualZarr:
+    return bucket_follower
+
+
+def assert_same(store: Any, contents: Sequence[bytes]) -> None:
+    """Each step has what its object has: every variable of the store, undecoded, bit for bit."""
+    assert store.sizes["t"] == len(contents)
+    for number, content in enumerate(contents):
+        values = stored_values(content)
+        assert {"t", "x", "y"} <= set(store.variables) <= values.keys()
+        for name, variable in store.variables.items():
+            found = variable.values[number] if variable.dims[:1] == ("t",) else variable.values
+            assert found.dtype == values[name].dtype
+            assert found.tobytes() == values[name].tobytes(), name
+
+
+def undecoded(opened: Opened, name: str, day: datetime, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same store, as its bytes are."""
+    import xarray
+
+    whole = xarray.open_dataset
+    with monkeypatch.context() as patch:
+        patch.setattr(xarray, "open_dataset", lambda *given, **more: whole(*given, decode_cf=False, **more))
+        return opened(name, day)
+
+
+def test_a_day_of_scans_is_one_cube_with_the_bytes_of_each_object(
+    server: str, follower: VirtualZarr, contract: DatasetContract, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    granules = [Granule(minute=minute, blank=minute == 2, fletcher32=True) for minute in range(4)]
+    for granule in granules:
+        put(server, "noaa-goes19", granule.key, granule.content)
+    # In another order than they were scanned in.
+    follower.follow(contract, [change_of(one) for one in reversed(granules)])
+    day = granules[0].start
+    contents = [one.content for one in granules]
+    assert_same(undecoded(opened, NAME, day, monkeypatch), contents)
+    scene = opened(NAME, day)
+    assert (
+        scene["t"].values
+        == np.array([one.start.replace(tzinfo=None) for one in granules], "M8[ns]") + np.timedelta64(3, "s")
+    ).all()
+    assert scene["Rad"].dims == ("t", "y", "x")
+    decoded_as_netcdf4_does(scene, contents)
+    assert scene.attrs == {"title": "ABI L1b Radiances"}
+    assert "percent_good" not in scene["DQF"].attrs
+    follower.follow(contract, [change_of(granules[1], kind=ChangeKind.WITHDRAWN)])
+    assert_same(undecoded(opened, NAME, day, monkeypatch), [*contents[:1], *contents[2:]])
+
+
+def decoded_as_netcdf4_does(scene: Any, contents: Sequence[bytes]) -> None:
+    import netCDF4
+
+    for number, content in enumerate(contents):
+        with netCDF4.Dataset("given", memory=content) as file:
+            for name in ("Rad", "DQF", "x", "y"):
+                found = scene[name].values[number] if scene[name].dims[0] == "t" else scene[name].values
+                # JSON has attributes as 64-bit numbers, and xarray then computes with those.
+                expected = np.ma.filled(file[name][:].astype("f8"), np.nan)
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def changes_of(contracts: ContractRegistry, root: Path, paths: Sequence[str]) -> list[ItemChange]:
+    found = []
+    for path in paths:
+        item = item_of_file(contracts, root, path)
+        found.append(change(item, day=datetime.fromisoformat(item["properties"]["datetime"])))
+    return found
+
+
+REAL_STORES = {
+    REAL["goes-abi"][0]: "G16_ABI-L1b-RadM1_C01",
+    REAL["goes-abi"][1]: "G17_ABI-L1b-RadC_C06_18h",
+    REAL["goes-abi"][2]: "G16_ABI-L2-CMIPM1_C03",
+    REAL["goes-abi"][3]: "G16_ABI-L2-LSTC",
+    REAL["goes-abi"][4]: "G17_ABI-L2-FDCC",
+}
+
+
+@pytest.mark.parametrize(("real", "name"), REAL_STORES.items())
+def test_a_real_object_has_its_bytes_in_its_store(
+    real: str,
+    name: str,
+    server: str,
+    shared_data: Path,
+    follower: VirtualZarr,
+    contracts: ContractRegistry,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (path,) = (shared_data / "objects").rglob(real)
+    where = path.relative_to(shared_data / "objects").as_posix()
+    content = path.read_bytes()
+    put(server, *where.split("/", 1), content)
+    (changed,) = changes_of(contracts, shared_data / "objects", [where])
+    follower.follow(contracts["goes-abi"], [changed])
+    assert follower.report.added == 1, follower.report
+    assert 0 < follower.report.requests <= 8
+    day = datetime.fromisoformat(changed.partition)
+    assert_same(undecoded(opened, name, day, monkeypatch), [content])
+
+
+def test_an_object_that_was_written_again_is_left_out_until_its_item_is(
+    server: str, follower: VirtualZarr, contract: DatasetContract, opened: Opened
+) -> None:
+    # Of one size, so that nothing but its ETag tells what is there from what the Item is of.
+    granule, other = (Granule(minute=minute, zlib=False, shuffle=False) for minute in (7, 8))
+    assert len(granule.content) == len(other.content)
+    put(server, "noaa-goes19", granule.key, other.content)
+    put(server, "noaa-goes19", other.key, other.content)
+    follower.follow(contract, [change_of(granule), change_of(other)])
+    assert (follower.report.added, follower.report.left_out) == (1, 1)
+    assert opened(NAME, granule.start).sizes["t"] == 1
+
+
+def test_the_publisher_of_a_bucket_forgets(
+    server: str, follower: VirtualZarr, contract: DatasetContract, bucket_place: str
+) -> None:
+    granule = Granule(minute=9)
+    put(server, "noaa-goes19", granule.key, granule.content)
+    follower.follow(contract, [change_of(granule)])
+    publisher = open_publisher(bucket_place)
+    assert isinstance(publisher, ObjectStorePublisher)
+    assert len(publisher.names("goes-abi/2025/2025-06-01")) == 2
+    follower.forget(contract)
+    assert publisher.names("goes-abi/2025/2025-06-01") == publisher.names("goes-abi") == []
