@@ -1,8 +1,8 @@
-"""The alerts in the database (`alerts`, `alert_notifications`): what fires, what was told where, who took it on.
+"""The alerts in the database: which fire, the notifications that wait (`outbox`), and acknowledgements.
 
-Belongs here: one evaluation's rows, claims of what is to be sent, acknowledging, reading. Does not belong here: the
-rules themselves and what follows from them, which are set questions (`sql/queries/alerts.sql`), sending
-(`channels.py`), or the guards, which are the database's (`sql/schema`).
+Belongs here: one evaluation's rows, claims of notifications, acknowledging, reading. Does not belong here: the rules
+themselves and what follows from them, which are set questions (`sql/queries/alerts.sql`), sending (`channels.py`), or
+the guards, which are the database's (`sql/schema`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from kfm_dagster.alerts.plan import AlertRule, Level
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
-from kfm_dagster.storage.backoff import DeliveryBackoff
+from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.storage.database import Database, Transaction
 
-CLAIM = timedelta(minutes=5)
-"""How long one evaluator may be at one message: more than any answer takes. A dead one's message is then another's."""
-BACKOFF = DeliveryBackoff(timedelta(seconds=30), timedelta(hours=1))
-"""Of a message that was not taken; a slow receiver may have taken it."""
-ERROR_LENGTH = 500
+LEASE = timedelta(minutes=5)
+"""How long an evaluator owns a notification: longer than any answer takes."""
 MOST_LISTED = 10_000
 """Open alerts are one a rule and subject: far fewer."""
 
@@ -143,14 +140,25 @@ class Alert:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuedNotification:
-    """A message that this evaluator has claimed. `attempts`: how often it was, this time among them."""
+    """A notification that this evaluator has claimed."""
 
     alert: Alert
-    number: int
-    endpoint: int
-    channel: str
-    reason: NotificationReason
-    attempts: int
+    entry: Entry
+
+    @property
+    def channel(self) -> str:
+        """The channel that leads to its endpoint."""
+        return self.entry.consumer.split()[0]
+
+    @property
+    def endpoint(self) -> int:
+        """The number of its endpoint."""
+        return int(self.entry.consumer.split()[1])
+
+    @property
+    def reason(self) -> NotificationReason:
+        """Why it was queued."""
+        return NotificationReason(self.entry.payload["reason"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +177,7 @@ class AlertStore:
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
+        self._outbox = Outbox(database, "alerts", lease=LEASE, clock=clock)
 
     def update(self, terms: Sequence[Terms], limits: ClockLimits, listeners: Iterable[Listener]) -> Changes:
         """Evaluate every rule as of now, and queue what is to be told; one evaluator at a time.
@@ -192,43 +201,25 @@ class AlertStore:
             opened = _ids(tx, "alerts.open", now=given["now"], findings=given["findings"])
             escalated = _ids(tx, "alerts.escalate", now=given["now"], terms=given["terms"])
             told = tx.run("alerts.tell", now=given["now"], terms=given["terms"]).all()
-            tx.run("alerts.queue", now=given["now"], batch=_messages(told, escalated, listeners))
+            self._queue(tx, told, escalated, listeners)
         return Changes(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in told])
 
-    def claim(self, leads: Collection[tuple[int, str]]) -> QueuedNotification | None:
-        """Take the oldest message that is due, and that nobody is at, to an endpoint by one of its channels."""
-        now = self._clock()
-        given = {"now": now, "leads": sorted(leads)}
+    def claim(self, leads: Iterable[tuple[int, str]]) -> QueuedNotification | None:
+        """Claim the notification that is due longest to an endpoint by one of its channels."""
+        entry = self._outbox.claim([_consumer(endpoint, channel) for endpoint, channel in leads])
+        if entry is None:
+            return None
         with self._database.snapshot() as view:
-            if view.run("alerts.due", given).one_or_none() is None:
-                return None
-        with self._database.transaction() as tx:
-            row = tx.run("alerts.claim", given, until=now + CLAIM).one_or_none()
-            if row is None:
-                return None
-            [alert] = tx.rows(Alert, "alerts.get", alert_id=row.alert_id)
-        return QueuedNotification(
-            alert=alert,
-            number=row.number,
-            endpoint=row.endpoint,
-            channel=row.channel,
-            reason=NotificationReason(row.reason),
-            attempts=row.attempts,
-        )
+            [alert] = view.rows(Alert, "alerts.get", alert_id=int(entry.subject))
+        return QueuedNotification(alert=alert, entry=entry)
 
     def close(self, notification: QueuedNotification, *, error: str | None) -> None:
-        """Keep that a message was taken or, with an error, put it back until it is due again."""
-        key = {
-            "alert_id": notification.alert.alert_id,
-            "number": notification.number,
-            "endpoint": notification.endpoint,
-        }
+        """Remove a notification that was taken; with an error, defer it."""
+        if error is not None:
+            self._outbox.defer(notification.entry, error)
+            return
         with self._database.transaction() as tx:
-            if error is None:
-                tx.run("alerts.taken", key, at=self._clock())
-            else:
-                pause = BACKOFF.pause(notification.attempts)
-                tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH], until=self._clock() + pause)
+            self._outbox.done(tx, notification.entry)
 
     def listed(
         self,
@@ -270,6 +261,23 @@ class AlertStore:
             [taken] = tx.rows(Alert, "alerts.get", alert_id=alert_id)
             return taken
 
+    def _queue(
+        self, tx: Transaction, told: Iterable[Any], escalated: Collection[int], listeners: Iterable[Listener]
+    ) -> None:
+        """Queue a notification for each endpoint once, unless it has not taken the alert's last one yet."""
+        hearing: dict[tuple[str, str], dict[int, str]] = {}
+        for one in listeners:
+            hearing.setdefault((one.rule, one.level), {}).setdefault(one.endpoint, one.channel)
+        for row in told:
+            payload = {"reason": _reason(row, escalated)}
+            for endpoint, channel in hearing[row.rule, row.level].items():
+                self._outbox.put(tx, _consumer(endpoint, channel), str(row.alert_id), payload=payload)
+
+
+def _consumer(endpoint: int, channel: str) -> str:
+    """Return where a notification goes; an endpoint is a place in a list that may change, so its channel is part."""
+    return f"{channel} {endpoint}"
+
 
 def _findings(tx: Transaction, terms: Iterable[Terms], limits: ClockLimits, now: datetime) -> list[dict[str, Any]]:
     rows = tx.run(
@@ -280,23 +288,6 @@ def _findings(tx: Transaction, terms: Iterable[Terms], limits: ClockLimits, now:
         calibrated_since=limits.calibrated_since,
     )
     return [dict(row) for row in rows.mappings()]
-
-
-def _messages(told: Iterable[Any], escalated: Collection[int], listeners: Iterable[Listener]) -> list[dict[str, Any]]:
-    hearing: dict[tuple[str, str], dict[int, str]] = {}
-    for one in listeners:
-        hearing.setdefault((one.rule, one.level), {}).setdefault(one.endpoint, one.channel)
-    return [
-        {
-            "alert_id": row.alert_id,
-            "number": row.notifications,
-            "endpoint": endpoint,
-            "channel": channel,
-            "reason": _reason(row, escalated),
-        }
-        for row in told
-        for endpoint, channel in hearing[row.rule, row.level].items()
-    ]
 
 
 def _reason(row: Any, escalated: Collection[int]) -> NotificationReason:

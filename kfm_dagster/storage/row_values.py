@@ -15,8 +15,9 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _READ: Mapping[Any, Callable[[Any], Any]] = {
-    # SQLite has no boolean, PostgreSQL gives a sum of integers as numeric and a UUID as an object.
+    # SQLite has no boolean; PostgreSQL gives a sum of integers as numeric, a UUID as an object and bytes as a view.
     bool: bool,
+    bytes: bytes,
     int: int,
     str: str,
     date: date.fromisoformat,

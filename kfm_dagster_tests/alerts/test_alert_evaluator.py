@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import threading
 from collections.abc import Mapping
@@ -18,12 +17,9 @@ from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.message import AlertMessage
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
 from kfm_dagster.alerts.store import (
-    BACKOFF,
-    CLAIM,
+    LEASE,
     AlertState,
-    AlertStore,
     NotFiringError,
-    NotificationReason,
     UnknownAlertError,
 )
 from kfm_dagster.errors import ConfigurationError
@@ -217,26 +213,6 @@ def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
 
 
 @pytest.mark.clause("PCS-18")
-def test_a_message_that_is_not_taken_waits_twice_as_long_each_time(
-    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
-) -> None:
-    record.gate("G3")
-    box.dead = {NOTIFY}
-    tried: list[float] = []
-    for second in range(0, 15_000, 30):
-        now.at = NOON + timedelta(seconds=second)
-        if evaluator.evaluate().dead:
-            tried.append(second)
-    waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
-    # From one hour on it waits no longer.
-    assert waits == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
-    box.dead = set()
-    now.passes(hours=1)
-    assert evaluator.evaluate().dead == []
-    assert [number for number, _ in box.taken].count(NOTIFY) == 1
-
-
-@pytest.mark.clause("PCS-18")
 def test_what_waits_goes_nowhere_but_to_its_own_channel_when_the_urls_change(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -288,31 +264,11 @@ def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
     dying = replace(desk_over(database, plan, now, box), send=dies)
     with pytest.raises(DiesError):
         dying.evaluate()
-    for wait, taken in ((timedelta(seconds=30), 0), (CLAIM, 1), (CLAIM, 1)):
+    for wait, taken in ((timedelta(seconds=30), 0), (LEASE, 1), (LEASE, 1)):
         now.at += wait
         # As after a restart: another store, the same database.
         desk_over(database, plan, now, box).evaluate()
         assert len(box.taken) == taken
-
-
-def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
-    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
-) -> None:
-    record.gate("G3")
-    box.dead = {NOTIFY}
-    evaluator.evaluate()
-    store: AlertStore = evaluator.store
-    now.at += BACKOFF.first
-    slow = store.claim([(NOTIFY, "notify")])
-    now.at += CLAIM
-    quick = store.claim([(NOTIFY, "notify")])
-    assert slow
-    assert quick
-    store.close(quick, error=None)
-    store.close(slow, error="gone")
-    now.at += BACKOFF.longest
-    assert store.claim([(NOTIFY, "notify")]) is None
-    assert [one.undelivered for one in store.listed()] == [0]
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
@@ -320,8 +276,7 @@ def test_words_are_the_same_in_python_and_in_the_database(dialect: str) -> None:
     [schema] = [
         one for migration in migrations(dialect) for one in migration.statements if "CREATE TABLE alerts " in one
     ]
-    schema += "".join(one for one in migrations(dialect)[0].statements if "CREATE TABLE alert_notifications " in one)
-    for column, words in {"rule": AlertRule, "state": AlertState, "level": Level, "reason": NotificationReason}.items():
+    for column, words in {"rule": AlertRule, "state": AlertState, "level": Level}.items():
         # What a later migration says of a column holds.
         *_, listed = re.findall(rf"_is_known CHECK \(\s*{column} IN \((.*?)\)", schema, re.DOTALL)
         assert set(re.findall(r"'(\w+)'", listed)) == {*words}
@@ -338,11 +293,6 @@ GUARDED = {
     "INSERT INTO alerts (rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, "
     "place, acknowledged_at, acknowledged_by, acknowledged_why) SELECT rule, 'x', 'acknowledged', level, opened_at, "
     "level_since, last_seen_at, observed, last_event_at, place, opened_at, 'x', 'y' FROM alerts": "alerts_begin_firing",
-    "UPDATE alert_notifications SET sent_at = NULL, last_error = 'x'": "alert_notifications_are_sent_once",
-    "UPDATE alert_notifications SET channel = 'x'": "alert_notifications_are_sent_once",
-    "DELETE FROM alert_notifications": "alert_notifications_are_kept",
-    "INSERT INTO alert_notifications (alert_id, number, endpoint, channel, reason, queued_at, attempts) "
-    "SELECT alert_id, 9, 9, channel, reason, queued_at, 1 FROM alert_notifications": "alert_notifications_begin_unsent",
 }
 
 
@@ -355,17 +305,9 @@ def test_no_hand_changes_what_was_told_or_taken_on_or_empties_the_tables(
     evaluator.store.acknowledge(1, ME)
     typed = {"UPDATE alerts SET state = 'firing'": "alerts_move_is_legal"}
     if database.dialect == "postgresql":
-        typed |= {
-            "TRUNCATE alerts CASCADE": "alert(s|_notifications)_are_kept",
-            "TRUNCATE alert_notifications": "are_kept",
-        }
+        typed |= {"TRUNCATE alerts": "alerts_are_kept"}
     else:
-        typed |= {
-            "INSERT OR REPLACE INTO alerts SELECT * FROM alerts": "alerts_(are_kept|begin_firing)",
-            "INSERT OR REPLACE INTO alert_notifications SELECT * FROM alert_notifications": (
-                "alert_notifications_begin_unsent"
-            ),
-        }
+        typed |= {"INSERT OR REPLACE INTO alerts SELECT * FROM alerts": "alerts_(are_kept|begin_firing)"}
     refused(database, typed)
     now.passes(days=2)
     evaluator.evaluate()

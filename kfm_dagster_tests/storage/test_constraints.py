@@ -272,10 +272,10 @@ STANDING: dict[str, Sequence[Row]] = {
             "acknowledged_why": None, "resolved_at": None,
         }
     ],
-    "alert_notifications": [
+    "outbox": [
         {
-            "alert_id": 1, "number": 1, "endpoint": 1, "channel": "c", "reason": "opened", "queued_at": T,
-            "attempts": 0, "claimed_until": None, "sent_at": None, "last_error": None,
+            "topic": "alerts", "consumer": "c 1", "subject": "1", "position": 0, "payload": "{}", "content": b"x",
+            "created_at": T, "turn": 0, "failures": 0, "next_attempt_at": T, "last_error": None,
         }
     ],
 }  # fmt: skip
@@ -291,7 +291,7 @@ ANOTHER: dict[str, Row] = {
     "stage_state": {"attempt": 2},
     "clock_readings": {"at": LATER},
     "alerts": {"subject": "other"},
-    "alert_notifications": {"number": 2},
+    "outbox": {"subject": "2"},
     "run_state": {"run_id": "r2"},
     "replay_reasons": {"code": "drill"},
     "nodd_wal_records": {"wal_id": THREE, "object_uri": "s3://b/3"},
@@ -358,6 +358,7 @@ KNOWN = {
     "nodd_gaps": "kind",
     "lineage_emissions": "path",
     "lineage_outbox": "destination",
+    "outbox": "topic",
     "replay_runs": "mode env state",
     "alerts": "state level",
 }
@@ -664,12 +665,9 @@ CASES: dict[str, list[Row]] = {
     ],
     "alerts_resolution_has_a_time": [{"state": "resolved"}, {"resolved_at": T}],
     "alerts_one_open_per_key": [{"subject": "clock"}, {"subject": "clock", **ACKNOWLEDGED}],
-    "alert_notifications_alert_is_known": [{"alert_id": 9}],
-    "alert_notifications_are_counted": [{"number": 0}, {"endpoint": 0}, {"attempts": -1}],
-    "alert_notifications_channel_is_named": [{"channel": ""}, {"channel": "x" * 61}],
-    "alert_notifications_reason_is_known": [{"reason": "fun"}],
-    "alert_notifications_error_is_bounded": [{"last_error": "x" * 501}],
-    "alert_notifications_taken_are_closed": [{"sent_at": T}, {"sent_at": T, "attempts": 1, "claimed_until": T}],
+    "outbox_counts_are_not_negative": [{"position": -1}, {"turn": -1}, {"failures": -1, "last_error": "x"}],
+    "outbox_error_is_bounded": [{"failures": 1, "last_error": "x" * 501}],
+    "outbox_error_is_of_a_failure": [{"failures": 1}, {"last_error": "x"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip
 """What makes the other row of a constraint's table wrong, once for each way."""

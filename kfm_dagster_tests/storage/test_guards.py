@@ -45,7 +45,7 @@ DERIVED = {
 """Counts over the Items, written again from them; places of followers, which may begin again; sizes that records have:
 what a unit was held against is in its own record; and what the ledger lacks, derived from it."""
 VOCABULARY = {"replay_reasons", "schema_version"}
-LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "clock_readings", "rejected_bodies"}
+LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "outbox", "clock_readings", "rejected_bodies"}
 """Tables whose rows leave by a rule of their own."""
 SUCCESS = STANDING["run_state"][0]
 FAILED = {"outcome": "failed", "artifact_sha256": None, "recorded_at": LATER}
@@ -139,6 +139,8 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "UPDATE lineage_batches SET state = 'published', published_at = NULL", "lineage_batches_"),
     ((), "UPDATE lineage_batches SET delivery = 'pending'", "lineage_batches_only_go_on"),
     ((), "DELETE FROM lineage_outbox", "lineage_outbox_leaves_when_done"),
+    ((), "DELETE FROM outbox", "outbox_leaves_when_delivered"),
+    (("UPDATE outbox SET turn = 2",), "UPDATE outbox SET turn = 1", "outbox_keeps_its_content"),
     ((), "UPDATE lineage_invalidations SET reason = 'another'", "lineage_is_append_only"),
     ((), "UPDATE clock_readings SET offset_seconds = 0", "clock_readings_are_append_only"),
 ]  # fmt: skip
@@ -236,6 +238,11 @@ GUARDED = {
         rule="lineage_outbox_keeps_its_content",
         change={"attempts": 1},
         moving=frozenset({"attempts", "next_attempt_at", "last_error", "events_done", "not_taken"}),
+    ),
+    "outbox": Guarded(
+        rule="outbox_keeps_its_content",
+        change={"position": 1},
+        moving=frozenset({"position", "payload", "turn", "failures", "next_attempt_at", "last_error"}),
     ),
 }
 KEPT_ONCE_THERE = {

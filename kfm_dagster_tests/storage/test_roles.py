@@ -37,6 +37,7 @@ WORKING = {
     "catalog_items",
     "catalog_pages",
     "lineage_outbox",
+    "outbox",
     "nodd_wal_counts",
     "nodd_wal_leases",
     "rejected_bodies",

@@ -8,7 +8,7 @@ SELECT
     alert_id, rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, run_id, place,
     last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
     (
-        SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.sent_at IS NULL
+        SELECT count(*) FROM outbox AS w WHERE w.topic = 'alerts' AND w.subject = CAST(alerts.alert_id AS text)
     ) AS undelivered
 FROM alerts
 WHERE
@@ -23,7 +23,7 @@ SELECT
     alert_id, rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, run_id, place,
     last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
     (
-        SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.sent_at IS NULL
+        SELECT count(*) FROM outbox AS w WHERE w.topic = 'alerts' AND w.subject = CAST(alerts.alert_id AS text)
     ) AS undelivered
 FROM alerts
 WHERE alert_id = :alert_id;
@@ -32,14 +32,6 @@ WHERE alert_id = :alert_id;
 UPDATE alerts SET
     state = 'acknowledged', acknowledged_at = :at, acknowledged_by = :actor, acknowledged_why = :reason
 WHERE alert_id = :alert_id AND state = 'firing';
-
--- name: taken
-UPDATE alert_notifications SET sent_at = :at, claimed_until = NULL, last_error = NULL
-WHERE alert_id = :alert_id AND number = :number AND endpoint = :endpoint AND sent_at IS NULL;
-
--- name: put_back
-UPDATE alert_notifications SET claimed_until = :until, last_error = :error
-WHERE alert_id = :alert_id AND number = :number AND endpoint = :endpoint AND sent_at IS NULL;
 
 -- name: lock
 -- One evaluation after the other: each sees what the one before earlier.
@@ -214,44 +206,3 @@ WHERE
         )
     )
 RETURNING @returned(alerts.alert_id, alerts.rule, alerts.level, alerts.notifications);
-
--- name: queue
--- What an endpoint has not taken yet will tell of the alert as it is then: a second message would say the same.
-INSERT INTO alert_notifications (alert_id, number, endpoint, channel, reason, queued_at)
-SELECT n.alert_id, n.number, n.endpoint, n.channel, n.reason, @as_time(:now)
-FROM @batch(:batch, n,
-    alert_id bigint, number integer, endpoint integer, channel text, reason text
-)
-WHERE
-    NOT EXISTS (
-        SELECT 1 FROM alert_notifications AS w
-        WHERE
-            w.alert_id = n.alert_id AND w.endpoint = n.endpoint AND w.channel = n.channel AND w.sent_at IS NULL
-    );
-
--- name: due
--- An endpoint is a place in a list that may change: what waits goes where its channel leads, or nowhere.
-SELECT 1 FROM alert_notifications
-WHERE
-    sent_at IS NULL AND (claimed_until IS NULL OR claimed_until <= :now)
-    AND (endpoint, channel) IN (
-        SELECT CAST(lead.value ->> 0 AS integer), lead.value ->> 1 FROM @rows(:leads, lead)
-    )
-LIMIT 1;
-
--- name: claim
-UPDATE alert_notifications SET claimed_until = :until, attempts = attempts + 1
-WHERE
-    (alert_id, number, endpoint) IN (
-        SELECT w.alert_id, w.number, w.endpoint
-        FROM alert_notifications AS w
-        WHERE
-            w.sent_at IS NULL AND (w.claimed_until IS NULL OR w.claimed_until <= :now)
-            AND (w.endpoint, w.channel) IN (
-                SELECT CAST(lead.value ->> 0 AS integer), lead.value ->> 1 FROM @rows(:leads, lead)
-            )
-        ORDER BY w.queued_at, w.alert_id, w.endpoint
-        LIMIT 1
-        @lock(FOR UPDATE SKIP LOCKED)
-    )
-RETURNING alert_id, number, endpoint, channel, reason, attempts;

@@ -115,7 +115,7 @@ WITH decision (relation, rights) AS (
     ('clock_readings', 'SELECT, INSERT'),
     ('alerts', 'SELECT, INSERT, UPDATE (state, level, level_since, last_seen_at, observed, last_event_at, run_id, '
      || 'place, last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at)'),
-    ('alert_notifications', 'SELECT, INSERT, UPDATE (attempts, claimed_until, sent_at, last_error)'),
+    ('outbox', 'SELECT, INSERT, UPDATE (position, payload, turn, failures, next_attempt_at, last_error), DELETE'),
     -- The owner migrates.
     ('schema_version', 'SELECT')
 )

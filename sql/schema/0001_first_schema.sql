@@ -2584,40 +2584,43 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 );
 @kept(alerts, alerts_are_kept, (alert_id));
 
--- What is to be sent and what was: a row per number and endpoint, claimed before it is sent and closed once it is taken.
-CREATE TABLE alert_notifications (
-    alert_id @bigint NOT NULL,
-    number integer NOT NULL,
-    -- Which URL of KFM_ALERT_URLS, counted from 1; the URL itself may hold credentials.
-    endpoint integer NOT NULL,
-    channel text NOT NULL,
-    reason text NOT NULL,
-    queued_at @time NOT NULL,
-    attempts integer NOT NULL DEFAULT 0,
-    -- Until then one evaluator is at it, and no other.
-    claimed_until @time,
-    sent_at @time,
+-- What is delivered later, at least once: a row for each subject that a consumer has not got yet.
+CREATE TABLE outbox (
+    -- alerts: notifications of alerts.
+    topic text NOT NULL,
+    -- Who is to get it: a channel and which URL of KFM_ALERT_URLS, which itself may hold credentials.
+    consumer text NOT NULL,
+    -- What it is about: an alert.
+    subject text NOT NULL,
+    position @bigint NOT NULL DEFAULT 0,
+    payload @json NOT NULL,
+    content @bytes,
+    created_at @time NOT NULL,
+    -- Number of the claim whose owner may write the row.
+    turn integer NOT NULL DEFAULT 0,
+    -- Tries that failed since the last that did not.
+    failures integer NOT NULL DEFAULT 0,
+    -- When it is tried next; while it is claimed, when another may take over.
+    next_attempt_at @time NOT NULL,
     last_error text,
-    CONSTRAINT alert_notifications_once_per_endpoint PRIMARY KEY (alert_id, number, endpoint),
-    CONSTRAINT alert_notifications_alert_is_known FOREIGN KEY (alert_id) REFERENCES alerts (alert_id),
-    CONSTRAINT alert_notifications_are_counted CHECK (number >= 1 AND endpoint >= 1 AND attempts >= 0),
-    CONSTRAINT alert_notifications_channel_is_named CHECK (length(channel) BETWEEN 1 AND 60),
-    CONSTRAINT alert_notifications_reason_is_known CHECK (reason IN ('opened', 'repeated', 'escalated')),
-    CONSTRAINT alert_notifications_error_is_bounded CHECK (length(last_error) <= 500),
-    -- What was taken was tried, and is nobody's any more.
-    CONSTRAINT alert_notifications_taken_are_closed CHECK (sent_at IS NULL OR (attempts >= 1 AND claimed_until IS NULL))
-) @without_rowid;
+    CONSTRAINT outbox_one_row_per_consumer PRIMARY KEY (topic, subject, consumer),
+    CONSTRAINT outbox_topic_is_known CHECK (topic IN ('alerts')),
+    CONSTRAINT outbox_counts_are_not_negative CHECK (position >= 0 AND turn >= 0 AND failures >= 0),
+    -- An error is for a person to read, not for keeping a response's body.
+    CONSTRAINT outbox_error_is_bounded CHECK (length(last_error) <= 500),
+    CONSTRAINT outbox_error_is_of_a_failure CHECK ((last_error IS NULL) = (failures = 0))
+) @strict;
 
-CREATE INDEX alert_notifications_due ON alert_notifications (queued_at) WHERE sent_at IS NULL;
+CREATE INDEX outbox_due ON outbox (topic, consumer, next_attempt_at);
 
+-- A row that went before its delivery would be a message lost.
 @refuse(
-    alert_notifications_begin_unsent, INSERT ON alert_notifications, alert_notifications_begin_unsent,
-    NEW.sent_at IS NOT NULL OR NEW.attempts <> 0
+    outbox_leaves_when_delivered, DELETE ON outbox, outbox_leaves_when_delivered,
+    OLD.turn = 0
 );
-@not_replaced(alert_notifications, alert_notifications_begin_unsent, (alert_id, number, endpoint));
+@not_truncated(outbox, outbox_leaves_when_delivered);
+@not_repeated(outbox, (topic, subject, consumer));
 @refuse(
-    alert_notifications_are_sent_once, UPDATE ON alert_notifications, alert_notifications_are_sent_once,
-    @changed(alert_id, number, endpoint, channel, reason, queued_at)
-    OR OLD.sent_at IS NOT NULL OR NEW.attempts < OLD.attempts
+    outbox_keeps_its_content, UPDATE ON outbox, outbox_keeps_its_content,
+    @changed(topic, consumer, subject, content, created_at) OR NEW.turn < OLD.turn
 );
-@kept(alert_notifications, alert_notifications_are_kept);

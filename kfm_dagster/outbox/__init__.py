@@ -1,0 +1,5 @@
+"""The outbox: what is delivered later, at least once, by any number of processes."""
+
+from kfm_dagster.outbox.store import Entry, Outbox
+
+__all__ = ["Entry", "Outbox"]

@@ -1,0 +1,91 @@
+"""The durable queue (`outbox`): a row for each subject that a consumer has not got yet, from the commit that makes it.
+
+A claim owns its row by number and for a time (its lease), so workers share the rows of a topic and a dead worker's row
+is claimed again. A delivery that fails is deferred, further each time (`storage/backoff.py`).
+
+Belongs here: rows, leases and deferrals. Does not belong here: what an entry holds, which is its topic's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from kfm_dagster.storage.backoff import DELIVERY
+from kfm_dagster.storage.database import Database, Transaction
+
+ERROR_LENGTH = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A row as it was claimed. `turn` numbers its claims; `position` and `payload` are the topic's."""
+
+    consumer: str
+    subject: str
+    position: int
+    payload: Any
+    content: bytes | None
+    created_at: datetime
+    turn: int
+    failures: int
+    last_error: str | None
+
+    def row(self) -> dict[str, Any]:
+        """Return what a statement that writes the row takes."""
+        names = ("consumer", "subject", "position", "payload", "created_at", "turn")
+        return {name: getattr(self, name) for name in names}
+
+
+class Outbox:
+    """The rows of one topic. A lease is longer than any delivery takes between two calls of `keep`."""
+
+    def __init__(self, database: Database, topic: str, *, lease: timedelta, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._topic = topic
+        self._lease = lease
+        self._clock = clock
+
+    def put(
+        self, tx: Transaction, consumer: str, subject: str, *, payload: Any = None, content: bytes | None = None
+    ) -> None:
+        """Add an entry that is due at once, unless the consumer has not got the subject's last one yet."""
+        row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": self._clock()}
+        tx.run("outbox.put", row, payload=payload or {}, content=content)
+
+    def due(self, consumers: Collection[str]) -> Entry | None:
+        """Return the entry that is due longest, without claiming it: for deliveries that may be made twice at once."""
+        with self._database.snapshot() as view:
+            given = {"topic": self._topic, "consumers": sorted(consumers), "now": self._clock()}
+            return view.row(Entry, "outbox.due", given)
+
+    def claim(self, consumers: Collection[str]) -> Entry | None:
+        """Claim the entry that is due longest, None when there is none; nothing is written then."""
+        while (entry := self.due(consumers)) is not None:
+            if (claimed := self.claim_subject(entry.consumer, entry.subject)) is not None:
+                return claimed
+        return None
+
+    def claim_subject(self, consumer: str, subject: str) -> Entry | None:
+        """Claim the consumer's entry of a subject; None when it is not due."""
+        now = self._clock()
+        with self._database.transaction() as tx:
+            given = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": now}
+            return tx.row(Entry, "outbox.claim", given, lease_until=now + self._lease)
+
+    def defer(self, entry: Entry, error: str) -> bool:
+        """Have a delivery that failed made again later; False when another claim has taken over."""
+        failures = entry.failures + 1
+        pause = DELIVERY.pause(failures)
+        return self._write(entry, until=self._clock() + pause, failures=failures, last_error=error[:ERROR_LENGTH])
+
+    def done(self, tx: Transaction, entry: Entry) -> None:
+        """Remove an entry that was delivered, unless another claim has taken over."""
+        tx.run("outbox.done", entry.row(), topic=self._topic)
+
+    def _write(self, entry: Entry, *, until: datetime, failures: int, last_error: str | None) -> bool:
+        row = {**entry.row(), "failures": failures, "last_error": last_error}
+        with self._database.transaction() as tx:
+            return tx.run("outbox.write", row, topic=self._topic, next_attempt_at=until).first() is not None

@@ -1,0 +1,153 @@
+"""The outbox: order, leases, late workers and deferrals, on both databases."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.outbox import Entry, Outbox
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.alerts.recorded import NOON, Clock
+
+pytestmark = pytest.mark.clause("PCS-18")
+
+LEASE = timedelta(minutes=5)
+
+
+@pytest.fixture
+def now() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def outbox(database: Database, now: Clock) -> Outbox:
+    return Outbox(database, "alerts", lease=LEASE, clock=now)
+
+
+def put(database: Database, outbox: Outbox, consumer: str, *subjects: str) -> None:
+    with database.transaction() as tx:
+        for subject in subjects:
+            outbox.put(tx, consumer, subject, payload={"of": subject}, content=subject.encode())
+
+
+def claimed(outbox: Outbox, consumer: str = "a") -> Entry:
+    entry = outbox.claim([consumer])
+    assert entry is not None
+    return entry
+
+
+def finish(database: Database, outbox: Outbox, entry: Entry) -> None:
+    with database.transaction() as tx:
+        outbox.done(tx, entry)
+
+
+def test_a_consumer_gets_what_was_committed_for_it_in_order_of_time(
+    database: Database, outbox: Outbox, now: Clock
+) -> None:
+    put(database, outbox, "a", "9")
+    now.passes(seconds=1)
+    put(database, outbox, "a", "2", "1")
+    put(database, outbox, "b", "0")
+    with suppress(RuntimeError), database.transaction() as tx:
+        outbox.put(tx, "a", "3")
+        raise RuntimeError
+    got = []
+    while (entry := outbox.claim(["a"])) is not None:
+        got.append((entry.subject, entry.payload, entry.content, entry.position, entry.turn, entry.failures))
+        finish(database, outbox, entry)
+    assert got == [(subject, {"of": subject}, subject.encode(), 0, 1, 0) for subject in ("9", "1", "2")]
+    assert outbox.claim([]) is None
+    assert claimed(outbox, "b").subject == "0"
+
+
+def test_an_entry_is_put_once_until_it_is_delivered(database: Database, outbox: Outbox, now: Clock) -> None:
+    put(database, outbox, "a", "1")
+    entry = claimed(outbox)
+    put(database, outbox, "a", "1")
+    if database.dialect == "sqlite":
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("INSERT OR REPLACE INTO outbox SELECT * FROM outbox")
+    assert outbox.due(["a"]) is None
+    finish(database, outbox, entry)
+    assert outbox.claim(["a"]) is None
+    put(database, outbox, "a", "1")
+    assert claimed(outbox).turn == 1
+
+
+def test_workers_at_once_deliver_each_entry_once(database: Database, outbox: Outbox, now: Clock) -> None:
+    put(database, outbox, "a", *map(str, range(12)))
+    together = threading.Barrier(4, timeout=60)
+
+    def works(_: int) -> list[str]:
+        worker = Outbox(database, "alerts", lease=LEASE, clock=now)
+        together.wait()
+        entries = list(iter(lambda: worker.claim(["a"]), None))
+        for entry in entries:
+            finish(database, worker, entry)
+        return [entry.subject for entry in entries]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(itertools.chain(*pool.map(works, range(4)))) == sorted(map(str, range(12)))
+    with database.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM outbox")).scalar_one() == 0
+
+
+def test_a_dead_workers_entry_is_claimed_again_when_its_lease_is_over(
+    database: Database, outbox: Outbox, now: Clock
+) -> None:
+    put(database, outbox, "a", "1")
+    late = claimed(outbox)
+    now.at += LEASE - timedelta(microseconds=1)
+    assert outbox.claim(["a"]) is None
+    now.passes(microseconds=1)
+    second = claimed(outbox)
+    assert (second.turn, second.failures) == (2, 0)
+    # What the late worker writes then changes nothing.
+    assert not outbox.defer(late, "late")
+    finish(database, outbox, late)
+    assert outbox.defer(second, "down")
+    now.passes(seconds=15)
+    assert claimed(outbox).last_error == "down"
+
+
+def test_a_late_worker_ends_no_later_entry_of_its_subject(database: Database, outbox: Outbox, now: Clock) -> None:
+    put(database, outbox, "a", "1")
+    late = claimed(outbox)
+    now.at += LEASE
+    finish(database, outbox, claimed(outbox))
+    put(database, outbox, "a", "1")
+    later = claimed(outbox)
+    assert later.turn == late.turn
+    finish(database, outbox, late)
+    assert not outbox.defer(late, "late")
+    assert outbox.defer(later, "down")
+
+
+def test_what_fails_waits_twice_as_long_each_time(database: Database, outbox: Outbox, now: Clock) -> None:
+    put(database, outbox, "a", "1")
+    tried = []
+    for second in range(0, 2_500, 15):
+        now.at = NOON + timedelta(seconds=second)
+        if (entry := outbox.claim(["a"])) is not None:
+            tried.append(second)
+            assert (entry.failures, entry.last_error) == (len(tried) - 1, "x" * 500 if tried[1:] else None)
+            assert outbox.defer(entry, "x" * 501)
+    waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    assert waits == [15, 30, 60, 120, 240, 480, 600, 600]
+
+
+def test_a_topic_is_its_own(database: Database, outbox: Outbox, now: Clock) -> None:
+    put(database, outbox, "a", "1")
+    other = Outbox(database, "lineage", lease=LEASE, clock=now)
+    assert other.claim(["a"]) is None
+    assert other.claim_subject("a", "1") is None
+    entry = claimed(outbox)
+    assert not other.defer(entry, "x")
+    finish(database, other, entry)
+    assert outbox.defer(entry, "x")

@@ -1,0 +1,31 @@
+-- Statements of the outbox.
+
+-- name: put
+INSERT INTO outbox (topic, consumer, subject, payload, content, created_at, next_attempt_at)
+VALUES (:topic, :consumer, :subject, :payload, :content, @as_time(:now), @as_time(:now))
+ON CONFLICT (topic, subject, consumer) DO NOTHING;
+
+-- name: due
+SELECT consumer, subject, position, payload, content, created_at, turn, failures, last_error FROM outbox
+WHERE topic = :topic AND consumer IN (@each(:consumers)) AND next_attempt_at <= @as_time(:now)
+ORDER BY next_attempt_at, subject, consumer
+LIMIT 1;
+
+-- name: claim
+UPDATE outbox SET turn = turn + 1, next_attempt_at = @as_time(:lease_until)
+WHERE topic = :topic AND subject = :subject AND consumer = :consumer AND next_attempt_at <= @as_time(:now)
+RETURNING consumer, subject, position, payload, content, created_at, turn, failures, last_error;
+
+-- name: write
+-- Nothing happens for a claim that another one has taken over; the time tells an entry from an earlier one.
+UPDATE outbox SET
+    position = :position, payload = :payload, failures = :failures, last_error = :last_error,
+    next_attempt_at = @as_time(:next_attempt_at)
+WHERE
+    topic = :topic AND subject = :subject AND consumer = :consumer AND turn = :turn AND created_at = @as_time(:created_at)
+RETURNING turn;
+
+-- name: done
+DELETE FROM outbox
+WHERE
+    topic = :topic AND subject = :subject AND consumer = :consumer AND turn = :turn AND created_at = @as_time(:created_at);
