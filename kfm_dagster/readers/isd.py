@@ -1,7 +1,7 @@
 """The reader of ISD station-years: what a station reported in a year, as gzipped text of one report a line.
 
-Belongs here: the control data section of each report (station, time, place, kind), and whether the object is whole.
-Does not belong here: what was measured (mandatory and additional data sections).
+Belongs here: the control data section of each report (station, time, place, kind), whether the object is whole, and the
+columns of the mandatory data section. Does not belong here: its values, and the additional data section.
 
 Only who reads all of a gzip stream learns whether it is whole, so an object of up to MAX_OBJECT_BYTES is read to its
 end, by one range request of FIRST_BYTES and one for each MiB after it, and forgotten as it goes. Of a larger one, or
@@ -9,7 +9,7 @@ one that unpacks to more than MAX_TEXT_BYTES, the beginning is read; then its co
 finding.
 
 Source: NOAA NCEI and US Air Force 14th Weather Squadron, Federal Climate Complex Data Documentation for Integrated
-Surface Data (ISD), 12 January 2018, "Control Data Section", whose positions count from 1.
+Surface Data (ISD), 12 January 2018, "Control Data Section" and "Mandatory Data Section"; positions count from 1.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.unpacked import Gunzip, Unpacked
 
 PROPERTIES = frozenset({
     "platform", "isd:usaf", "isd:wban", "isd:call-signs", "isd:report-types", "isd:elevation-m", "isd:positions",
-    "isd:position-count", "isd:records", "isd:end-known",
+    "isd:position-count", "isd:records", "isd:end-known", "cube:dimensions", "cube:variables",
 })  # fmt: skip
 """What a station-year can have."""
 FIRST_BYTES = 256 * 1024
@@ -55,6 +56,19 @@ _NO_USAF, _NO_WBAN, _NO_TEXT = "999999", "99999", "99999"
 """What stands for a missing value; a missing number is out of its range."""
 _LATITUDES, _LONGITUDES, _ELEVATIONS = range(-90_000, 90_001), range(-180_000, 180_001), range(-400, 8851)
 """Thousandths of a degree, metres."""
+_MANDATORY = (
+    ("wind_direction", "Wind direction, clockwise from true north", "degree", (61, 63), 1),
+    ("wind_speed", "Wind speed", "m s-1", (66, 69), 0.1),
+    ("ceiling_height", "Height above ground of the ceiling", "m", (71, 75), 1),
+    ("visibility", "Horizontal visibility", "m", (79, 84), 1),
+    ("air_temperature", "Air temperature", "degC", (88, 92), 0.1),
+    ("dew_point_temperature", "Dew point temperature", "degC", (94, 98), 0.1),
+    ("sea_level_pressure", "Air pressure at mean sea level", "hPa", (100, 104), 0.1),
+)
+"""Name, long name, unit, first and last position in a report, and the unit's share of one digit; each position has its
+quality code after it, and nines where the value is missing."""
+_SIGNED = "degC"
+"""Unit of the columns that begin with a sign."""
 _CONTROL = re.compile(
     # 1: bytes after position 105; 5: USAF and WBAN; 16: date and time; 28: data source
     rb"\d{4}[0-9A-Z]\d{10}\d{12}."
@@ -160,7 +174,8 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
         end=first if reports.unread else last,
         datetime=first,
         geometry={"type": "Point", "coordinates": (places[-1][1], places[-1][0])} if places else {},
-        properties=_properties(groups["usaf"], groups["wban"], reports, places, elevations),
+        properties=_properties(groups["usaf"], groups["wban"], reports, places, elevations)
+        | _cube(first, None if reports.unread else last),
         native={
             "usaf": groups["usaf"],
             "wban": groups["wban"],
@@ -258,6 +273,25 @@ def _properties(
         "isd:end-known": False if reports.unread else None,
     }
     return {"platform": f"{usaf}-{wban}"} | {name: value for name, value in optional.items() if value is not None}
+
+
+def _cube(first: datetime, last: datetime | None) -> dict[str, Any]:
+    """Describe the mandatory columns as variables over the reports' times (datacube extension 2.2.0)."""
+    return {
+        "cube:dimensions": {"time": {"type": "temporal", "extent": [rfc3339(first), last and rfc3339(last)]}},
+        "cube:variables": {
+            name: {
+                "dimensions": ["time"],
+                "type": "data",
+                "description": description,
+                "unit": unit,
+                "isd:positions": list(positions),
+                "isd:scale": scale,
+                "isd:missing": ("+" if unit == _SIGNED else "9") + "9" * (positions[1] - positions[0]),
+            }
+            for name, description, unit, positions, scale in _MANDATORY
+        },
+    }
 
 
 def _texts(values: Iterable[str]) -> list[str] | None:

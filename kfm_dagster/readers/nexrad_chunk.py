@@ -37,6 +37,7 @@ from kfm_dagster.readers.nexrad_radar import (
     check_version,
     coverage,
     kind_of,
+    moment_bands,
     pattern_findings,
     radar_properties,
 )
@@ -46,7 +47,7 @@ from kfm_dagster.readers.ranges import BlockCache
 
 PROPERTIES = RADAR_PROPERTIES | {
     "nexrad:message-type", "nexrad:vcp", "nexrad:volume-number", "nexrad:chunks", "nexrad:complete", "nexrad:closed",
-    "nexrad:closed-by", "nexrad:cuts",
+    "nexrad:closed-by", "nexrad:cuts", "bands",
 }  # fmt: skip
 """What a volume can have of which chunks are there."""
 FIRST_BYTES = READ_BYTES
@@ -194,6 +195,7 @@ def _properties(chunk: Chunk, groups: Mapping[str, str]) -> dict[str, Any]:
         "nexrad:vcp": (chunk.first.vcp if chunk.first else 0) or (chunk.pattern.number if chunk.pattern else 0) or None,
         "nexrad:message-type": chunk.first.message_type if chunk.first else None,
         "nexrad:cuts": chunk.last.cut if chunk.last else None,
+        "bands": moment_bands(chunk.last.moments) or None if chunk.last else None,
     }
     return {
         "nexrad:volume-number": int(groups["volume"]),

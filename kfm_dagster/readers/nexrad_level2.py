@@ -23,6 +23,7 @@ from kfm_dagster.readers.nexrad_radar import (
     check_version,
     coverage,
     kind_of,
+    moment_bands,
     pattern_findings,
     radar_properties,
 )
@@ -32,7 +33,7 @@ from kfm_dagster.readers.nexrad_volume import Volume, read_volume
 
 PROPERTIES = RADAR_PROPERTIES | {
     "processing:software", "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
-    "nexrad:vcp", "nexrad:elevations", "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status",
+    "bands", "nexrad:vcp", "nexrad:elevations", "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status",
     "nexrad:operability-status", "nexrad:gate-spacing-m",
 }  # fmt: skip
 """What a volume can have."""
@@ -118,6 +119,7 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
         # An all-zero message 5 is real (2005): the radial's own pattern number comes first.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
         # What is known of the whole has the short names; what is not says whose it is.
+        "bands": moment_bands(end.moments or radial.moments) or None,
         "nexrad:moments": list(end.moments) if end.moments else None,
         "nexrad:first-radial-moments": None if end.moments else list(radial.moments),
         "nexrad:elevations": (angles if end.radial else None) or None,

@@ -24,7 +24,14 @@ from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import Bulletin, read_bulletin
 from kfm_dagster.readers.nexrad_l3_message import Description, Message, accumulation, decode_message
-from kfm_dagster.readers.nexrad_l3_products import FREE_TEXT, TDWR, ProductKind, product_kinds
+from kfm_dagster.readers.nexrad_l3_products import (
+    CLASSIFICATIONS,
+    FREE_TEXT,
+    HYDROMETEORS,
+    TDWR,
+    ProductKind,
+    product_kinds,
+)
 from kfm_dagster.readers.nexrad_position import Position, position_source, radar_position
 from kfm_dagster.readers.nexrad_radar import RadarKind, kind_of, pattern_findings
 from kfm_dagster.readers.nexrad_sites import Site, site_named
@@ -35,7 +42,7 @@ PROPERTIES = frozenset({
     "nexrad:site-name", "nexrad:product-code", "nexrad:product-name", "nexrad:mnemonic", "nexrad:elevation",
     "nexrad:vcp", "nexrad:volume-number", "nexrad:operational-mode", "nexrad:radar-id", "nexrad:range-m",
     "nexrad:latitude", "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:compression",
-    "nexrad:blocks", "nexrad:accumulation-start", "nexrad:accumulation-end",
+    "nexrad:blocks", "nexrad:accumulation-start", "nexrad:accumulation-end", "bands",
 })  # fmt: skip
 """What an object can have."""
 READ_BYTES = 256 * 1024
@@ -94,7 +101,7 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
         end=content.end,
         datetime=content.end,
         geometry=_footprint(position, kind),
-        properties={**_properties(bulletin, content, position), **_known(radar, site, kind)},
+        properties={**_properties(bulletin, content, position), **_known(radar, site, kind), **_bands(bulletin, kind)},
         native={"wmo": bulletin.wmo, "site": bulletin.site, **content.native},
         findings=(
             *(((MetadataIssue.COMPLETENESS_UNCHECKED, content.unchecked),) if content.unchecked else ()),
@@ -220,6 +227,16 @@ def _known(radar: RadarKind, site: Site | None, kind: ProductKind | None) -> dic
         "nexrad:range-m": kind.range_m if kind else None,
     }
     return {"platform": radar.name, "instruments": [radar.name]} | _there(known)
+
+
+def _bands(bulletin: Bulletin, kind: ProductKind | None) -> dict[str, Any]:
+    """Return the band of a product with values, by the product's AWIPS name; nothing for the others."""
+    if kind is None or not kind.unit:
+        return {}
+    band: dict[str, Any] = {"name": bulletin.product, "description": kind.name, "unit": kind.unit}
+    if kind.code in CLASSIFICATIONS:
+        band["classification:classes"] = [{"value": value, "name": name} for value, name in HYDROMETEORS.items()]
+    return {"bands": [band]}
 
 
 def _of_radar(message: Message) -> dict[str, Any]:

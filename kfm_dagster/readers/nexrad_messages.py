@@ -7,6 +7,7 @@ Does not belong here: where the records lie in an object (`nexrad_volume.py`).
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +25,16 @@ BAND_MHZ = (2700, 3000)
 """What a WSR-88D may transmit at (ICD 2620002, table XV); before 2008 the table was another, and this field none."""
 GATE_M = (50, 2000)
 """Lengths of a range gate: 250 m and 1 km in real volumes (ICD 2620002, tables III and XVII-B)."""
-MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP")
+MOMENTS: Mapping[str, tuple[str, str]] = {
+    "REF": ("Reflectivity", "dBZ"),
+    "VEL": ("Radial velocity", "m s-1"),
+    "SW": ("Spectrum width", "m s-1"),
+    "ZDR": ("Differential reflectivity", "dB"),
+    "PHI": ("Differential phase", "degree"),
+    "RHO": ("Correlation coefficient", "1"),
+    "CFP": ("Clutter filter power removed", "dB"),
+}
+"""Long name and unit of the moments, in the order of their data blocks (ICD 2620002, tables III and XVII-B)."""
 INTERMEDIATE, END_OF_VOLUME = 1, 4
 """Radial status (ICD 2620002, tables III and XVII): within a cut, and the last radial that a whole volume has."""
 
@@ -160,7 +170,7 @@ def _radial_1(body: bytes) -> Radial:
         status=radial_status(1, body),
         cut=cut,
         vcp=vcp,
-        moments=tuple(moment for moment, pointer in zip(MOMENTS[:3], pointers, strict=True) if pointer),
+        moments=tuple(moment for moment, pointer in zip(MOMENTS, pointers, strict=False) if pointer),
         position=None,
         gate_spacing_m=_gate(spacing if pointers[0] else 0),
     )

@@ -6,14 +6,14 @@ stands (`nexrad_position.py`), and what else their records say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.geometry import disc
-from kfm_dagster.readers.nexrad_messages import Radial, VolumeHeader
+from kfm_dagster.readers.nexrad_messages import MOMENTS, Radial, VolumeHeader
 from kfm_dagster.readers.nexrad_position import Position, position_source
 from kfm_dagster.readers.nexrad_sites import Site, tdwr_sites
 
@@ -26,6 +26,8 @@ RADAR_PROPERTIES = frozenset({
 RANGE_M = 460_000
 """Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
 
+_CODES = ("below-threshold", "range-folded")
+"""Meaning of the stored values 0 and 1 of a moment."""
 _BINARY_DEGREES = 0.006
 """One step of a binary angle is 360 / 65536 degrees (ICD 2620002, table XI)."""
 
@@ -90,6 +92,21 @@ def coverage(kind: RadarKind, place: Position | Site, lowest: Radial | None) -> 
     """Return the disc around the radar as GeoJSON: as far as its lowest cut's gates reach, else as its kind does."""
     own = lowest.reach_m if lowest is not None and lowest.cut == 1 else None
     return disc(place.latitude, place.longitude, min(own or kind.range_m, RANGE_M))
+
+
+def moment_bands(moments: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the bands of these moments, with the two codes that are no values (ICD 2620002, table XVII-B)."""
+    codes = [{"value": value, "name": name, "nodata": True} for value, name in enumerate(_CODES)]
+    return [
+        {
+            "name": moment,
+            "description": MOMENTS[moment][0],
+            "unit": MOMENTS[moment][1],
+            # The clutter filter's codes say which filter was applied.
+            **({} if moment == "CFP" else {"classification:classes": codes}),
+        }
+        for moment in moments
+    ]
 
 
 def radar_properties(kind: RadarKind, icao: str, site: Site | None, place: Position | Site) -> dict[str, Any]:

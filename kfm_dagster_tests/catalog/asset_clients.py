@@ -127,12 +127,18 @@ def nids(item: pystac.Item) -> None:
     assert product.prod_desc.prod_code == item.properties["nexrad:product-code"]
     assert product.siteID == item.properties["nexrad:awips-id"][3:]
     assert product.lat == pytest.approx(item.properties["nexrad:latitude"])
+    for band in item.assets["data"].extra_fields.get("bands", ()):
+        assert (
+            getattr(product.map_data, "units", band["unit"]).replace("m/s", "m s-1").replace("inches", "in")
+            == band["unit"]
+        )
 
 
 def station(item: pystac.Item) -> None:
     reports = run("read_fwf", item)["reports"]
     assert len(reports) == item.properties["isd:records"]
-    assert set(reports["usaf"]) == {item.properties["isd:usaf"]}
+    assert reports["air_temperature"].between(-60, 60).any()
+    assert reports["sea_level_pressure"].dropna().between(870, 1090).all()
     assert reports["time"].iloc[0] == f"{item.common_metadata.start_datetime:%Y%m%d%H%M}"
 
 

@@ -88,6 +88,10 @@ def test_a_sample_says_what_it_was_made_from() -> None:
     assert (found.start, found.end, found.datetime) == (start, start + timedelta(hours=42), start)
     assert found.geometry == {"type": "Point", "coordinates": (-97.65, 39.55)}
     assert found.findings == ()
+    cube = {name: found.properties.pop(name) for name in ("cube:dimensions", "cube:variables")}
+    assert cube["cube:dimensions"] == {
+        "time": {"type": "temporal", "extent": ["2025-01-01T00:00:00.000000Z", "2025-01-02T18:00:00.000000Z"]}
+    }
     assert found.properties == {
         "platform": "724580-13984",
         "isd:usaf": "724580",
@@ -98,6 +102,26 @@ def test_a_sample_says_what_it_was_made_from() -> None:
         "isd:positions": [{"latitude": 39.55, "longitude": -97.65}],
         "isd:position-count": 1,
         "isd:records": 8,
+    }
+
+
+@pytest.mark.clause("OPR-28")
+def test_mandatory_columns_have_their_place_unit_and_missing_value() -> None:
+    report, values = REPORTS[0].decode("ascii"), {}
+    for name, column in read(SAMPLE).properties["cube:variables"].items():
+        first, last = column["isd:positions"]
+        text = report[first - 1 : last]
+        assert len(text) == len(column["isd:missing"]), name
+        missing = text == column["isd:missing"]
+        values[name] = None if missing else round(int(text) * column["isd:scale"], 1), column["unit"]
+    assert values == {
+        "wind_direction": (360, "degree"),
+        "wind_speed": (2.1, "m s-1"),
+        "ceiling_height": (None, "m"),
+        "visibility": (None, "m"),
+        "air_temperature": (-9, "degC"),
+        "dew_point_temperature": (-11.5, "degC"),
+        "sea_level_pressure": (1013.5, "hPa"),
     }
 
 
@@ -255,6 +279,7 @@ def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_uncheck
         assert sum(source.requests) == MAX_OBJECT_BYTES
         assert found.end == found.start
         assert found.properties["isd:end-known"] is False
+        assert found.properties["cube:dimensions"]["time"]["extent"][1] is None
         assert not {"isd:records", "isd:position-count"} & found.properties.keys()
 
 

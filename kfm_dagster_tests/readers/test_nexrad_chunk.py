@@ -15,7 +15,7 @@ import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples.nexrad_chunks import CHUNKS, make_nexrad_chunks
-from kfm_dagster.demo.samples.nexrad_level2 import DURATION, ELEVATIONS, make_nexrad_level2
+from kfm_dagster.demo.samples.nexrad_level2 import DURATION, ELEVATIONS, MOMENTS, make_nexrad_level2
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.nexrad_chunk import FIRST_BYTES, PROPERTIES, read_nexrad_chunk
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
@@ -121,7 +121,7 @@ def test_a_chunk_is_read_whole_with_one_request_and_a_large_one_with_two(real: M
 # --- samples
 
 
-@pytest.mark.clause("OPR-14")
+@pytest.mark.clause("OPR-14", "OPR-28")
 def test_sample_chunks_are_those_of_the_archive_s_sample_and_say_what_they_were_made_from(
     samples: Mapping[str, bytes],
 ) -> None:
@@ -149,6 +149,8 @@ def test_sample_chunks_are_those_of_the_archive_s_sample_and_say_what_they_were_
         "nexrad:complete": True,
         "nexrad:cuts": len(ELEVATIONS),
     }
+    bands = [header.properties.pop("bands", ()) for header in found]
+    assert [[band["name"] for band in each] for each in bands] == [[], list(MOMENTS[:3]), *[list(MOMENTS)] * 2]
     assert found[-1].properties == last
     first = last | {"nexrad:chunks": 1, "nexrad:complete": False, "nexrad:position-source": "site table"}
     first["nexrad:height-m"] = site.height_m

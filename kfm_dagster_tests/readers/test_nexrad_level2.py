@@ -103,9 +103,16 @@ def test_real_volumes_carry_position_pattern_and_status(
         assert abs(site.height_m - stated["nexrad:height-m"]) < 3
 
 
+CODES = [
+    {"value": 0, "name": "below-threshold", "nodata": True},
+    {"value": 1, "name": "range-folded", "nodata": True},
+]
+
+
 # --- agreement with the key
 
 
+@pytest.mark.clause("OPR-06", "OPR-28")
 def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
     found = read(volume)
     assert (found.start, found.end, found.datetime) == (START, START + DURATION, START)
@@ -127,6 +134,17 @@ def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
         "nexrad:volume-number": 1,
         "nexrad:vcp": 212,
         "nexrad:moments": list(MOMENTS),
+        "bands": [
+            {"name": name, "description": description, "unit": unit, "classification:classes": CODES}
+            for name, description, unit in (
+                ("REF", "Reflectivity", "dBZ"),
+                ("VEL", "Radial velocity", "m s-1"),
+                ("SW", "Spectrum width", "m s-1"),
+                ("ZDR", "Differential reflectivity", "dB"),
+                ("PHI", "Differential phase", "degree"),
+                ("RHO", "Correlation coefficient", "1"),
+            )
+        ],
         "nexrad:latitude": pytest.approx(site.latitude, abs=1e-5),
         "nexrad:longitude": pytest.approx(site.longitude, abs=1e-5),
         "nexrad:height-m": round(site.height_m),

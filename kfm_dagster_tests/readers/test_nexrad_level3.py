@@ -32,7 +32,7 @@ from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
 from kfm_dagster.readers.nexrad_l3_message import MAX_UNPACKED_BYTES
-from kfm_dagster.readers.nexrad_l3_products import product_kinds
+from kfm_dagster.readers.nexrad_l3_products import HYDROMETEORS, product_kinds
 from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES, PROPERTIES, read_nexrad_level3
 from kfm_dagster.readers.nexrad_sites import site_named, sites, tdwr_sites
 from kfm_dagster.readers.ranges import BytesSource
@@ -233,7 +233,19 @@ def test_a_sample_says_what_it_was_made_from() -> None:
         "nexrad:position-source": "product description block",
         "nexrad:compression": "bzip2",
         "nexrad:blocks": ["symbology"],
+        "bands": [{"name": "N0B", "description": "Super Resolution Reflectivity Data Array", "unit": "dBZ"}],
     }
+
+
+@pytest.mark.clause("OPR-28")
+@pytest.mark.parametrize(("code", "unit"), [(99, "m s-1"), (170, "0.01 in"), (165, "1"), (177, "1"), (62, None)])
+def test_a_product_with_values_has_their_unit_and_classes(code: int, unit: str | None) -> None:
+    key, content = sample()
+    found = read(key, patched(patched(content, 0, "h", code), 30, "h", code)).properties.get("bands", [{}])
+    assert found[0].get("unit") == unit
+    classes = {one["value"]: one["name"] for one in found[0].get("classification:classes", ())}
+    assert classes == (HYDROMETEORS if code in {165, 177} else {})
+    assert classes.get(100) == ("hail" if classes else None)
 
 
 DAY, NOON = (START - datetime(1970, 1, 1, tzinfo=UTC)).days + 1, 720
