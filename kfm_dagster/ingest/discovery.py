@@ -110,6 +110,7 @@ class MessageParse(ChainNode):
     _began: int = field(default=0, init=False, repr=False)
     _replays: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
+    @override
     def references(self) -> Sequence[InputReference]:
         """Return what is asked for outside, each question with its query and the day as its window.
 
@@ -188,6 +189,7 @@ class MessageParse(ChainNode):
         refused = {"refused": str(self._refused)} if self._refused is not None else {}
         return {**super().context(), "landing": list(self.landing), **refused}
 
+    @override
     def can_reuse_output(self, tx: Transaction) -> bool:
         """Tell whether no unit of the day waits or is in work."""
         # A listing lets failed units in again, and a backfill counts what it listed.
@@ -227,10 +229,12 @@ class MessageParse(ChainNode):
         self._replays = Counter(unit.replay_run_id for unit in claimed if unit.replay_run_id is not None)
         return claimed
 
+    @override
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
         """Name what was claimed: the digest of the units and their records' versions."""
         return claimed_of(self, batch)
 
+    @override
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         """Say which replays' units this run does again."""
         return [

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,12 +17,12 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import orjson
+from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.issues import FenceIssue, IntegrityIssue, MetadataIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
-from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.heartbeat import Heartbeat
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -31,7 +31,8 @@ from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
 from kfm_dagster.stages.gates.subject import PartitionFacts, Subject, Thresholds
-from kfm_dagster.stages.gates.verdict import Gate, Verdict
+from kfm_dagster.stages.gates.verdict import Gate, Verdict, of_every_gate
+from kfm_dagster.stages.node import StageNode
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.object_handle import ObjectReadError
 
@@ -48,7 +49,7 @@ class StoreSilentError(DependencyUnavailableError):
 
 
 @dataclass(kw_only=True)
-class ChainNode:
+class ChainNode(StageNode):
     """A step of every dataset's chain: what it is stands on the class, its dataset, partition and run on the instance.
 
     What is overridden here is all that a step needs; ops, assets, jobs, gates, rollback, comparison and the names that
@@ -77,11 +78,8 @@ class ChainNode:
     partition: str
     run_id: str
     received: Sequence[Envelope] = field(default=(), repr=False)
-    """The batch that it works on; the stage gives it."""
     partition_facts: PartitionFacts | None = field(default=None, init=False, repr=False)
     """What the ledger had of the partition when the gates looked; None where they had no reason to."""
-    step: ClassVar[str] = "commit"
-    """The one effect of a stage."""
 
     @property
     def contract(self) -> DatasetContract:
@@ -89,13 +87,13 @@ class ChainNode:
         return self.pipeline.registry[self.dataset]
 
     @property
+    @override
     def kind(self) -> str:
-        """Node id of run-state."""
         return f"{self.dataset}.{self.operator}"
 
     @property
+    @override
     def name(self) -> str:
-        """Key of the node's checkpoint."""
         return f"{self.kind}@{self.partition}"
 
     @property
@@ -108,6 +106,7 @@ class ChainNode:
         """Return the nodes from the chain's first one to this one, in order."""
         return (*(cls.follows.chain() if cls.follows else ()), cls)
 
+    @override
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         """Judge a batch by the gates that its maker is held against; the others have nothing to look at."""
         maker = type(self) if of == self.kind or self.follows is None else self.follows
@@ -160,8 +159,8 @@ class ChainNode:
         """The dataset's name where others may read it."""
         return self.pipeline.registry.public_id(self.dataset)
 
+    @override
     def holds_units(self, tx: Transaction) -> bool:
-        """Tell whether a unit of the partition is still claimed by the run."""
         return self.pipeline.ledger.holds(
             dataset=self.dataset,
             partition=self.partition,
@@ -170,38 +169,27 @@ class ChainNode:
             tx=tx,
         )
 
+    @override
     def unlocked(self) -> str | None:
-        """Say what is wrong with this machine's clock, measured once in a while; None when it is locked."""
         judged = self.pipeline.calibration.decided(self.contract, self.pipeline.objects)
         return None if judged.locked else judged.reason
 
-    def inputs(self) -> Sequence[ManifestEntry]:
-        """Nothing besides the batch, for most nodes."""
-        return []
-
+    @override
     def context(self) -> Mapping[str, Any]:
-        """Return what the node was made with."""
         return {"dataset": self.dataset, "partition": self.partition, "operator": str(self.operator)}
 
+    @override
     def params(self) -> Mapping[str, Any]:
-        """Return what changes the result: the partition and, because any change of it may, the contract."""
+        # Any change of the contract may change the result.
         contract = hashlib.sha256(self.contract.model_dump_json().encode()).hexdigest()
         # Named where it is not as ever, so that what earlier releases applied is the same content.
         sampled = {"feed": FeedKind.SAMPLE.value} if self.sampled and Gate.G6 in self.required_gates else {}
         return {"partition": self.partition, "contract_sha256": contract, **sampled}
 
+    @override
     def working(self) -> AbstractContextManager[None]:
-        """Keep the run's leases over the batch, and its messages."""
         attempts = {unit.wal_id: unit.attempt for unit in self.received}
         return Heartbeat(self.pipeline, run_id=self.run_id, attempts=attempts).keeping()
-
-    def transform(self) -> list[Envelope]:
-        """Return the batch as it is, for a node that has only to be made durable."""
-        return list(self.received)
-
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # noqa: ARG002, the node's protocol
-        """Return the batch as it is, for a node without a part in the ledger."""
-        return made
 
     def results(self, batch: Sequence[Envelope]) -> Results:
         """Return what the node made of each unit: its section."""
@@ -224,15 +212,17 @@ class ChainNode:
 
 
 @dataclass(kw_only=True)
-class EffectNode(ChainNode, ABC):
+class EffectNode(ChainNode):
     """A step whose `transform` changes something outside the database, which `compensate` takes back."""
 
-    @abstractmethod
-    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
-        """Undo that; return what it was, or None when it cannot be undone."""
+    leaves_effects = True
 
+    @override
+    @abstractmethod
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None: ...
+
+    @override
     def count_owned(self, tx: Transaction) -> int:
-        """Return how many units of the batch are still claimed by this run."""
         refused = self.pipeline.ledger.fence(self.run_id)(tx, {unit.wal_id: unit.attempt for unit in self.received})
         return len(self.received) - sum(issue is FenceIssue.CLAIM_LOST for issue in refused.values())
 
@@ -255,12 +245,6 @@ def each_alone(step: UnitStep, *, fail: Callable[[Envelope, Exception], Envelope
             return fail(unit, error)
 
     return alone
-
-
-def of_every_gate(asked: Iterable[Verdict], *, maker: str) -> list[Verdict]:
-    """Return a verdict of each gate, in order: of those that were not asked, that another operator's output is."""
-    said = {verdict.gate: verdict for verdict in asked}
-    return [said.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker) for gate in Gate]
 
 
 def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:

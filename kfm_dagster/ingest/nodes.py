@@ -94,6 +94,7 @@ class IntegrityCheck(ChainNode):
         alone = each_alone(check, fail=fail)
         return self.pipeline.concurrently(traced(self.operator, alone, dataset=self.public), self.received)
 
+    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the objects that are not as announced."""
         return _summary([unit.integrity.status is CheckStatus.FAILED for unit in batch if unit.integrity])
@@ -153,6 +154,7 @@ class MetadataExtract(ChainNode):
         record_maskings(self, made, tx)
         return made
 
+    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the units whose headers say too little, or what governance refuses."""
         return _summary(
@@ -233,6 +235,7 @@ class StacRegister(EffectNode):
         """Read the Items back. Raises KfmError when one is not there as written."""
         self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in made if unit.stac])
 
+    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the Items that could not be written."""
         return _summary([unit.stac.write_status is StacStatus.FAILED for unit in batch if unit.stac])
@@ -273,6 +276,7 @@ class ProvenanceEmit(EffectNode):
         withdrawn = self.pipeline.lineage.invalidate(run_id=self.run_id, contract=self.contract, reason=reason, tx=tx)
         return {"withdrawn": withdrawn}
 
+    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the units of which nothing could be told."""
         return _summary([bool(unit.provenance.issues) for unit in batch if unit.provenance])
@@ -299,6 +303,7 @@ class Settle(ChainNode):
             follow_feeds(self.pipeline, self.contract, made, tx)
         return made
 
+    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count how the units ended."""
         report = self.report
@@ -316,6 +321,7 @@ class Settle(ChainNode):
             },
         )
 
+    @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Let the messages go whose units are all terminal, and follow."""
         if self.report.mismatched:

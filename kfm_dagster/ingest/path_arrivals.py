@@ -22,7 +22,7 @@ from typing_extensions import override
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.arrival_table import to_parquet
-from kfm_dagster.ingest.node import ChainNode, of_every_gate
+from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.path.errors import PathError
 from kfm_dagster.path.quantities import as_array_quantities
@@ -39,7 +39,7 @@ from kfm_dagster.stages.gates.path_rules import (
     path_conventions,
     path_dim_report,
 )
-from kfm_dagster.stages.gates.verdict import Gate, Verdict
+from kfm_dagster.stages.gates.verdict import Gate, Verdict, of_every_gate
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.database import Transaction
 
@@ -136,6 +136,7 @@ class PathArrivals(ChainNode):
         }
         return made
 
+    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the units whose beams could not be computed."""
         # What a gate has made leave is counted by the run contract.

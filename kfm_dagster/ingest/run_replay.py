@@ -152,10 +152,12 @@ class ReplayedParse(ChainNode):
         self._claimed = len(claimed)
         return claimed
 
+    @override
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
         """Name what was claimed again."""
         return claimed_of(self, batch)
 
+    @override
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         """Say what was compared, and who decided that the units are done again."""
         decided = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": self._claimed}
@@ -164,6 +166,7 @@ class ReplayedParse(ChainNode):
             attempt.event(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
         ]
 
+    @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Take the original's Items back.
 

@@ -10,11 +10,10 @@ Belongs here: which state follows, the audit of it, retries. Does not belong her
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -29,9 +28,9 @@ from kfm_dagster.stages.audit_events import gate_events
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageRefusedError, StageStoppedError, UnlockedClockError, classify
-from kfm_dagster.stages.gates.verdict import Gate, Verdict
+from kfm_dagster.stages.gates.verdict import of_every_gate
 from kfm_dagster.stages.machine import GateDecision, decide, ending, idempotency_key, may_roll_back, may_start
-from kfm_dagster.stages.node import Gated, LeavesEffects, StageNode
+from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.spans import span
@@ -55,7 +54,7 @@ class StageLifecycle:
 
         Raises UnlockedClockError where the card has an unlocked clock reject the stage.
         """
-        why = node.unlocked() if isinstance(node, Gated) else None
+        why = node.unlocked()
         if why is not None and self.card.clock.unlocked == "reject":
             raise UnlockedClockError(
                 f"{node.kind} may not write",
@@ -98,9 +97,8 @@ class StageLifecycle:
     @span("kfm.gates", {})
     def evaluate_gates(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], GateDecision]:
         """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
-        said = _said(node, batch, of=node.kind)
         current = {unit.wal_id for unit in batch if unit.failure is None}
-        decision = decide(said, self.card, units=current, whole=isinstance(node, LeavesEffects))
+        decision = decide(node.gates(batch, of=node.kind), self.card, units=current, whole=node.leaves_effects)
         if ending(decision, self.card) is not StageState.SUCCEEDED:
             raise StageStoppedError(stage=node.kind, decision=decision, why="may not succeed")
         return [_marked(unit, decision) for unit in batch], decision
@@ -223,15 +221,11 @@ class StageLifecycle:
         """Judge what a stage is given by the gates that the card asks for; what was judged as an output stands."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
         if upstream is None or upstream.reused or condition is None:
-            return decide(_nothing(), self.card)
+            return decide(of_every_gate((), maker=node.kind), self.card)
         if upstream.decision is not None:
             return upstream.decision
-        asked = [
-            verdict
-            for verdict in _said(node, upstream.envelopes, of=upstream.state.dataset_id)
-            if verdict.gate in condition.gates
-        ]
-        return decide(asked, self.card)
+        verdicts = node.gates(upstream.envelopes, of=upstream.state.dataset_id)
+        return decide((verdict for verdict in verdicts if verdict.gate in condition.gates), self.card)
 
     def _succeeded(self, upstream: StageBatch | None, tx: Transaction) -> bool:
         if upstream is None:
@@ -266,13 +260,11 @@ class StageLifecycle:
         newest = self.store.newest(failed.run_id, failed.stage, tx=tx)
         if newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
             return  # The next attempt has begun, and what stands is its own.
-        undone: Mapping[str, Any] | None = {}
-        if isinstance(node, LeavesEffects):
-            if received is not None and node.count_owned(tx) < len(received.envelopes):
-                left = {"reason": "its units are another run's, or done"}
-                self.store.audit.append([failed.event(AuditKind.COMPENSATION, "left", left)], tx=tx)
-                return
-            undone = node.compensate(tx=tx)
+        if received is not None and node.count_owned(tx) < len(received.envelopes):
+            left = {"reason": "its units are another run's, or done"}
+            self.store.audit.append([failed.event(AuditKind.COMPENSATION, "left", left)], tx=tx)
+            return
+        undone = node.compensate(tx=tx)
         told = [failed.event(AuditKind.COMPENSATION, "done", undone or {})]
         if may_roll_back(self.card, has_checkpoint=has_checkpoint, do_compensate=undone is not None):
             self.store.move(failed, StageState.ROLLED_BACK, compensation=undone or {}, told=told, tx=tx)
@@ -287,11 +279,3 @@ def _marked(unit: Envelope, decision: GateDecision) -> Envelope:
     what = next(finding.what for finding in verdict.findings if finding.wal_id == unit.wal_id)
     issue = Issue(code=GateIssue[verdict.gate].value, severity=Severity.FAILED, message=what)
     return unit.evolve(gate_issues=(*unit.gate_issues, issue))
-
-
-def _said(node: StageNode, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-    return node.gates(batch, of=of) if isinstance(node, Gated) else _nothing()
-
-
-def _nothing() -> list[Verdict]:
-    return [Verdict.not_applicable(gate, "judged where it was made", "nothing new") for gate in Gate]

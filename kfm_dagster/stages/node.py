@@ -1,18 +1,17 @@
-"""What a stage runs: an idempotent node over a batch of envelopes, and what one may be able to do besides.
+"""What a stage runs: an idempotent node over a batch of envelopes, with a default for each optional ability.
 
-A stage asks for each ability by `isinstance`, so that a node declares what it has and nothing else. Does not belong
-here: the protocol of a node (`idempotent_node/node.py`), or the nodes of the chain (`ingest/node.py`).
+Does not belong here: the protocol of nodes (`idempotent_node/node.py`), or the chain (`ingest/node.py`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
-from kfm_dagster.idempotent_node.node import IdempotentNode
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.audit import AuditEvent
@@ -20,121 +19,99 @@ from kfm_dagster.stages.gates.verdict import Verdict
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
-StageNode: TypeAlias = IdempotentNode[list[Envelope], list[Envelope]]
-"""One operator over the batch of one dataset. Its kind is its id in run-state, `<dataset>.<operator>`, and its name
-`<kind>@<UTC day>`; a stage adds the batch that it is given to its inputs."""
 
+class StageNode(ABC):
+    """One operator over the batch of one dataset; a stage adds the batch that it is given to its inputs."""
 
-@runtime_checkable
-class Receives(Protocol):
-    """A node that works on the batch of the node before it."""
+    leaves_effects: ClassVar[bool] = False
+    """Whether `transform` changes something outside the database: no unit can leave alone after that.
 
-    received: Sequence[Envelope]
-    """That batch; empty for the first node of a chain. The stage sets it before it asks for anything."""
+    Such a change converges when the call is repeated, and `compensate` undoes it.
+    """
+    step: ClassVar[str] = "commit"
+    """The one effect of a stage."""
+    received: Sequence[Envelope] = ()
+    """The batch of the node before it; empty for a chain's first node. The stage sets it before any call."""
 
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Node id of run-state: `<dataset>.<operator>`."""
 
-@runtime_checkable
-class RefersToInputs(Protocol):
-    """A node of which run-state compares something else within a run than its inputs."""
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Key of the node's checkpoint: `<kind>@<UTC day>`."""
+
+    @abstractmethod
+    def params(self) -> Mapping[str, Any]:
+        """Return every setting that changes the result."""
+
+    @abstractmethod
+    def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
+        """Return every gate's verdict on the output of the node of kind `of`: this one's, or its upstream's."""
+
+    def inputs(self) -> Sequence[ManifestEntry]:
+        """Return what the node consumes besides the batch."""
+        return ()
 
     def references(self) -> Sequence[InputReference]:
-        """Return what that is, besides the batch."""
-        ...
+        """Return what run-state compares within a run, besides the batch."""
+        return [InputReference(uri=entry.uri, checksum=entry.checksum) for entry in self.inputs()]
 
-
-@runtime_checkable
-class Gated(Protocol):
-    """A node of which the pipeline card asks something: gates, and a clock that is right."""
-
-    def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        """Judge the output of a node (`of`, its kind) by every gate: this one's own, or what it was given."""
-        ...
+    def context(self) -> Mapping[str, Any]:
+        """Return what a replay needs to make the node again and that changes no result."""
+        return {}
 
     def unlocked(self) -> str | None:
-        """Say why the clock is not right enough to write by, or None when it is (E_SYNC)."""
-        ...
-
-
-@runtime_checkable
-class Leased(Protocol):
-    """A node whose run must not lose something while it computes."""
+        """Return why the clock is not right enough to write by, or None when it is (E_SYNC)."""
+        return None
 
     def working(self) -> AbstractContextManager[None]:
-        """Hold on to that for as long as the block lasts."""
-        ...
+        """Keep the run's leases for as long as the block lasts."""
+        return nullcontext()
 
+    def transform(self) -> list[Envelope]:
+        """Compute the output: the batch as it is, for a node that only makes it durable."""
+        return list(self.received)
 
-@runtime_checkable
-class LeavesEffects(Protocol):
-    """A node whose `transform` changes something outside the database: no unit can leave alone after that.
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # noqa: ARG002, a default
+        """Write the node's own tables in the transaction of its commit; return the batch to store."""
+        return made
 
-    What it changes must converge when the call is repeated.
-    """
-
-    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
-        """Undo what `transform` has left behind; return what that was, or None when it cannot be undone.
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
+        """Undo the effects of `transform`; return what was undone, or None when it cannot be.
 
         With `tx` the database's part joins the caller's transaction; then it may be repeated until that is committed.
         """
-        ...
+        return {}
 
-    def count_owned(self, tx: Transaction) -> int:
-        """Return how many units of the batch are still the run's, and keep them so until the transaction ends.
+    def count_owned(self, tx: Transaction) -> int:  # noqa: ARG002, a default
+        """Return how many units of the batch are the run's, and lock them until the transaction ends.
 
-        Nobody else may rely on what was done for these.
+        No other run relies on the effects of these.
         """
-        ...
+        return len(self.received)
 
+    def holds_units(self, tx: Transaction) -> bool:  # noqa: ARG002, a default
+        """Return whether the run still claims a unit; without one its stages are over."""
+        return True
 
-@runtime_checkable
-class HoldsUnits(Protocol):
-    """A node whose run claims units."""
-
-    def holds_units(self, tx: Transaction) -> bool:
-        """Tell whether a unit is still claimed by the run."""
-        ...
-
-
-@runtime_checkable
-class ReusedWithCare(Protocol):
-    """A node that an earlier run's output for the same content does not always do for."""
-
-    def can_reuse_output(self, tx: Transaction) -> bool:
-        """Tell whether it does, because nothing that it names is in work."""
-        ...
-
-
-@runtime_checkable
-class Checking(Protocol):
-    """A node that checks its units; those of any other have all passed."""
+    def can_reuse_output(self, tx: Transaction) -> bool:  # noqa: ARG002, a default
+        """Return whether an earlier run's output for the same content may be reused."""
+        return True
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the checks of this node over the batch as it is stored."""
-        ...
+        """Count the node's checks over the batch as it is stored."""
+        return ValidationSummary(checks=len(batch), passed=len(batch), failed=0)
 
+    def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry | None:  # noqa: ARG002, a default
+        """Return the units that `apply` claimed and their records' versions, for intent and lineage; None for none."""
+        return None
 
-@runtime_checkable
-class Claims(Protocol):
-    """A node that takes its batch from the ledger."""
+    def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:  # noqa: ARG002, a default
+        """Return the audit's lines of this node, once `apply` is done."""
+        return ()
 
-    def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Name the units of the batch and their records' versions, of which intent and lineage say that it was made."""
-        ...
-
-
-@runtime_checkable
-class Audited(Protocol):
-    """A node of which the audit has lines besides those of every stage."""
-
-    def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return them, once `apply` is done."""
-        ...
-
-
-@runtime_checkable
-class ActsAfterCommit(Protocol):
-    """A node that has something to do which may only happen once the stage is durable."""
-
-    def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Do it; another process repeats it when this one dies here."""
-        ...
+    def after_commit(self, batch: Sequence[Envelope]) -> None:  # noqa: B027, a default
+        """Act once the stage is durable; another process repeats it when this one dies here."""

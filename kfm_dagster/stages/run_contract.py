@@ -31,15 +31,7 @@ from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import StageState, StateMachine
 from kfm_dagster.stages.failure import RolledBackError, StageFailedError, StageRefusedError
 from kfm_dagster.stages.lifecycle import StageLifecycle
-from kfm_dagster.stages.node import (
-    ActsAfterCommit,
-    Audited,
-    HoldsUnits,
-    LeavesEffects,
-    Receives,
-    ReusedWithCare,
-    StageNode,
-)
+from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.port import RunStatePort
 from kfm_dagster.stages.staged import StagedNode
 from kfm_dagster.stages.store import StageMoveError, StageStore
@@ -80,8 +72,7 @@ class StageRunner:
 
         With a reason to `force`, content that earlier runs applied is computed again.
         """
-        if isinstance(node, Receives):
-            node.received = upstream.envelopes if upstream else ()
+        node.received = upstream.envelopes if upstream else ()
         staged = StagedNode(node=node, run_id=run_id, received=upstream, lifecycle=self.lifecycle, port=self.port)
         facts = {"kfm.dataset_id": node.kind, "kfm.run_id": run_id}
         units = str(len(upstream.envelopes)) if upstream else ""
@@ -107,8 +98,7 @@ class StageRunner:
         with failpoint_context(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
             batch = self._commit(staged)
             hit(Failpoint.STAGE_COMMITTED)
-            if isinstance(staged.node, ActsAfterCommit):
-                staged.node.after_commit(batch.envelopes)
+            staged.node.after_commit(batch.envelopes)
         return batch
 
     def load_output(self, dataset_id: str, run_id: str) -> StageBatch | None:
@@ -130,12 +120,8 @@ class StageRunner:
 
         Worked on again, every one would be refused, and that would be recorded over what had come of them.
         """
-        node = staged.node
         with writing(self.database, tx) as change:
-            if isinstance(node, HoldsUnits):
-                return not node.holds_units(change)
-            given = staged.received is not None and bool(staged.received.envelopes)
-            return given and isinstance(node, LeavesEffects) and node.count_owned(change) == 0
+            return not staged.node.holds_units(change)
 
     def _compute(self, staged: StagedNode, force: str | None) -> None:
         node, run_id, snapshot = staged.node, staged.run_id, list[str]()
@@ -211,13 +197,12 @@ class StageRunner:
         It may be handed on when nothing it names is in work, when no rollback took it back, and when it was a success
         or belongs to a batch that was handed on itself: what failed in a batch of this run is tried again.
         """
-        node, reused = staged.node, staged.received is not None and staged.received.reused
+        reused = staged.received is not None and staged.received.reused
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
             output = self.nodes.output(content.content_hash, tx=tx)
             succeeded = output is not None and output.record["outcome"] == Outcome.SUCCESS
             is_intact = output is not None and self.port.is_intact(output)
-            reusable = not isinstance(node, ReusedWithCare) or node.can_reuse_output(tx)
-            if (succeeded or reused) and is_intact and reusable:
+            if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
             # What was taken back is made up for once, and then handed on again; anything else is this run's own.
             content = again(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
@@ -230,8 +215,7 @@ class StageRunner:
             with self.nodes.failing(staged.intent), self.database.transaction() as tx:
                 batch = self._upsert(staged, tx)
                 # Last, because the audit is one chain: an append keeps the other writers waiting.
-                node = staged.node
-                of_node = node.audit_lines(staged.attempt) if isinstance(node, Audited) and not batch.reused else ()
+                of_node = () if batch.reused else staged.node.audit_lines(staged.attempt)
                 self.lifecycle.succeed(staged.attempt, batch, staged.decision, of_node=of_node, tx=tx)
                 return batch
         except Exception as error:

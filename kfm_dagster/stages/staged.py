@@ -7,7 +7,6 @@ it is done (`run_contract.py`), or what a gate's verdict leads to (`machine.py`)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,13 +16,13 @@ from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.idempotent_node.node import transformed
 from kfm_dagster.idempotent_node.transaction import Content, Effect
 from kfm_dagster.idempotent_node.wal import Intent
-from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
+from kfm_dagster.run_state.inputs_hash import inputs_hash
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.machine import GateDecision
-from kfm_dagster.stages.node import Checking, Claims, Leased, RefersToInputs, StageNode
+from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.port import RunStateKey, RunStatePort
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
@@ -78,13 +77,8 @@ class StagedNode:
     @cached_property
     def key(self) -> RunStateKey:
         """What run-state has of it: its id, the run, and the hash of what it consumes within the run."""
-        references = (
-            self.node.references()
-            if isinstance(self.node, RefersToInputs)
-            else [InputReference(uri=entry.uri, checksum=entry.checksum) for entry in self.node.inputs()]
-        )
         given = [self.received.reference] if self.received else []
-        digest = inputs_hash([*references, *given], self.params())
+        digest = inputs_hash([*self.node.references(), *given], self.params())
         return RunStateKey(dataset_id=self.kind, run_id=self.run_id, inputs_hash=digest)
 
     @property
@@ -109,7 +103,7 @@ class StagedNode:
 
     def transform(self) -> Judged:
         """Compute, and have the gates judge it. Raises StageStoppedError."""
-        with self.node.working() if isinstance(self.node, Leased) else nullcontext():
+        with self.node.working():
             computed = transformed(self.node)
             return self.lifecycle.evaluate_gates(self.node, computed)
 
@@ -117,17 +111,13 @@ class StagedNode:
         """Store the batch and record what came of it, with the node's own tables."""
         computed, decision = made
         envelopes = self.node.apply(tx, computed)
-        summary = (
-            self.node.summarize(envelopes)
-            if isinstance(self.node, Checking)
-            else ValidationSummary(checks=len(envelopes), passed=len(envelopes), failed=0)
-        )
-        kept = self.port.keep(self.key, envelopes, self._with_gates(summary, made), tx=tx)
+        summary = self._with_gates(self.node.summarize(envelopes), made)
+        kept = self.port.keep(self.key, envelopes, summary, tx=tx)
         self.batch = replace(kept, decision=_evaluated(decision))
         volume = StepVolume(rows_out=len(envelopes), bytes_out=kept.stored_bytes)
         if self.received is not None:
             volume = replace(volume, rows_in=len(self.received.envelopes), bytes_in=self.received.stored_bytes)
-        claimed = self.node.claimed(envelopes) if isinstance(self.node, Claims) else None
+        claimed = self.node.claimed(envelopes)
         lineage = self._lineage(kept, claimed)
         return Effect(record=_record_of(kept), lineage=lineage, volume=volume, claimed=claimed)
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.gates.verdict import Gate, Verdict
+from kfm_dagster.stages.gates.verdict import Verdict, of_every_gate
+from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.database import Transaction
 
@@ -19,12 +19,11 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class FakeNode:
+class FakeNode(StageNode):
     """A node that counts what is done to it."""
 
     batch: list[Envelope]
     kind: str = "nexrad-l2.integrity_check"
-    step: str = "commit"
     received: Sequence[Envelope] = ()
     setting: int = 1
     fails: Exception | None = None
@@ -34,28 +33,25 @@ class FakeNode:
     """Whether the verdicts are of what it is given, too."""
     clock: str | None = None
     is_finished: bool = True
+    holds: bool = True
+    """Whether its run still claims a unit."""
     calls: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.kind}@2025-04-01"
 
-    def inputs(self) -> Sequence[ManifestEntry]:
-        return []
-
     def params(self) -> Mapping[str, Any]:
         return {"setting": self.setting}
-
-    def context(self) -> Mapping[str, Any]:
-        return {}
 
     def unlocked(self) -> str | None:
         return self.clock
 
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        heard = self.verdicts if self.of_input or of == self.kind else ()
-        said = {verdict.gate: verdict for verdict in heard}
-        return [said.get(gate, Verdict.not_applicable(gate, "none", "none")) for gate in Gate]
+        return of_every_gate(self.verdicts if self.of_input or of == self.kind else (), maker=of)
+
+    def holds_units(self, tx: Transaction) -> bool:
+        return self.holds
 
     def can_reuse_output(self, tx: Transaction) -> bool:
         return self.is_finished
@@ -86,6 +82,8 @@ class FakeNode:
 class FakeEffectNode(FakeNode):
     """One that has left something outside the database."""
 
+    leaves_effects = True
+
     compensation_fails: Exception | None = None
     is_owned: bool = True
 
@@ -97,16 +95,6 @@ class FakeEffectNode(FakeNode):
 
     def count_owned(self, tx: Transaction) -> int:
         return len(self.received) if self.is_owned else 0
-
-
-@dataclass
-class FakeClaimingNode(FakeNode):
-    """One whose run claims units."""
-
-    holds: bool = False
-
-    def holds_units(self, tx: Transaction) -> bool:
-        return self.holds
 
 
 def execute(

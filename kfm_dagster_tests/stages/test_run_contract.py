@@ -24,7 +24,7 @@ from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.failure import RolledBackError, StageFailedError
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster_tests.factories import envelope, failed
-from kfm_dagster_tests.stages.fake_node import NOW, FakeClaimingNode, FakeNode, execute
+from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
 @pytest.mark.clause("RSP-18")
 @pytest.mark.parametrize("holds", [False, True], ids=["ended", "still with units"])
 def test_other_inputs_leave_the_record_of_a_run_that_has_no_unit_any_more(runner: StageRunner, *, holds: bool) -> None:
-    first = execute(runner, FakeClaimingNode([envelope(1)]))
-    node = FakeClaimingNode([envelope(2)], setting=2, holds=holds)
+    first = execute(runner, FakeNode([envelope(1)]))
+    node = FakeNode([envelope(2)], setting=2, holds=holds)
     batch = execute(runner, node)
     recorded = runner.run_states.get("nexrad-l2.integrity_check", "run")
     lines = runner.lifecycle.store.audit.of_stage("run", "nexrad-l2.integrity_check")

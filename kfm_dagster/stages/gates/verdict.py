@@ -6,7 +6,7 @@ here: a rule, or what follows from a verdict (`stages/card.py` reads that from `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 
@@ -109,3 +109,9 @@ class Verdict:
     def not_applicable(cls, gate: Gate, rule: str, why: str) -> Verdict:
         """Say that there is nothing to look at."""
         return cls(gate=gate, rule=rule, observed=why, expected="nothing to look at", applies=False)
+
+
+def of_every_gate(verdicts: Iterable[Verdict], *, maker: str) -> list[Verdict]:
+    """Return a verdict of each gate, in order; a gate without one does not apply to the output of `maker`."""
+    given = {verdict.gate: verdict for verdict in verdicts}
+    return [given.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker) for gate in Gate]
