@@ -1,10 +1,10 @@
 """Following: followers of the catalog are brought up to date, with a cursor for each follower and collection.
 
 Changes of a collection are committed in the order of their numbers, because it has one writer at a time: so a cursor
-is enough, and nothing is passed over. One process at a time brings a follower on in a collection (its turn); one that
-fails is tried again, further apart each time.
+is enough, and no change is skipped. One process at a time advances a follower in a collection.
 
-Does not belong here: writing changes (`index.py`), what a change and a follower are (`changes.py`).
+Does not belong here: writing changes (`index.py`), what a change and a follower are (`changes.py`), leases and retries
+(`outbox/`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kfm_dagster.catalog.item import content_sha256
 from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.redaction import error_text
-from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
@@ -57,17 +57,7 @@ class _Turn:
 
     follower: Follower
     contract: DatasetContract
-    number: int
-    change_id: int
-    failures: int
-
-    @property
-    def key(self) -> dict[str, object]:
-        return {
-            "follower": self.follower.name,
-            "collection_id": self.contract.stac.collection,
-            "turn": self.number,
-        }
+    entry: Entry
 
 
 class Following:
@@ -82,6 +72,7 @@ class Following:
         }
         self._publisher = publisher
         self._clock = clock
+        self._outbox = Outbox(database, "catalog", lease=TURN, clock=clock)
 
     def catch_up(self, followers: Iterable[Follower], *, within: float = 10.0) -> int:
         """Bring followers up to date, and return how many changes they took; after `within` seconds the rest waits.
@@ -114,7 +105,7 @@ class Following:
             )
         with self._or_put_off(turn):
             follower.forget(owner)
-        self._end(turn, change_id=0)
+        self._outbox.advance(turn.entry, 0)
         taken = 0
         while (again := self._take(follower, owner)) is not None and (found := self._bring_on(again)):
             taken += found
@@ -137,20 +128,8 @@ class Following:
             return [self._owners[row.collection_id] for row in rows]
 
     def _take(self, follower: Follower, contract: DatasetContract) -> _Turn | None:
-        now = self._clock()
-        with self._database.transaction() as tx:
-            row = tx.run(
-                "catalog.take_turn",
-                follower=follower.name,
-                collection_id=contract.stac.collection,
-                now=now,
-                busy_until=now + TURN,
-            ).one_or_none()
-        if row is None:
-            return None
-        return _Turn(
-            follower=follower, contract=contract, number=row.turn, change_id=row.change_id, failures=row.failures
-        )
+        entry = self._outbox.take(follower.name, contract.stac.collection)
+        return None if entry is None else _Turn(follower=follower, contract=contract, entry=entry)
 
     def _bring_on(self, turn: _Turn) -> int:
         """Bring a follower on by a batch, and return how many changes that were. Raises FollowError."""
@@ -158,7 +137,7 @@ class Following:
         if changes:
             with self._or_put_off(turn):
                 turn.follower.follow(turn.contract, self._standing(turn.contract, changes))
-        self._end(turn, change_id=changes[-1].change_id if changes else turn.change_id)
+        self._outbox.advance(turn.entry, changes[-1].change_id if changes else turn.entry.position)
         return len(changes)
 
     @contextmanager
@@ -167,8 +146,10 @@ class Following:
         try:
             yield
         except Exception as error:
-            self._put_off(turn, error)
-            raise FollowError(observed=error_text(error)) from None
+            text = error_text(error)
+            _LOG.warning("%s of %s is deferred: %s", turn.follower.name, turn.contract.stac.collection, text)
+            self._outbox.defer(turn.entry, text)
+            raise FollowError(observed=text) from None
 
     def _changes(self, turn: _Turn) -> list[ItemChange]:
         """Return what comes next, without the Items' content."""
@@ -177,7 +158,7 @@ class Following:
             rows = view.run(
                 "catalog.changes_after",
                 collection_id=collection,
-                after=turn.change_id,
+                after=turn.entry.position,
                 after_followers=turn.follower.after,
                 most=BATCH,
             )
@@ -235,21 +216,6 @@ class Following:
             else:
                 unsure.append(change)
         return found, unsure
-
-    def _end(self, turn: _Turn, *, change_id: int) -> None:
-        with self._database.transaction() as tx:
-            tx.run("catalog.end_turn", turn.key, change_id=change_id, now=self._clock())
-
-    def _put_off(self, turn: _Turn, error: Exception) -> None:
-        text = error_text(error)
-        _LOG.warning("%s of %s is put off: %s", turn.follower.name, turn.contract.stac.collection, text)
-        with self._database.transaction() as tx:
-            tx.run(
-                "catalog.put_off_follower",
-                turn.key,
-                next_attempt_at=self._clock() + DELIVERY.pause(turn.failures + 1),
-                last_error=text,
-            )
 
 
 def _last(changes: Sequence[ItemChange]) -> list[ItemChange]:

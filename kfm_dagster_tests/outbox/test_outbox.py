@@ -72,7 +72,9 @@ def test_an_entry_is_put_once_until_it_is_delivered(database: Database, outbox: 
     put(database, outbox, "a", "1")
     if database.dialect == "sqlite":
         with database.engine.begin() as connection:
-            connection.exec_driver_sql("INSERT OR REPLACE INTO outbox SELECT * FROM outbox")
+            columns = "topic, consumer, subject, payload, created_at"
+            replaced = f"INSERT OR REPLACE INTO outbox ({columns}, next_attempt_at)"
+            connection.exec_driver_sql(f"{replaced} SELECT {columns}, created_at FROM outbox")
     assert outbox.due(["a"]) is None
     finish(database, outbox, entry)
     assert outbox.claim(["a"]) is None
@@ -144,10 +146,32 @@ def test_what_fails_waits_twice_as_long_each_time(database: Database, outbox: Ou
 
 def test_a_topic_is_its_own(database: Database, outbox: Outbox, now: Clock) -> None:
     put(database, outbox, "a", "1")
-    other = Outbox(database, "lineage", lease=LEASE, clock=now)
+    other = Outbox(database, "catalog", lease=LEASE, clock=now)
     assert other.claim(["a"]) is None
-    assert other.claim_subject("a", "1") is None
     entry = claimed(outbox)
     assert not other.defer(entry, "x")
     finish(database, other, entry)
     assert outbox.defer(entry, "x")
+
+
+def test_a_place_begins_with_its_first_claim_and_stays(database: Database, now: Clock) -> None:
+    places = Outbox(database, "catalog", lease=LEASE, clock=now)
+    with database.transaction() as tx:
+        tx.run("catalog.log_changes", collection_id="c", rows=[["i", "p", "withdrawn", None]] * 2, changed_at=now())
+    late = places.take("f", "c")
+    assert late is not None
+    assert places.take("f", "c") is None
+    now.at += LEASE
+    entry = places.take("f", "c")
+    assert entry is not None
+    places.advance(late, 1)
+    assert places.defer(entry, "down")
+    assert places.take("f", "c") is None
+    now.passes(seconds=15)
+    again = places.take("f", "c")
+    assert again is not None
+    assert (again.position, again.failures, again.turn) == (0, 1, 3)
+    places.advance(again, 2)
+    last = places.take("f", "c")
+    assert last is not None
+    assert (last.position, last.failures, last.last_error, last.turn) == (2, 0, None, 4)

@@ -116,12 +116,6 @@ STANDING: dict[str, Sequence[Row]] = {
             "content_sha256": HASH, "changed_at": T,
         }
     ],
-    "catalog_followers": [
-        {
-            "follower": "f", "collection_id": "c1", "change_id": 1, "turn": 1, "failures": 0, "next_attempt_at": T,
-            "last_error": None,
-        }
-    ],
     "announcements": [
         {
             "subscription": "s", "collection_id": "c1", "item_id": "i1", "change_id": 2, "kind": "created",
@@ -312,7 +306,6 @@ ANOTHER: dict[str, Row] = {
     "catalog_pages": {"page": 2},
     "catalog_summaries": {"value": "2"},
     "catalog_changes": {"item_id": "i2"},
-    "catalog_followers": {"collection_id": "c2"},
     "announcements": {"item_id": "i2"},
     "lineage_batches": {"batch_id": "b2", "href": "2"},
     "lineage_invalidations": {"batch_id": "b3", "invalidated_by": "b1"},
@@ -440,9 +433,6 @@ CASES: dict[str, list[Row]] = {
     "catalog_summaries_items_are_not_negative": [{"items": -1}],
     "catalog_changes_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
     "catalog_changes_content_is_of_what_stands": [{"content_sha256": None}, {"kind": "withdrawn"}],
-    "catalog_followers_counts_are_not_negative": [{"change_id": -1}, {"turn": -1}],
-    "catalog_followers_error_is_bounded": [{"failures": 1, "last_error": "x" * 501}],
-    "catalog_followers_error_is_of_a_failure": [{"failures": 1}, {"last_error": "x"}],
     "announcements_counts_are_not_negative": [
         {"change_id": 0},
         {"attempts": -1},

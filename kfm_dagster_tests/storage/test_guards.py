@@ -39,10 +39,10 @@ from kfm_dagster_tests.storage.test_constraints import (
 pytestmark = pytest.mark.clause("SEC-07")
 
 DERIVED = {
-    "catalog_collections", "catalog_followers", "catalog_pages", "catalog_summaries", "size_peers", "nodd_feeds",
+    "catalog_collections", "catalog_pages", "catalog_summaries", "size_peers", "nodd_feeds",
     "nodd_listed_days", "nodd_gaps", "nodd_arrivals",
 }  # fmt: skip
-"""Counts over the Items, written again from them; places of followers, which may begin again; sizes that records have:
+"""Counts over the Items, written again from them; sizes that records have:
 what a unit was held against is in its own record; and what the ledger lacks, derived from it."""
 VOCABULARY = {"replay_reasons", "schema_version"}
 LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "outbox", "clock_readings", "rejected_bodies"}
@@ -68,6 +68,11 @@ INTEND = (
     "INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status, started_at) "
     f"VALUES ('{ONE}', 'n', 's', '{{}}', '{'d' * 64}', 'FAILED', '{T}')"
 )
+PUT = (
+    "INSERT INTO outbox (topic, consumer, subject, payload, created_at, next_attempt_at, position, turn, failures, "
+    f"last_error) VALUES ('catalog', 'f', 'c1', '{{{{}}}}', '{T}', '{T}', {{}})"
+)
+FOLLOWER = PUT.format("0, 0, 0, NULL")
 REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "UPDATE nodd_wal_deliveries SET message_id = 'another'", "deliveries_identity_is_immutable"),
     ((), f"UPDATE nodd_wal_deliveries SET first_received_at = '{LATER}'", "deliveries_identity_is_immutable"),
@@ -79,9 +84,6 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((f"{SIGNED} 'invalid' WHERE message_id = 'm1'", f"{SIGNED} 'unchecked' WHERE message_id = 'm1'"),
      f"{SIGNED} 'verified', receive_count = 9", "deliveries_identity_is_immutable"),
     ((), f"{SIGNED} NULL WHERE message_id = 'm3'", "deliveries_identity_is_immutable"),
-    (("UPDATE catalog_followers SET change_id = 0", "UPDATE catalog_followers SET change_id = 1"),
-     "UPDATE catalog_followers SET change_id = 2", "followers_are_behind"),
-    ((), f"INSERT INTO catalog_followers VALUES ('f', 'c9', 1, 1, 0, '{T}', NULL)", "followers_are_behind"),
     ((), "UPDATE nodd_wal_delivery_units SET wal_id = 'another'", "delivery_units_are_append_only"),
     ((), "DELETE FROM nodd_wal_delivery_units", "delivery_units_are_append_only"),
     ((), "UPDATE rejected_messages SET reason_code = 'another'", "rejections_are_append_only"),
@@ -140,6 +142,13 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "UPDATE lineage_batches SET delivery = 'pending'", "lineage_batches_only_go_on"),
     ((), "DELETE FROM lineage_outbox", "lineage_outbox_leaves_when_done"),
     ((), "DELETE FROM outbox", "outbox_leaves_when_delivered"),
+    ((FOLLOWER, "UPDATE outbox SET turn = 1"), "DELETE FROM outbox WHERE topic = 'catalog'",
+     "outbox_leaves_when_delivered"),
+    ((FOLLOWER, "UPDATE outbox SET position = 1 WHERE topic = 'catalog'"),
+     "UPDATE outbox SET position = 2 WHERE topic = 'catalog'", "followers_are_behind"),
+    ((), PUT.format("0, 1, 0, NULL"), "outbox_begins_undelivered"),
+    ((), PUT.format("1, 0, 0, NULL"), "outbox_begins_undelivered"),
+    ((), PUT.format("0, 0, 1, 'x'"), "outbox_begins_undelivered"),
     (("UPDATE outbox SET turn = 2",), "UPDATE outbox SET turn = 1", "outbox_keeps_its_content"),
     ((), "UPDATE lineage_invalidations SET reason = 'another'", "lineage_is_append_only"),
     ((), "UPDATE clock_readings SET offset_seconds = 0", "clock_readings_are_append_only"),
@@ -384,13 +393,6 @@ def planned(typed: Connection) -> Connection:
     """With another replay, which is planned."""
     insert(typed, "replay_runs", {**STANDING["replay_runs"][0], **ANOTHER["replay_runs"], "state": "planned"})
     return typed
-
-
-def test_a_follower_begins_and_goes_as_far_as_the_newest_change(typed: Connection) -> None:
-    follower = STANDING["catalog_followers"][0]
-    insert(typed, "catalog_followers", {**follower, "follower": "newest"})
-    insert(typed, "catalog_followers", {**follower, "follower": "first", "change_id": 0})
-    typed.exec_driver_sql("UPDATE catalog_followers SET change_id = 1 WHERE follower = 'first'")
 
 
 def test_a_replay_begins_planned_and_a_unit_undecided_before_it_runs(planned: Connection) -> None:

@@ -93,14 +93,14 @@ WHERE subscription = :subscription;
 -- name: waiting
 -- Changes that the subscription has not been sent, or of which it has not been decided whether they are its.
 SELECT count(*) AS changes FROM catalog_changes AS change
-LEFT JOIN catalog_followers AS place
-    ON place.follower = :follower AND place.collection_id = change.collection_id
-WHERE change.change_id > coalesce(place.change_id, 0);
+LEFT JOIN outbox AS place
+    ON place.topic = 'catalog' AND place.subject = change.collection_id AND place.consumer = :follower
+WHERE change.change_id > coalesce(place.position, 0);
 
 -- name: put_off
-SELECT failures, next_attempt_at, last_error FROM catalog_followers
-WHERE follower = :follower AND failures > 0
-ORDER BY failures DESC, collection_id
+SELECT failures, next_attempt_at, last_error FROM outbox
+WHERE topic = 'catalog' AND consumer = :follower AND failures > 0
+ORDER BY failures DESC, subject
 LIMIT 1;
 
 -- name: in_trouble

@@ -285,10 +285,10 @@ SELECT change_id, item_id, partition_key, kind, content_sha256, changed_at FROM 
 WHERE
     collection_id = :collection_id AND change_id > :after
     AND change_id <= (
-        SELECT coalesce(min(coalesce(place.change_id, 0)), 9223372036854775807)
+        SELECT coalesce(min(coalesce(place.position, 0)), 9223372036854775807)
         FROM (@each(:after_followers)) AS named
-        LEFT JOIN catalog_followers AS place
-            ON place.follower = named.value AND place.collection_id = :collection_id
+        LEFT JOIN outbox AS place
+            ON place.topic = 'catalog' AND place.subject = :collection_id AND place.consumer = named.value
     )
 ORDER BY change_id
 LIMIT :most;
@@ -305,48 +305,35 @@ WHERE collection_id = :collection_id;
 -- The collections of which a follower lacks changes that those before it have, unless it is put off or at work there.
 SELECT batch.value ->> 0 AS collection_id
 FROM @rows(:collections, batch)
-LEFT JOIN catalog_followers AS place ON place.follower = :follower AND place.collection_id = batch.value ->> 0
+LEFT JOIN outbox AS place
+    ON place.topic = 'catalog' AND place.subject = batch.value ->> 0 AND place.consumer = :follower
 WHERE
     (place.next_attempt_at IS NULL OR place.next_attempt_at <= @as_time(:now))
     AND EXISTS (
         SELECT 1 FROM catalog_changes AS change
         WHERE
-            change.collection_id = batch.value ->> 0 AND change.change_id > coalesce(place.change_id, 0)
+            change.collection_id = batch.value ->> 0 AND change.change_id > coalesce(place.position, 0)
             AND change.change_id <= (
-                SELECT coalesce(min(coalesce(earlier.change_id, 0)), 9223372036854775807)
+                SELECT coalesce(min(coalesce(earlier.position, 0)), 9223372036854775807)
                 FROM (@each(:after_followers)) AS named
-                LEFT JOIN catalog_followers AS earlier
-                    ON earlier.follower = named.value AND earlier.collection_id = batch.value ->> 0
+                LEFT JOIN outbox AS earlier
+                    ON earlier.topic = 'catalog' AND earlier.subject = batch.value ->> 0
+                    AND earlier.consumer = named.value
             )
     )
 ORDER BY collection_id;
 
--- name: take_turn
-INSERT INTO catalog_followers (follower, collection_id, change_id, turn, failures, next_attempt_at, last_error)
-VALUES (:follower, :collection_id, 0, 1, 0, @as_time(:busy_until), NULL)
-ON CONFLICT (follower, collection_id) DO UPDATE SET
-    turn = catalog_followers.turn + 1, next_attempt_at = excluded.next_attempt_at
-WHERE catalog_followers.next_attempt_at <= @as_time(:now)
-RETURNING change_id, turn, failures;
-
--- name: end_turn
-UPDATE catalog_followers SET change_id = :change_id, failures = 0, last_error = NULL, next_attempt_at = @as_time(:now)
-WHERE follower = :follower AND collection_id = :collection_id AND turn = :turn;
-
--- name: put_off_follower
-UPDATE catalog_followers
-SET failures = failures + 1, last_error = :last_error, next_attempt_at = @as_time(:next_attempt_at)
-WHERE follower = :follower AND collection_id = :collection_id AND turn = :turn;
-
 -- name: places
 SELECT
-    place.follower, place.collection_id, place.change_id, place.failures, place.next_attempt_at, place.last_error,
+    place.consumer AS follower, place.subject AS collection_id, place.position AS change_id, place.failures,
+    place.next_attempt_at, place.last_error,
     (
         SELECT count(*) FROM catalog_changes AS change
-        WHERE change.collection_id = place.collection_id AND change.change_id > place.change_id
+        WHERE change.collection_id = place.subject AND change.change_id > place.position
     ) AS behind
-FROM catalog_followers AS place
-ORDER BY place.follower, place.collection_id;
+FROM outbox AS place
+WHERE place.topic = 'catalog'
+ORDER BY place.consumer, place.subject;
 
 -- name: boxes_of_units
 SELECT west, south, east, north FROM catalog_items

@@ -95,7 +95,6 @@ WITH decision (relation, rights) AS (
      || 'over_antimeridian, over_greenwich, start_at, end_at, newest_promotion), DELETE'),
     ('catalog_summaries', 'SELECT, INSERT, UPDATE (items)'),
     ('catalog_changes', 'SELECT, INSERT'),
-    ('catalog_followers', 'SELECT, INSERT, UPDATE (change_id, turn, failures, next_attempt_at, last_error)'),
     ('announcements', 'SELECT, INSERT, UPDATE (change_id, kind, event_id, state, known, attempts, failing_since, '
      || 'last_error, body, taken, taken_at)'),
     ('catalog_items', 'SELECT, INSERT, UPDATE (content_sha256, object_uri, wal_id, replaces_wal_id, precedence, '

@@ -1878,42 +1878,6 @@ CREATE INDEX catalog_changes_by_collection ON catalog_changes (collection_id, ch
 
 @append_only(catalog_changes, catalog_changes_are_append_only, (change_id));
 
--- How far each follower of the catalog has come.
-CREATE TABLE catalog_followers (
-    follower text NOT NULL,
-    collection_id text NOT NULL,
-    -- The last change that it has taken; 0 for none.
-    change_id @bigint NOT NULL,
-    -- Number of the turn that may move it on.
-    turn integer NOT NULL,
-    -- Turns that failed since the last that did not.
-    failures integer NOT NULL,
-    -- When it is tried next; while somebody is at it, when another may take over.
-    next_attempt_at @time NOT NULL,
-    last_error text,
-    CONSTRAINT catalog_followers_one_row_per_collection PRIMARY KEY (follower, collection_id),
-    CONSTRAINT catalog_followers_counts_are_not_negative CHECK (change_id >= 0 AND turn >= 0 AND failures >= 0),
-    -- An error is for a person to read, not for keeping a response's body.
-    CONSTRAINT catalog_followers_error_is_bounded CHECK (length(last_error) <= 500),
-    CONSTRAINT catalog_followers_error_is_of_a_failure CHECK ((last_error IS NULL) = (failures = 0))
-) @without_rowid;
-
--- A follower beyond the newest change would never get the next one.
-@refuse(
-    catalog_followers_begin_behind, INSERT ON catalog_followers, followers_are_behind,
-    NEW.change_id > 0,
-    NEW.change_id > coalesce(
-        (SELECT max(c.change_id) FROM catalog_changes AS c WHERE c.collection_id = NEW.collection_id), 0
-    )
-);
-@refuse(
-    catalog_followers_stay_behind, UPDATE ON catalog_followers, followers_are_behind,
-    NEW.change_id > 0,
-    NEW.change_id > coalesce(
-        (SELECT max(c.change_id) FROM catalog_changes AS c WHERE c.collection_id = NEW.collection_id), 0
-    )
-);
-
 -- What each subscription of announcements.yaml was sent of an Item: its newest event there, and what became of it.
 CREATE TABLE announcements (
     subscription text NOT NULL,
@@ -2586,12 +2550,13 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 
 -- What is delivered later, at least once: a row for each subject that a consumer has not got yet.
 CREATE TABLE outbox (
-    -- alerts: notifications of alerts.
+    -- alerts: notifications; catalog: how far each follower has come, in rows that stay.
     topic text NOT NULL,
-    -- Who is to get it: a channel and which URL of KFM_ALERT_URLS, which itself may hold credentials.
+    -- Who is to get it: a channel and which URL of KFM_ALERT_URLS, which itself may hold credentials; a follower.
     consumer text NOT NULL,
-    -- What it is about: an alert.
+    -- What it is about: an alert, a collection.
     subject text NOT NULL,
+    -- The last change that a follower has taken; 0 for none.
     position @bigint NOT NULL DEFAULT 0,
     payload @json NOT NULL,
     content @bytes,
@@ -2604,7 +2569,7 @@ CREATE TABLE outbox (
     next_attempt_at @time NOT NULL,
     last_error text,
     CONSTRAINT outbox_one_row_per_consumer PRIMARY KEY (topic, subject, consumer),
-    CONSTRAINT outbox_topic_is_known CHECK (topic IN ('alerts')),
+    CONSTRAINT outbox_topic_is_known CHECK (topic IN ('alerts', 'catalog')),
     CONSTRAINT outbox_counts_are_not_negative CHECK (position >= 0 AND turn >= 0 AND failures >= 0),
     -- An error is for a person to read, not for keeping a response's body.
     CONSTRAINT outbox_error_is_bounded CHECK (length(last_error) <= 500),
@@ -2616,7 +2581,19 @@ CREATE INDEX outbox_due ON outbox (topic, consumer, next_attempt_at);
 -- A row that went before its delivery would be a message lost.
 @refuse(
     outbox_leaves_when_delivered, DELETE ON outbox, outbox_leaves_when_delivered,
-    OLD.turn = 0
+    OLD.topic = 'catalog' OR OLD.turn = 0
+);
+@refuse(
+    outbox_begins_undelivered, INSERT ON outbox, outbox_begins_undelivered,
+    NEW.position <> 0 OR NEW.turn <> 0 OR NEW.failures <> 0
+);
+-- A follower beyond the newest change would never get the next one.
+@refuse(
+    followers_are_behind, UPDATE ON outbox, followers_are_behind,
+    NEW.topic = 'catalog' AND NEW.position > 0,
+    NEW.position > coalesce(
+        (SELECT max(c.change_id) FROM catalog_changes AS c WHERE c.collection_id = NEW.subject), 0
+    )
 );
 @not_truncated(outbox, outbox_leaves_when_delivered);
 @not_repeated(outbox, (topic, subject, consumer));
