@@ -205,15 +205,15 @@ class Timing:
             "wal list --dataset": {"dataset": "nexrad-l2"},
             "wal list --partition (old)": {"partition": old},
             "wal list --partition --dataset": {"partition": old, "dataset": "hrrr"},
-            "wal list --error-code": {"error_code": "missing_object"},
-            "wal list --error-code (of nothing)": {"error_code": "no_such_code"},
+            "wal list --error-code": {"code": "missing_object"},
+            "wal list --error-code (of nothing)": {"code": "no_such_code"},
             "wal list, every filter": {
                 "status": Status.FAILED,
                 "dataset": "hrrr",
                 "partition": old,
-                "error_code": "missing_object",
+                "code": "missing_object",
             },
-            "wal list, next page": {"after": last},
+            "wal list, next page": {"until": last.event_time},
         }
         for name, filters in cases.items():
             self._time(name, partial(ledger.find, limit=100, **filters), TARGET_MILLISECONDS)

@@ -76,7 +76,7 @@ def list_records(
             dataset=dataset,
             status=Status(status) if status else None,
             partition=partition.date().isoformat() if partition else None,
-            error_code=error_code,
+            code=error_code,
             suspect=suspect,
             limit=limit,
         )

@@ -23,11 +23,12 @@ from kfm_dagster.exports.deployment_status import GAPS_SINCE, deployment_status
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.json_rows import json_row
 from kfm_dagster.exports.rejection_search import rejection_filter, search_rejections
-from kfm_dagster.exports.unit_filter import UnitFilter
-from kfm_dagster.exports.unit_search import MOST_OF_A_PAGE, PAGE, failure_groups, search_units
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.views.units import failure_groups, search_units
+from kfm_dagster.views.view import MOST_OF_A_PAGE, PAGE
 
 Given = Mapping[str, str]
 Answer = Callable[[Pipeline, Given], dict[str, Any]]
@@ -57,8 +58,7 @@ def unit(pipeline: Pipeline, given: Given) -> dict[str, Any]:
 
 def failures(pipeline: Pipeline, given: Given) -> dict[str, Any]:
     """Return failures in groups."""
-    wanted = UnitFilter.of_query(list(given.items()))
-    groups = failure_groups(pipeline, dataset=wanted.dataset, since=wanted.since)
+    groups = failure_groups(pipeline, UnitFilter.of_query(given.items()))
     return {"failures": [json_row(group) for group in groups]}
 
 

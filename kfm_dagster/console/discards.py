@@ -15,8 +15,9 @@ from starlette.routing import Route
 from kfm_dagster.console.actions import decided, see
 from kfm_dagster.console.pages import Pages, parameters
 from kfm_dagster.console.replays import named_units
-from kfm_dagster.exports.unit_filter import BadFilterError, UnitFilter
+from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.quarantined import plan_discard
 

@@ -14,12 +14,11 @@ from kfm_dagster.alerts.plan import AlertRule, Level
 from kfm_dagster.alerts.store import AlertState
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.exports.rejection_search import MOST_OF_MESSAGE_ID
-from kfm_dagster.exports.unit_filter import MOST_TEXT
-from kfm_dagster.exports.unit_search import MOST_OF_A_PAGE, PAGE
-from kfm_dagster.ingest.evidence_bundle import OPERATORS
 from kfm_dagster.ledger.gaps import GapKind
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.search import MOST_TEXT, OPERATORS
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.views.view import MOST_OF_A_PAGE, PAGE
 
 BASE = "/api/v1"
 MOST_DAYS = 366

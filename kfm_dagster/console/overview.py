@@ -23,6 +23,7 @@ from kfm_dagster.console.pages import Pages, duration, parameters
 from kfm_dagster.console.state_diagram import state_diagram
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
 
 FRONT = "/"
@@ -80,7 +81,7 @@ def newest_boxes(pipeline: Pipeline) -> Iterator[dict[str, Any]]:
     with pipeline.database.snapshot() as view:
         wal_ids = [
             record.wal_id
-            for dataset in pipeline.ledger.datasets(Status.SUCCEEDED, tx=view)
+            for dataset in datasets_of(view, Status.SUCCEEDED)
             for record in pipeline.ledger.find(
                 dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view
             )

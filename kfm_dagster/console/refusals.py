@@ -13,6 +13,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 from kfm_dagster.alerts.store import UnknownAlertError
 from kfm_dagster.console.answers import UnknownUnitError
 from kfm_dagster.console.asking import BadRequestError, NotAcceptableError
+from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import (
     ContractError,
     DatabaseUnavailableError,
@@ -22,7 +23,6 @@ from kfm_dagster.errors import (
 )
 from kfm_dagster.exports.explanations.explanation import UnknownRunError
 from kfm_dagster.exports.rejection_search import UnknownMessageError
-from kfm_dagster.exports.unit_filter import BadFilterError
 from kfm_dagster.governance.log import UnattributedDecisionError
 from kfm_dagster.recovery.replay.runs import UnknownReplayError
 

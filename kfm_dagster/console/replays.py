@@ -16,17 +16,18 @@ from starlette.routing import Route
 from kfm_dagster.console.actions import DECISIONS, decided, see
 from kfm_dagster.console.asking import given
 from kfm_dagster.console.pages import Pages, parameters
+from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.exports.unit_filter import BadFilterError, UnitFilter
-from kfm_dagster.exports.unit_search import search_units
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.recovery.replay.runs import ReplayRun
 from kfm_dagster.recovery.replay.selection import API_VERSION, EVERY_DATASET, Mode, Selection, selection_of
 from kfm_dagster.recovery.starting import start
+from kfm_dagster.views.units import search_units
 
 MOST_NAMED = 10_000
 """Units that a selection names; one by dataset, code and time has no need to."""

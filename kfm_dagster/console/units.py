@@ -1,6 +1,6 @@
 """Units: pages of what a filter means, failures in groups, and the whole history of one unit. Only reads.
 
-Belongs here: those pages. Does not belong here: finding units (`exports/unit_search.py`), deciding about them.
+Belongs here: those pages. Does not belong here: searching (`views/units.py`), deciding about them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from kfm_dagster.console.pages import PAGE, Pages, parameters, with_query
 from kfm_dagster.contracts.repairs import REPAIRS
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.exports.explanations.unit_history import unit_history
-from kfm_dagster.exports.unit_filter import UnitFilter
-from kfm_dagster.exports.unit_search import count_units, failure_groups, search_units
 from kfm_dagster.ingest.evidence import read_evidence
-from kfm_dagster.ingest.evidence_bundle import OPERATORS
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.search import OPERATORS, UnitFilter
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.views.units import count_units, failure_groups, search_units
 
 _AFTER = "after"
 
@@ -56,7 +55,7 @@ def routes(pages: Pages) -> list[Route]:
 
     def failures(request: Request) -> Response:
         dataset = given(parameters(request), known=("dataset",)).get("dataset") or None
-        groups = failure_groups(pipeline, dataset=dataset)
+        groups = failure_groups(pipeline, UnitFilter(dataset=dataset))
         return pages.page(
             request, "failures.html", groups=groups, dataset=dataset, datasets=sorted(pipeline.registry.contracts)
         )

@@ -16,7 +16,8 @@ SOUND = frozenset({Status.SUCCEEDED})
 SPOILT = frozenset({Status.QUARANTINED})
 ANY_END = SOUND | SPOILT
 """Of an object that nobody has looked at before: it is ingested, or in quarantine with its reason."""
-_PAGE = 1000
+MOST_RECORDS = 1_000_000
+"""More than any demo publishes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +38,7 @@ def unexpected_ends(expected: Expected, ledger: LedgerQueries, *, rejected: int)
     `rejected` counts the messages that were. A rewritten object has a record for each version, and all count.
     """
     found: dict[str, list[NoddWalRecord]] = {uri: [] for uri in expected.ends}
-    for record in _records(ledger):
+    for record in ledger.find(limit=MOST_RECORDS):
         if record.object_uri in found:
             found[record.object_uri].append(record)
     for uri, records in found.items():
@@ -50,10 +51,3 @@ def unexpected_ends(expected: Expected, ledger: LedgerQueries, *, rejected: int)
                 yield f"{uri}: {record.status}{why}; expected {wanted}"
     if rejected < expected.rejected:
         yield f"{rejected} messages rejected; expected {expected.rejected}"
-
-
-def _records(ledger: LedgerQueries) -> Iterator[NoddWalRecord]:
-    """Yield every record, the newest first."""
-    page: list[NoddWalRecord] = []
-    while page := ledger.find(limit=_PAGE, after=page[-1] if page else None):
-        yield from page

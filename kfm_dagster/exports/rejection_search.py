@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
+from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.errors import KfmError
-from kfm_dagster.exports.unit_filter import BadFilterError, moment_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.rejections import KeptRejection, RejectionFilter, RejectionPlace
 
@@ -75,7 +76,7 @@ def _place(after: str) -> RejectionPlace:
     if match is None:
         raise BadFilterError(observed=f"after={after[:80]!r}", expected="what the page before gave")
     return RejectionPlace(
-        rejected_at=moment_of("after", match["at"]),
+        rejected_at=datetime.fromisoformat(match["at"]),
         message_id=match["message"],
         record_index=None if match["record"] is None else int(match["record"]),
         dataset=match["dataset"],

@@ -22,6 +22,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord
+from kfm_dagster.ledger.search import OPERATORS
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.redaction import redact
 
@@ -35,14 +36,8 @@ _DEPTH = 20
 _NO_JSON_NUMBER = 2**63
 """orjson writes no greater integer, and a message that holds one must not keep its unit from its evidence."""
 
-_OPERATORS = {
-    "integrity_status": "integrity_check",
-    "metadata_status": "metadata_extract",
-    "stac_status": "stac_register",
-    "provenance_status": "provenance_emit",
-}
-OPERATORS = tuple(_OPERATORS.values())
-"""Those that a unit can leave the chain at."""
+_COLUMNS = ("integrity_status", "metadata_status", "stac_status", "provenance_status")
+_OPERATORS = dict(zip(_COLUMNS, OPERATORS, strict=True))
 
 
 @unique

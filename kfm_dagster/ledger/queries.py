@@ -5,15 +5,12 @@ Belongs here: named queries as typed values. Does not belong here: changes (`sto
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing
 from datetime import date, datetime
+from typing import Any
 
-from sqlalchemy import MappingResult
-
-from kfm_dagster.contracts.envelope import CLOSED, CheckStatus, Envelope, Lane, WalId
+from kfm_dagster.contracts.envelope import CLOSED, Envelope, Lane, WalId
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
 from kfm_dagster.ledger.reports import (
@@ -28,12 +25,10 @@ from kfm_dagster.ledger.reports import (
     WaitingUnits,
 )
 from kfm_dagster.ledger.rows import claimed_envelopes
+from kfm_dagster.ledger.search import Budget, UnitFilter, record_in, walk
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
-
-END_OF_TIME = "9999-12-31T00:00:00.000000Z"
-"""Later than every event: the first page has no record before it."""
 
 
 class LedgerQueries:
@@ -74,49 +69,11 @@ class LedgerQueries:
             where = {"dataset": dataset, "partition": partition, "run_id": run_id}
             return any(view.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 
-    def find(
-        self,
-        *,
-        dataset: str | None = None,
-        status: Status | None = None,
-        partition: str | None = None,
-        error_code: str | None = None,
-        suspect: bool = False,
-        limit: int = 100,
-        after: NoddWalRecord | None = None,
-        tx: Transaction | None = None,
-    ) -> list[NoddWalRecord]:
-        """Return records, the newest event first; the last one as `after` gives the next page.
-
-        With `suspect` only those whose integrity or metadata is suspect.
-        """
-        filters = {
-            "partition": partition,
-            "error_code": error_code,
-            "check_status": CheckStatus.SUSPECT if suspect else None,
-            "limit": limit,
-            "before_time": after.event_time if after else END_OF_TIME,
-            "before_id": after.wal_id if after else "",
-        }
-        statement = "ledger.find" if partition is None else "ledger.find_in_partition"
-        ranges: list[MappingResult] = []
-        with reading(self.database, tx) as view, ExitStack() as opened:
-            for state in [status] if status else Status:
-                if error_code is not None and state is Status.SUCCEEDED:
-                    continue  # a success has no error, and there are too many of them to look through
-                datasets = [dataset] if dataset else self.datasets(state, tx=view)
-                for name in datasets:
-                    rows = view.run(statement, filters, status=state, dataset=name)
-                    ranges.append(opened.enter_context(closing(rows.mappings())))
-            # Each is in this order, and no row is decoded that does not stay: of five states and three datasets that is
-            # one in fifteen.
-            newest = heapq.merge(*ranges, key=lambda row: (row["event_time"], row["wal_id"]), reverse=True)
-            return [record_of(row) for row in itertools.islice(newest, limit)]
-
-    def datasets(self, status: Status, *, tx: Transaction | None = None) -> list[str]:
-        """Return the ids of the datasets that have units of this status; one index lookup each."""
+    def find(self, *, limit: int = 100, tx: Transaction | None = None, **wanted: Any) -> list[NoddWalRecord]:
+        """Return records, the newest event first; `wanted` are fields of a UnitFilter."""
         with reading(self.database, tx) as view:
-            return list(view.run("ledger.datasets_of_status", status=status).scalars())
+            found = (row for _, row in walk(view, UnitFilter(**wanted), budget=Budget()) if row and row["is_match"])
+            return [record_in(row) for row in itertools.islice(found, limit)]
 
     def versions(self, wal_id: str, *, tx: Transaction | None = None) -> list[ObjectVersion]:
         """Return every known version of a unit's object, oldest event first; empty for an unknown id."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from kfm_dagster.contracts.issues import ParseIssue
-from kfm_dagster.ledger.queries import END_OF_TIME
+from kfm_dagster.ledger.search import END_OF_TIME
 from kfm_dagster.redaction import redact
 from kfm_dagster.storage.text import storable
 

@@ -108,7 +108,7 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     pipeline.ledger.quarantine(
         [unit.wal_id], reason_code="looked_odd", decision=Decision(actor="bob", reason="a site that moved")
     )
-    [quarantined] = pipeline.ledger.find(status=Status.QUARANTINED, error_code="looked_odd")
+    [quarantined] = pipeline.ledger.find(status=Status.QUARANTINED, code="looked_odd")
     [succeeded, *_] = pipeline.ledger.find(status=Status.SUCCEEDED, dataset="goes-abi")
     with serving(pipeline) as url:
         yield Served(pipeline=pipeline, url=url, quarantined=quarantined, succeeded=succeeded)

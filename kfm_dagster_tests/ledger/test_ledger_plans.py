@@ -30,25 +30,17 @@ CELLS = PENDING_CELLS + CLAIMED_CELLS + 3
 RECORD = r"one_record_per_unit|autoindex_nodd_wal_records_1"
 UNITS_OF_MESSAGE = r"one_row_per_pair|USING (COVERING )?PRIMARY KEY \(message_id=\?\)|SEARCH unit USING PRIMARY KEY"
 IN_ORDER = r"Presorted Key: step.wal_id|TEMP B-TREE FOR (RIGHT PART|LAST 2 TERMS) OF ORDER BY"
-MEANT = {"code": "missing_object", "text": "", "operator": ""}
-FIND = {"error_code": None, "check_status": None}
+FAILED = {"code": "missing_object"}
+MATCH = FAILED | {"text": "x", "wanted_status": "", "wanted_code": "", "operator": "", "check_status": ""}
+RANGES = [("status", "by_selection|records_failing"), ("partition", "by_work"), ("failure", "records_failing")]
 
 PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.claim", {"wal_ids": None}, "to_claim"),
     ("ledger.batch_bounds", {}, "(?s)bisected.*in_progress|in_progress.*bisected"),
-    ("ledger.find", FIND, "by_selection"),
-    ("ledger.find", FIND | {"status": "succeeded"}, "by_selection"),
-    ("ledger.find", FIND | {"error_code": "missing_object"}, "by_selection|by_work|records_failing"),
-    ("ledger.find", FIND | {"check_status": "suspect"}, "by_selection|by_work|records_failing"),
-    ("ledger.find_in_partition", FIND, "by_work"),
-    ("ledger.find_in_partition", FIND | {"status": "succeeded"}, "by_work"),
     ("ledger.datasets_of_status", {}, "by_work|by_selection"),
-    ("units.page_of_status", {"text": "x"}, "by_selection|records_failing"),
-    ("units.count_of_status", {"text": ""}, "by_selection|records_failing"),
-    ("units.page_of_failure", MEANT, "records_failing"),
-    ("units.count_of_failure", MEANT, "records_failing"),
-    ("units.failure_groups", MEANT, "records_failing"),
-    ("units.next_failure", MEANT, "records_failing"),
+    *((f"units.{name}", MATCH | {"range": kind}, index) for name in ("page", "count") for kind, index in RANGES),
+    ("units.failure_groups", FAILED, "records_failing"),
+    ("units.next_failure", FAILED, "records_failing"),
     ("ledger.pending_by_partition", {}, "to_claim|by_work"),
     ("ledger.oldest_waiting", {}, "to_claim|by_work|by_selection"),
     ("ledger.pending_units", {}, "to_claim|by_work|by_selection"),

@@ -556,13 +556,9 @@ def test_questions_are_answered_from_the_records(bench: Bench) -> None:
     assert (ledger.in_flight(today=units[0].event_time.date()), ledger.in_progress_runs()) == (3, [RUN])
     assert ledger.in_flight(today=units[0].event_time.date() - timedelta(days=1)) == 0
     assert [record.wal_id for record in ledger.find(status=Status.FAILED)] == [units[3].wal_id]
-    assert [record.wal_id for record in ledger.find(error_code="missing_object")] == [units[3].wal_id]
+    assert [record.wal_id for record in ledger.find(code="missing_object")] == [units[3].wal_id]
     assert ledger.find(dataset="hrrr") == ledger.find(partition="2025-12-04") == []
-    pages, after = [], None
-    while page := ledger.find(dataset="nexrad-l2", partition=DAY, limit=4, after=after):
-        pages.append(len(page))
-        after = page[-1]
-    assert pages == [4, 2]
+    assert [len(ledger.find(dataset="nexrad-l2", partition=DAY, limit=limit)) for limit in (4, 9)] == [4, 6]
     assert ledger.get("00000000-0000-8000-8000-000000000000") is None
 
 

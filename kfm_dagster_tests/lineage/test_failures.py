@@ -101,7 +101,7 @@ def test_a_failure_is_published_once_however_many_publish(pipeline: Pipeline, tm
     events = published(pipeline, root)
     assert len(events) == len({(event["run"]["runId"], event["eventType"]) for event in events}) == 4
     # Failed again, the unit has another run of OpenLineage.
-    pipeline.ledger.requeue([record.wal_id for record in pipeline.ledger.find(error_code="missing_object")])
+    pipeline.ledger.requeue([record.wal_id for record in pipeline.ledger.find(code="missing_object")])
     run_chain(pipeline, DATASET, DAY.isoformat(), RUNS[2], Source.LEDGER)
     attempts = [
         (event["run"]["facets"]["kfmWal"]["attempt"], event["run"]["facets"]["kfmRunState"]["run_id"])

@@ -9,27 +9,6 @@ FROM nodd_wal_transitions
 WHERE wal_id = :wal_id
 ORDER BY version;
 
--- name: find
--- One status of one dataset, newest first: an index range. Lists over several are merged from these.
-SELECT * FROM nodd_wal_records
-WHERE
-    status = :status AND dataset = :dataset AND (event_time, wal_id) < (:before_time, :before_id)
-    AND (:error_code IS NULL OR last_error_code = :error_code)
-    AND (:check_status IS NULL OR :check_status IN (integrity_status, metadata_status))
-ORDER BY event_time DESC, wal_id DESC
-LIMIT :limit;
-
--- name: find_in_partition
--- The same of one day: an index range, too, however many later days there are.
-SELECT * FROM nodd_wal_records
-WHERE
-    status = :status AND dataset = :dataset AND partition_key = :partition
-    AND (event_time, wal_id) < (:before_time, :before_id)
-    AND (:error_code IS NULL OR last_error_code = :error_code)
-    AND (:check_status IS NULL OR :check_status IN (integrity_status, metadata_status))
-ORDER BY event_time DESC, wal_id DESC
-LIMIT :limit;
-
 -- name: datasets_of_status
 -- One index lookup per dataset, however many records there are.
 WITH RECURSIVE found (dataset) AS (

@@ -1,30 +1,22 @@
 -- Statements that search units and add failures up; they only read, and none reads more rows than its limit.
 
--- name: page_of_status
--- Of the newest units of one status of one dataset, those that are meant, and the last one that was examined.
+-- name: page
+-- Of the newest units of an index range (of a status, of a status on a day, or of a code of failures), the matches and
+-- the last one that was examined.
 WITH examined AS (
     SELECT * FROM kfm_units
     WHERE
-        status = :status AND dataset = :dataset AND (event_time, wal_id) < (:before_time, :before_id)
-        AND event_time >= :since
-    ORDER BY event_time DESC, wal_id DESC
-    LIMIT :limit
-),
-
-compared AS (
-    SELECT examined.*, @position(examined.object_uri, :text) > 0 AS is_meant FROM examined
-)
-
-SELECT * FROM compared
-WHERE is_meant OR wal_id = (SELECT last.wal_id FROM examined AS last ORDER BY last.event_time, last.wal_id LIMIT 1)
-ORDER BY event_time DESC, wal_id DESC;
-
--- name: page_of_failure
--- The same of the units of one dataset that failed for one reason.
-WITH examined AS (
+        :range = 'status' AND status = :status AND dataset = :dataset
+        AND (event_time, wal_id) < (:before_time, :before_id) AND event_time >= :since
+    UNION ALL
     SELECT * FROM kfm_units
     WHERE
-        status IN ('failed', 'quarantined') AND last_error_code = :code AND dataset = :dataset
+        :range = 'partition' AND status = :status AND dataset = :dataset AND partition_key = :partition
+        AND (event_time, wal_id) < (:before_time, :before_id) AND event_time >= :since
+    UNION ALL
+    SELECT * FROM kfm_units
+    WHERE
+        :range = 'failure' AND status IN ('failed', 'quarantined') AND last_error_code = :code AND dataset = :dataset
         AND (event_time, wal_id) < (:before_time, :before_id) AND event_time >= :since
     ORDER BY event_time DESC, wal_id DESC
     LIMIT :limit
@@ -32,41 +24,46 @@ WITH examined AS (
 
 compared AS (
     SELECT
-        examined.*,
-        @position(examined.object_uri, :text) > 0 AND :status IN (examined.status, '')
-        AND :operator IN (examined.operator, '') AS is_meant
+        examined.wal_id, examined.event_time, examined.operator,
+        @position(examined.object_uri, :text) > 0 AND :wanted_status IN (examined.status, '')
+        AND :wanted_code IN (examined.last_error_code, '') AND :operator IN (examined.operator, '')
+        AND :check_status IN (examined.integrity_status, examined.metadata_status, '') AS is_match
     FROM examined
 )
 
-SELECT * FROM compared
-WHERE is_meant OR wal_id = (SELECT last.wal_id FROM examined AS last ORDER BY last.event_time, last.wal_id LIMIT 1)
-ORDER BY event_time DESC, wal_id DESC;
+SELECT record.*, compared.operator, compared.is_match
+FROM compared
+INNER JOIN nodd_wal_records AS record ON compared.wal_id = record.wal_id
+WHERE
+    compared.is_match
+    OR compared.wal_id = (SELECT last.wal_id FROM examined AS last ORDER BY last.event_time, last.wal_id LIMIT 1)
+ORDER BY compared.event_time DESC, compared.wal_id DESC;
 
--- name: count_of_status
--- How many of so many units are meant.
-SELECT count(*) AS examined, count(CASE WHEN @position(unit.object_uri, :text) > 0 THEN 1 END) AS units
-FROM (
-    SELECT object_uri FROM kfm_units
-    WHERE
-        status = :status AND dataset = :dataset AND (event_time, wal_id) < (:before_time, :before_id)
-        AND event_time >= :since
-    LIMIT :limit
-) AS unit;
-
--- name: count_of_failure
--- The same of the units of one dataset that failed for one reason.
+-- name: count
+-- How many of so many units of an index range match.
 SELECT
     count(*) AS examined,
     count(CASE
         WHEN
-            @position(unit.object_uri, :text) > 0 AND :status IN (unit.status, '')
-            AND :operator IN (unit.operator, '')
+            @position(unit.object_uri, :text) > 0 AND :wanted_status IN (unit.status, '')
+            AND :wanted_code IN (unit.last_error_code, '') AND :operator IN (unit.operator, '')
+            AND :check_status IN (unit.integrity_status, unit.metadata_status, '')
             THEN 1
     END) AS units
 FROM (
-    SELECT object_uri, status, operator FROM kfm_units
+    SELECT * FROM kfm_units
     WHERE
-        status IN ('failed', 'quarantined') AND last_error_code = :code AND dataset = :dataset
+        :range = 'status' AND status = :status AND dataset = :dataset
+        AND (event_time, wal_id) < (:before_time, :before_id) AND event_time >= :since
+    UNION ALL
+    SELECT * FROM kfm_units
+    WHERE
+        :range = 'partition' AND status = :status AND dataset = :dataset AND partition_key = :partition
+        AND (event_time, wal_id) < (:before_time, :before_id) AND event_time >= :since
+    UNION ALL
+    SELECT * FROM kfm_units
+    WHERE
+        :range = 'failure' AND status IN ('failed', 'quarantined') AND last_error_code = :code AND dataset = :dataset
         AND (event_time, wal_id) < (:before_time, :before_id) AND event_time >= :since
     LIMIT :limit
 ) AS unit;

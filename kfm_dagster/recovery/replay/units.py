@@ -20,14 +20,11 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.policy import NEVER_REPLAYED
-from kfm_dagster.ledger.queries import END_OF_TIME
+from kfm_dagster.ledger.search import BEGINNING_OF_TIME, END_OF_TIME
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Selection
 from kfm_dagster.storage.database import Transaction
-
-BEGINNING_OF_TIME = "0001-01-01T00:00:00.000000Z"
-"""Earlier than every event."""
 
 
 @unique
@@ -126,8 +123,8 @@ def select(
     filters = selection.spec.filters
     datasets = datasets_of(selection, registry)
     parameters = {
-        "event_start": _or(filters.event_time.start, BEGINNING_OF_TIME),
-        "event_end": _or(filters.event_time.end, END_OF_TIME),
+        "event_start": filters.event_time.start or BEGINNING_OF_TIME,
+        "event_end": filters.event_time.end or END_OF_TIME,
         "first_day": filters.days.first,
         "last_day": filters.days.last,
         "created_after": filters.created.after,
@@ -157,8 +154,8 @@ def count_by_status(selection: Selection, *, registry: ContractRegistry, tx: Tra
     rows = tx.run(
         "replay.count_by_status",
         groups=[{"status": status, "dataset": name} for status in Status for name in names],
-        event_start=_or(filters.event_time.start, BEGINNING_OF_TIME),
-        event_end=_or(filters.event_time.end, END_OF_TIME),
+        event_start=filters.event_time.start or BEGINNING_OF_TIME,
+        event_end=filters.event_time.end or END_OF_TIME,
         first_day=filters.days.first,
         last_day=filters.days.last,
     ).all()
@@ -294,7 +291,3 @@ def _unit(row: Sequence[Any]) -> SelectedUnit:
         superseded=bool(superseded),
         made_by=made_by,
     )
-
-
-def _or(value: datetime | None, default: str) -> str:
-    return default if value is None else rfc3339(value)

@@ -15,18 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import CheckStatus, Metadata
+from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import KfmError
-from kfm_dagster.exports import unit_search
-from kfm_dagster.exports.unit_filter import BadFilterError, UnitFilter
-from kfm_dagster.exports.unit_search import count_units, failure_groups, search_units
-from kfm_dagster.ingest.evidence_bundle import OPERATORS
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger import search
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.search import OPERATORS, UnitFilter
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster.views import units
+from kfm_dagster.views.units import UnitCount, count_units, failure_groups, search_units
 from kfm_dagster_tests.factories import START, envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
 
@@ -78,18 +79,22 @@ FILTERS = [
     UnitFilter(status=Status.QUARANTINED, code="moved_radar"),
     UnitFilter(text="KTLX20251203_00000"),
     UnitFilter(text="_1", status=Status.SUCCEEDED),
+    UnitFilter(status=Status.PENDING, code="missing_object"),
+    UnitFilter(partition="2025-12-03", operator="metadata_extract", text="_1"),
+    UnitFilter(partition="2025-12-04", status=Status.SUCCEEDED),
+    UnitFilter(suspect=True),
     UnitFilter(since=MIDDLE),
     UnitFilter(until=MIDDLE),
     UnitFilter(since=MIDDLE, until=MIDDLE + timedelta(microseconds=1)),
 ]
 
 
-@pytest.mark.parametrize("examined", [1, unit_search.MOST_EXAMINED])
+@pytest.mark.parametrize("examined", [1, units.MOST_EXAMINED])
 def test_every_page_has_what_is_meant_in_order_and_none_twice(
     searched: Searched, monkeypatch: pytest.MonkeyPatch, examined: int
 ) -> None:
-    monkeypatch.setattr(unit_search, "MOST_EXAMINED", examined)
-    monkeypatch.setattr(unit_search, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(units, "MOST_EXAMINED", examined)
+    monkeypatch.setattr(search, "FIRST_CHUNK", 2)
     records = searched.records()
     for wanted, limit in product(FILTERS, (1, 7, 1_000)):
         meant = [record.wal_id for record in records if _is_meant(record, wanted)]
@@ -97,15 +102,15 @@ def test_every_page_has_what_is_meant_in_order_and_none_twice(
         assert [wal_id for page in pages for wal_id in page] == meant, (wanted, limit)
         if examined > UNITS:
             assert all(len(page) == limit for page in pages[:-1]), (wanted, limit)
-            assert count_units(searched.pipeline, wanted) == unit_search.UnitCount(units=len(meant), exact=True)
+            assert count_units(searched.pipeline, wanted) == UnitCount(units=len(meant), exact=True)
 
 
 def test_a_count_stops_where_it_may(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_search, "MOST_COUNTED", 3)
-    assert count_units(searched.pipeline, UnitFilter()) == unit_search.UnitCount(units=3, exact=False)
-    monkeypatch.setattr(unit_search, "MOST_EXAMINED", 3)
-    monkeypatch.setattr(unit_search, "MOST_COUNTED", 1_000)
-    for wanted in (UnitFilter(text="KTLX"), UnitFilter(operator="metadata_extract")):
+    monkeypatch.setattr(units, "MOST_COUNTED", 3)
+    assert count_units(searched.pipeline, UnitFilter()) == UnitCount(units=3, exact=False)
+    monkeypatch.setattr(units, "MOST_EXAMINED", 3)
+    monkeypatch.setattr(units, "MOST_COUNTED", 1_000)
+    for wanted in (UnitFilter(text="KTLX"), UnitFilter(operator="metadata_extract"), UnitFilter(suspect=True)):
         found = count_units(searched.pipeline, wanted)
         assert (found.units <= 3, found.exact) == (True, False), wanted
 
@@ -115,7 +120,7 @@ def test_failures_are_added_up_by_code_dataset_and_operator(
 ) -> None:
     failing = [record for record in searched.records() if record.status in {Status.FAILED, Status.QUARANTINED}]
     expected = Counter((one.last_error_code, one.dataset, operator_of(one)) for one in failing)
-    groups = failure_groups(searched.pipeline)
+    groups = failure_groups(searched.pipeline, UnitFilter())
     assert Counter({(one.code, one.dataset, one.operator): one.units for one in groups}) == expected
     assert len(expected) > 4
     assert all(one.exact for one in groups)
@@ -128,10 +133,10 @@ def test_failures_are_added_up_by_code_dataset_and_operator(
     ]
     assert (worst.first_seen, worst.last_seen) == (min(times), max(times))
     assert min(times) < max(times)
-    assert {one.dataset for one in failure_groups(searched.pipeline, dataset="goes-abi")} == {"goes-abi"}
-    assert failure_groups(searched.pipeline, since=datetime(2026, 1, 1, tzinfo=UTC)) == []
-    monkeypatch.setattr(unit_search, "MOST_ADDED_UP", 1)
-    capped = failure_groups(searched.pipeline)
+    assert {one.dataset for one in failure_groups(searched.pipeline, UnitFilter(dataset="goes-abi"))} == {"goes-abi"}
+    assert failure_groups(searched.pipeline, UnitFilter(since=datetime(2026, 1, 1, tzinfo=UTC))) == []
+    monkeypatch.setattr(units, "MOST_ADDED_UP", 1)
+    capped = failure_groups(searched.pipeline, UnitFilter())
     assert not all(one.exact for one in capped)
     assert {one.code for one in capped} == {one.code for one in groups}
 
@@ -241,9 +246,11 @@ def _is_meant(record: NoddWalRecord, wanted: UnitFilter) -> bool:
     return (
         wanted.dataset in {None, record.dataset}
         and wanted.status in {None, record.status}
-        and (not wanted.of_failures or failing)
+        and (not wanted.is_of_failures or failing or wanted.status is Status.PENDING)
         and wanted.code in {None, record.last_error_code}
         and wanted.operator in {None, operator_of(record)}
+        and wanted.partition in {None, record.partition_key}
+        and (not wanted.suspect or CheckStatus.SUSPECT in {record.integrity_status, record.metadata_status})
         and wanted.text in record.object_uri
         and (wanted.since is None or record.event_time >= wanted.since)
         and (wanted.until is None or record.event_time < wanted.until)

@@ -1,0 +1,92 @@
+"""Filters of lists: each is a model, read from texts and written back as a query, with its published parameters.
+
+Belongs here: what all filters have in common. Does not belong here: which filters there are (`views/`, `ledger/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import KfmError
+
+EXPECTED = "x-expected"
+"""Member of a parameter's schema: the values that it takes, in words."""
+
+
+class BadFilterError(KfmError):
+    """A filter has no such parameter or value."""
+
+
+def _moment(value: datetime | str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(value) from error
+
+
+_DAY_OR_MOMENT = "a day or a moment of RFC 3339, such as 2025-12-03 or 2025-12-03T06:00:00Z"
+Moment = Annotated[datetime, BeforeValidator(_moment), WithJsonSchema({"type": "string", EXPECTED: _DAY_OR_MOMENT})]
+"""A moment, or the beginning of a day, in UTC unless it names another zone."""
+DatasetId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$", json_schema_extra={EXPECTED: "the id of a dataset"})]
+
+
+class Filter(BaseModel):
+    """The rows that a list shows. A field without a value matches every row."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def of_query(cls, pairs: Iterable[tuple[str, str]]) -> Self:
+        """Read a URL's query, where an empty value counts as absent. Raises BadFilterError."""
+        given = list(pairs)
+        names = [name for name, _ in given]
+        unknown = sorted(set(names) - set(cls.model_fields))
+        if unknown or len(set(names)) < len(names):
+            raise BadFilterError(
+                observed=repr(unknown[0][:40]) if unknown else "a parameter twice",
+                expected=f"{', '.join(cls.model_fields)}, each once at most",
+            )
+        try:
+            return cls.model_validate({name: value for name, value in given if value})
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            name = str(wrong["loc"][0])
+            raise BadFilterError(
+                observed=f"{name}={str(wrong['input'])[:80]!r}", expected=_words(cls.parameters()[name])
+            ) from None
+
+    def query(self) -> list[tuple[str, str]]:
+        """Return the pairs that `of_query` reads."""
+        values = [(name, getattr(self, name)) for name in type(self).model_fields]
+        return [
+            (name, rfc3339(value) if isinstance(value, datetime) else str(value)) for name, value in values if value
+        ]
+
+    @classmethod
+    def parameters(cls) -> dict[str, dict[str, Any]]:
+        """Return the JSON Schema of each field's text, with its description, by name."""
+        schema = cls.model_json_schema()
+        enums = schema.get("$defs", {})
+        return {name: _parameter(value, enums) for name, value in schema["properties"].items()}
+
+
+def _parameter(schema: dict[str, Any], enums: dict[str, Any]) -> dict[str, Any]:
+    """Return a field's schema without null, and with the values of its enum."""
+    flat = {**schema, **schema.get("anyOf", [{}])[0]}
+    flat = {**flat, **enums.get(flat.pop("$ref", "").rpartition("/")[2], {})}
+    kept = {name: value for name, value in flat.items() if name not in {"anyOf", "title"} and value is not None}
+    return kept | {"description": schema["description"]}
+
+
+def _words(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " or ".join(schema["enum"])
+    if schema["type"] == "integer":
+        return f"a whole number from {schema['minimum']} to {schema['maximum']}"
+    return str(schema.get(EXPECTED, "true or false"))

@@ -1,0 +1,176 @@
+"""Searching units: the rows that a filter matches, the newest event first. Only reads.
+
+Each statement examines an index range, a bounded number of rows at a time; ranges are merged here. Does not belong
+here: pages and their counts (`views/units.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+from sqlalchemy import RowMapping
+
+from kfm_dagster.contracts.envelope import CheckStatus
+from kfm_dagster.contracts.filters import EXPECTED, BadFilterError, DatasetId, Filter, Moment
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.database import Transaction
+
+Operator = Literal["integrity_check", "metadata_extract", "stac_register", "provenance_emit"]
+OPERATORS: tuple[str, ...] = get_args(Operator)
+BEGINNING_OF_TIME = datetime(1, 1, 1, tzinfo=UTC)
+END_OF_TIME = datetime(9999, 12, 31, tzinfo=UTC)
+"""Later than every event: the first page has no record before it."""
+MOST_TEXT = 300
+MOST_FAILURES = 200
+"""Pairs of a code and a dataset; contracts and ledger have some dozens of codes."""
+FIRST_CHUNK = 50
+_LARGEST_CHUNK = 5_000
+_FAILING = (Status.FAILED, Status.QUARANTINED)
+_Code = Annotated[
+    str,
+    Field(pattern=r"^[\w.:-]{1,100}$", json_schema_extra={EXPECTED: "an error code, such as missing_object"}),
+]
+_Text = Annotated[
+    str,
+    Field(pattern=rf"^[ -~]{{0,{MOST_TEXT}}}$", json_schema_extra={EXPECTED: f"1 to {MOST_TEXT} characters of ASCII"}),
+]
+_Day = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$", json_schema_extra={EXPECTED: "a day, YYYY-MM-DD"})]
+Position = tuple[datetime, str]
+"""Event time and id of a unit, the order of every list."""
+
+
+class UnitFilter(Filter):
+    """Units; times bound their events."""
+
+    dataset: DatasetId | None = Field(None, description="Only of this dataset.")
+    status: Status | None = Field(None, description="Only of this status.")
+    code: _Code | None = Field(
+        None, description="Only failed or quarantined for this error code, or of the status beside it."
+    )
+    operator: Operator | None = Field(None, description="Only failed or quarantined at this operator.")
+    text: _Text = Field("", description="Only objects whose URI has this in it, in its own case.")
+    since: Moment | None = Field(
+        None, description="Only of events since then: a day or a moment, UTC unless it says otherwise."
+    )
+    until: Moment | None = Field(None, description="Only of events before then.")
+    partition: _Day | None = Field(None, description="Only of this day, YYYY-MM-DD.")
+    suspect: bool = Field(default=False, description="Only with suspect integrity or metadata; kfm wal show says why.")
+
+    @model_validator(mode="after")
+    def _can_match(self) -> Self:
+        """Raise BadFilterError for a combination that no unit has."""
+        without_code = {Status.SUCCEEDED} if self.operator is None else set(Status) - set(_FAILING)
+        if self.is_of_failures and self.status in without_code:
+            raise BadFilterError(
+                observed=f"status {self.status} with a code or an operator", expected=" or ".join(_FAILING)
+            )
+        return self
+
+    @property
+    def is_of_failures(self) -> bool:
+        """Whether a unit needs an error to match."""
+        return self.code is not None or self.operator is not None
+
+    def conditions(self) -> dict[str, Any]:
+        """Return the conditions that every row is compared with."""
+        return {
+            "before_time": self.until or END_OF_TIME,
+            "before_id": "",
+            "since": self.since or BEGINNING_OF_TIME,
+            "text": self.text,
+            "wanted_status": self.status or "",
+            "wanted_code": self.code or "",
+            "operator": self.operator or "",
+            "check_status": CheckStatus.SUSPECT if self.suspect else "",
+        }
+
+
+@dataclass(kw_only=True, slots=True)
+class Budget:
+    """Rows that a search may still examine; None for any number."""
+
+    rows: int | None = None
+
+    def spend(self, rows: int) -> bool:
+        """Return whether nothing is left after examining more rows."""
+        if self.rows is None:
+            return False
+        self.rows -= rows
+        return self.rows <= 0
+
+
+def walk(
+    view: Transaction, wanted: UnitFilter, *, before: Position | None = None, budget: Budget
+) -> Iterator[tuple[Position, RowMapping | None]]:
+    """Yield rows of records with their operator in order, and None where the budget ends a range before its end.
+
+    A row whose `is_match` is false marks how far a range was examined. `before` is where an earlier search ended.
+    """
+    end: Position = (wanted.until or END_OF_TIME, "")
+    time, wal_id = min(before or end, end)
+    conditions = {**wanted.conditions(), "before_time": time, "before_id": wal_id}
+    ranges = [_chunks(view, conditions | where, budget) for where in index_ranges(view, wanted)]
+    return heapq.merge(*ranges, key=itemgetter(0), reverse=True)
+
+
+def _chunks(
+    view: Transaction, where: Mapping[str, Any], budget: Budget
+) -> Iterator[tuple[Position, RowMapping | None]]:
+    chunk = FIRST_CHUNK
+    position: Position | None = None
+    while True:
+        rows = view.run("units.page", where, limit=chunk).mappings().all()
+        is_spent = budget.spend(chunk)
+        for row in rows:
+            position = row["event_time"], row["wal_id"]
+            yield position, row
+        if not rows or position is None:
+            return
+        if is_spent:
+            yield position, None
+            return
+        where = {**where, "before_time": position[0], "before_id": position[1]}
+        chunk = min(4 * chunk, _LARGEST_CHUNK)
+
+
+def index_ranges(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, Any]]:
+    """Yield the index ranges that hold every match, as parameters of the statements."""
+    by_code = wanted.is_of_failures and wanted.status in {None, *_FAILING}
+    if by_code and wanted.partition is None:
+        for pair in failures(view, wanted):
+            yield {"range": "failure", "status": "", "partition": "", **pair}
+        return
+    every: Iterable[Status] = _FAILING if by_code else Status
+    for status in [wanted.status] if wanted.status else every:
+        for name in [wanted.dataset] if wanted.dataset else datasets_of(view, status):
+            kind = "status" if wanted.partition is None else "partition"
+            yield {"range": kind, "status": status, "dataset": name, "partition": wanted.partition or "", "code": ""}
+
+
+def failures(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, str]]:
+    """Yield the pairs of a code and a dataset of failed units; one index lookup each."""
+    pair = {"code": "", "dataset": ""}
+    for _ in range(MOST_FAILURES):
+        row = view.run("units.next_failure", pair).one_or_none()
+        if row is None:
+            return
+        pair = {"code": row.last_error_code, "dataset": row.dataset}
+        if wanted.dataset in {None, row.dataset} and wanted.code in {None, row.last_error_code}:
+            yield pair
+
+
+def datasets_of(view: Transaction, status: Status) -> list[str]:
+    """Return the ids of the datasets that have units of a status; one index lookup each."""
+    return list(view.run("ledger.datasets_of_status", status=status).scalars())
+
+
+def record_in(row: RowMapping) -> NoddWalRecord:
+    """Return the record of a searched row."""
+    return NoddWalRecord.model_validate({name: row[name] for name in NoddWalRecord.model_fields})

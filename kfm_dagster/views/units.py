@@ -1,0 +1,157 @@
+"""Units: pages of a filter's matches, the newest first, their number, and failures added up. Only reads.
+
+Whatever the ledger holds, a query examines a bounded number of rows. A part of a key has no index, so a page may
+come to its bound before it is full; `Page.after` goes on from there. Does not belong here: which rows match
+(`ledger/search.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kfm_dagster.contracts.filters import BadFilterError
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.ledger.search import (
+    MOST_FAILURES,
+    Budget,
+    Position,
+    UnitFilter,
+    failures,
+    index_ranges,
+    walk,
+)
+from kfm_dagster.views.view import MOST_OF_A_PAGE, PAGE, Page, Parts
+
+MOST_EXAMINED = 10_000
+"""Rows that a page or a count may examine: about 0.1 s, because the text of each is read from its table."""
+MOST_ADDED_UP = 20_000
+"""Rows that all groups of failures together may add up."""
+MOST_COUNTED = 10_000
+"""Beyond them a count says "at least"."""
+UNIT_COLUMNS = (
+    *("wal_id", "dataset", "object_uri", "object_version", "object_size", "event_time", "time_range_start"),
+    *("time_range_end", "partition_key", "status", "attempts", "last_attempt_at", "next_attempt_at"),
+    *("last_error_code", "last_error_message", "operator", "integrity_status", "metadata_status", "stac_status"),
+    *("provenance_status", "stac_collection_id", "stac_item_id", "stac_item_href", "ingest_run_id", "replay_run_id"),
+    *("lane", "created_at", "updated_at"),
+)
+"""Fields of a unit in lists: those of its record, and the operator at which it failed."""
+_CURSOR = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitCount:
+    """How many units match; unless `exact` there may be more."""
+
+    units: int
+    exact: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureGroup:
+    """Units of a dataset that are failed or quarantined for one code.
+
+    `operator` is None where none complained (a lost worker, a gate, a person). `first_seen` and `last_seen` are when
+    the first and the last of them failed; unless `exact` the group has older ones that are not counted.
+    """
+
+    code: str
+    dataset: str
+    operator: str | None
+    units: int
+    first_seen: datetime
+    last_seen: datetime
+    exact: bool
+
+
+def search_units(parts: Parts, wanted: UnitFilter, *, after: str | None = None, limit: int = PAGE) -> Page:
+    """Return units as mappings of UNIT_COLUMNS, the newest event first; `after` of a page gives the next one.
+
+    Raises BadFilterError for a wrong `after` or `limit`, and KfmError for an unknown dataset.
+    """
+    if not 1 <= limit <= MOST_OF_A_PAGE:
+        raise BadFilterError(observed=f"limit {limit}", expected=f"1 to {MOST_OF_A_PAGE}")
+    before = None if after is None else _position(after)
+    _require_contract(parts, wanted)
+    rows: list[Mapping[str, Any]] = []
+    last: Position | None = None
+    with parts.database.snapshot() as view:
+        for position, row in walk(view, wanted, before=before, budget=Budget(rows=MOST_EXAMINED)):
+            if row is None:  # the budget is spent: another range may have the next match
+                return Page(rows=rows, after=_cursor(position))
+            if row["is_match"] and len(rows) == limit:
+                return Page(rows=rows, after=_cursor(last or position))
+            last = position
+            if row["is_match"]:
+                rows.append({name: row[name] for name in UNIT_COLUMNS})
+    return Page(rows=rows)
+
+
+def count_units(parts: Parts, wanted: UnitFilter) -> UnitCount:
+    """Return how many units match, counted up to MOST_COUNTED. Raises KfmError for an unknown dataset."""
+    _require_contract(parts, wanted)
+    left = MOST_EXAMINED if wanted.text or wanted.operator or wanted.suspect else MOST_COUNTED
+    units = 0
+    with parts.database.snapshot() as view:
+        for where in index_ranges(view, wanted):
+            # One more, so that as many as may be counted are known to be all.
+            row = view.run("units.count", wanted.conditions() | where, limit=left + 1).one()
+            units += row.units
+            left -= row.examined
+            if left < 0 or units > MOST_COUNTED:
+                return UnitCount(units=min(units, MOST_COUNTED), exact=False)
+    return UnitCount(units=units, exact=True)
+
+
+def failure_groups(parts: Parts, wanted: UnitFilter) -> list[FailureGroup]:
+    """Return the groups of a dataset's failed and quarantined units since a time, most units first.
+
+    Raises KfmError for an unknown dataset.
+    """
+    _require_contract(parts, wanted)
+    groups = []
+    with parts.database.snapshot() as view:
+        pairs = list(failures(view, wanted))
+        left = MOST_ADDED_UP
+        for number, pair in enumerate(pairs):
+            # What a pair leaves the others may have.
+            share = max(left // (len(pairs) - number), MOST_ADDED_UP // MOST_FAILURES)
+            rows = view.run("units.failure_groups", wanted.conditions() | pair, limit=share + 1).all()
+            examined = sum(row.units for row in rows)
+            left -= examined
+            groups += [
+                FailureGroup(
+                    code=pair["code"],
+                    dataset=pair["dataset"],
+                    operator=row.operator,
+                    units=row.units,
+                    first_seen=row.first_at,
+                    last_seen=row.last_at,
+                    exact=examined <= share,
+                )
+                for row in rows
+            ]
+    return sorted(groups, key=lambda group: (-group.units, group.code, group.dataset, group.operator or ""))
+
+
+def _require_contract(parts: Parts, wanted: UnitFilter) -> None:
+    if wanted.dataset is not None:
+        _ = parts.registry[wanted.dataset]
+
+
+def _position(after: str) -> Position:
+    match = _CURSOR.fullmatch(after)
+    try:
+        if match is not None:
+            return datetime.fromisoformat(match[1]), match[2]
+    except ValueError:
+        pass
+    raise BadFilterError(observed=f"after={after[:80]!r}", expected="what the page before gave")
+
+
+def _cursor(position: Position) -> str:
+    return f"{rfc3339(position[0])}_{position[1]}"
