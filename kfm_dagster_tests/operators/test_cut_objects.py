@@ -103,14 +103,6 @@ def assert_never_ok(dataset: str, key: str, content: bytes, boundaries: list[int
 
 
 @pytest.mark.parametrize("with_index", [True, False], ids=["with index", "alone"])
-def test_a_cut_hrrr_sample_is_never_ok(*, with_index: bool) -> None:
-    index = HRRR_INDEX.encode() if with_index else None
-    whole = extract("hrrr", HRRR_KEY, BytesSource(HRRR), index)
-    assert (whole.status is CheckStatus.OK) == with_index
-    assert_never_ok("hrrr", HRRR_KEY, HRRR, messages_of(HRRR)[1:], index)
-
-
-@pytest.mark.parametrize("with_index", [True, False], ids=["with index", "alone"])
 def test_a_cut_hrrr_object_is_never_ok(shared_data: Path, *, with_index: bool) -> None:
     root = shared_data / "objects" / "noaa-hrrr-bdp-pds"
     paths = sorted(root.rglob("*.grib2"))

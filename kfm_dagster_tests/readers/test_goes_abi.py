@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from jsonschema_rs import validator_for
 from pyproj import CRS, Transformer
 from shapely.geometry import shape
 
@@ -93,41 +91,6 @@ def copied(
 def rings(geometry: Any) -> Iterator[Any]:
     shapes = shape(geometry)
     yield from shapes.geoms if shapes.geom_type == "MultiPolygon" else [shapes]
-
-
-@pytest.fixture(scope="module")
-def real_objects(shared_data: Path, reference: dict[str, Any]) -> dict[str, tuple[bytes, dict[str, Any]]]:
-    """Content and reference of every real ABI object, by key."""
-    found = {
-        entry["key"]: ((shared_data / path).read_bytes(), entry["reference"])
-        for path, entry in reference.items()
-        if entry["family"].startswith("goes-abi")
-    }
-    assert len(found) >= 16
-    return found
-
-
-def test_the_footprint_agrees_with_the_file_s_own_extent(
-    real_objects: dict[str, tuple[bytes, dict[str, Any]]],
-) -> None:
-    for key, (content, _) in real_objects.items():
-        header = read(key, content)
-        assert shape(header.geometry).is_valid
-        assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
-        assert bounding_box(header.geometry) == pytest.approx(header.properties["goes:extent"], abs=0.1), key
-
-
-def test_goes_17_conus_is_split_at_the_antimeridian(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
-    for name in ("RadC-M6C04_G17", "FDCC-M6_G17"):
-        (key,) = (key for key in real_objects if name in key)
-        header = read(key, real_objects[key][0])
-        west, _, east, _ = header.properties["goes:extent"]
-        assert west == pytest.approx(175.62358, abs=1e-5)
-        assert east == pytest.approx(-89.62357, abs=1e-5)
-        assert header.geometry["type"] == "MultiPolygon"
-        eastern, western = sorted(rings(header.geometry), key=lambda ring: -ring.bounds[0])
-        assert eastern.bounds == pytest.approx((175.62, 50.4, 180, 53.5), abs=0.1)
-        assert western.bounds == pytest.approx((-180, 14.57, -89.62, 53.5), abs=0.1)
 
 
 def of_product(product: str, key: str, content: bytes, *, but: tuple[str, ...] = ()) -> tuple[str, bytes]:
@@ -324,17 +287,6 @@ def test_samples_read_as_what_they_are(
     assert middle == (header.end - header.start) / 2
 
 
-@pytest.mark.parametrize("product", ["ABI-L1b-RadF", "ABI-L1b-RadC", "ABI-L1b-RadM1", "ABI-L1b-RadM2"])
-@pytest.mark.parametrize("satellite", [18, 19])
-def test_sample_footprints_are_valid_and_agree_with_their_extent(product: str, satellite: int) -> None:
-    header = read(*sample(product, satellite=satellite))
-    assert shape(header.geometry).is_valid
-    assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
-    west, _, east, _ = stated = header.properties["goes:extent"]
-    assert (header.geometry["type"] == "MultiPolygon") == (west > east)
-    assert bounding_box(header.geometry) == pytest.approx(stated, abs=0.1)
-
-
 def test_bands_have_the_common_names_that_fit_their_range() -> None:
     bands = read(*sample("ABI-L2-MCMIPC", band=None)).properties["bands"]
     assert [band.get("eo:common_name") for band in bands] == [
@@ -347,36 +299,6 @@ def test_each_satellite_has_its_designator() -> None:
     assert [(one["platform"], one["sat:platform_international_designator"]) for one in found] == [
         ("goes-16", "2016-071A"), ("goes-17", "2018-022A"), ("goes-18", "2022-021A"), ("goes-19", "2024-119A")
     ]  # fmt: skip
-
-
-def test_written_fields_satisfy_the_official_extension_schemas(shared_data: Path) -> None:
-    schemas = [
-        f"https://stac-extensions.github.io/{name}/schema.json"
-        for name in ("projection/v2.0.0", "processing/v1.2.0", "sat/v1.2.0", "eo/v2.0.0")
-    ]
-    for product, band in (("ABI-L1b-RadC", 1), ("ABI-L2-MCMIPM1", None)):
-        header = read(*sample(product, band=band, satellite=18))
-        item = json.loads(
-            json.dumps(
-                {
-                    "type": "Feature",
-                    "stac_version": "1.1.0",
-                    "stac_extensions": schemas,
-                    "id": "x",
-                    "geometry": header.geometry,
-                    "properties": {**header.properties, "datetime": "2025-12-03T05:01:17Z"},
-                    "links": [],
-                    "assets": {},
-                }
-            )
-        )
-        for schema in schemas:
-            path = shared_data / "schemas" / schema.replace("https://stac-extensions.github.io", "stac-extensions")
-            document = json.loads(path.read_text(encoding="utf-8"))
-            document["definitions"]["fields"]["properties"].pop("proj:projjson", None)
-            document["definitions"]["fields"]["properties"].pop("proj:geometry", None)
-            errors = [error.message for error in validator_for(document).iter_errors(item)]
-            assert errors == [], (schema, errors)
 
 
 @pytest.mark.parametrize(
@@ -629,19 +551,3 @@ def test_every_footprint_is_valid_wound_right_and_on_the_globe(
     west, south, east, north = outline.bounds
     assert -180 <= west <= east <= 180
     assert -90 <= south <= north <= 90
-
-
-@pytest.mark.parametrize(
-    ("product", "band", "satellite"),
-    [
-        ("ABI-L1b-RadX", 1, 19),
-        ("ABI-L1b-MCMIPC", None, 19),
-        ("ABI-L1b-RadC", None, 19),
-        ("ABI-L2-MCMIPC", 1, 19),
-        ("ABI-L1b-RadC", 17, 19),
-        ("ABI-L1b-RadC", 1, 15),
-    ],
-)
-def test_products_that_do_not_exist_are_not_made(product: str, band: int | None, satellite: int) -> None:
-    with pytest.raises(ValueError, match="no "):
-        make_goes_abi(product=product, start=START, satellite=satellite, band=band)

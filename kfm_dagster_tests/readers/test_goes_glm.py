@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -20,7 +19,7 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.samples.goes_glm import MOST_FLASHES, make_goes_glm
+from kfm_dagster.demo.samples.goes_glm import make_goes_glm
 from kfm_dagster.readers import geometry
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.goes_glm import read_goes_glm
@@ -61,27 +60,6 @@ def rewritten(content: bytes, change: Callable[[h5py.File], None]) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.fixture(scope="module")
-def real_objects(shared_data: Path, reference: dict[str, Any]) -> dict[str, tuple[bytes, dict[str, Any]]]:
-    """Content and reference of every real object, by key."""
-    found = {
-        entry["key"]: ((shared_data / path).read_bytes(), entry["reference"])
-        for path, entry in reference.items()
-        if entry["family"] == "goes-glm"
-    }
-    assert len(found) >= 9
-    return found
-
-
-def test_a_file_without_a_flash_is_as_good_as_any(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
-    counts = ("glm:event-count", "glm:group-count", "glm:flash-count")
-    empty = [read(key, content) for key, (content, expected) in real_objects.items() if not expected["flash_count"]]
-    assert empty
-    for header in [*empty, read(*sample(flashes=0))]:
-        assert [header.properties[name] for name in counts] == [0, 0, 0]
-        assert shape(header.geometry).area == pytest.approx((2 * 66.56) ** 2, rel=1e-6)
-
-
 def test_a_file_may_span_a_year_s_end() -> None:
     key, content = sample(start=NEW_YEAR - timedelta(seconds=20))
     assert key.startswith("GLM-L2-LCFA/2025/365/23/OR_GLM-L2-LCFA_G18_s20253652359400_e20260010000000_c20260010000013")
@@ -106,31 +84,6 @@ def test_samples_read_as_what_they_are(satellite: int, slot: str, box: tuple[flo
     assert [header.properties[f"glm:{name}-count"] for name in ("flash", "group", "event")] == [3, 6, 18]
     assert bounding_box(header.geometry) == pytest.approx(box, abs=1e-5)
     assert len(content) < 150_000
-
-
-def test_an_independent_reader_agrees_with_the_samples() -> None:
-    for flashes in (0, MOST_FLASHES):
-        key, content = sample(flashes=flashes)
-        native = read(key, content).native
-        with h5py.File(io.BytesIO(content)) as file:
-            for name, value in native.items():
-                if name == "attrs":
-                    assert value == {one: file.attrs[one].decode() for one in value}
-                elif name == "columns":
-                    assert {one: column.get("units", "").encode() for one, column in value.items()} == {
-                        one: file[one].attrs.get("units", b"")
-                        for one in file
-                        if one.startswith(("event_", "group_", "flash_")) and file[one].ndim
-                    }
-                elif name != "dims":
-                    assert value == file[name][()].tolist()
-            assert file["event_id"].shape == (6 * flashes,) == (native["dims"]["number_of_events"],)
-            # Each event has its group, and each group its flash.
-            assert set(file["event_parent_group_id"][()]) == set(file["group_id"][()])
-            assert set(file["group_parent_flash_id"][()]) == set(file["flash_id"][()])
-            latitude = file["event_lat"]
-            unpacked = latitude[()].view("u2") * latitude.attrs["scale_factor"] + latitude.attrs["add_offset"]
-            np.testing.assert_allclose(unpacked, np.repeat(file["flash_lat"][()], 6), atol=0.01)
 
 
 @pytest.mark.clause("OPR-28")

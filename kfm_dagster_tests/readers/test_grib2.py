@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 import pyproj
 import pytest
 import shapely.geometry
@@ -36,8 +32,6 @@ from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 
-HRRR_OBJECT = "hrrr.20201214/conus/hrrr.t00z.wrfsfcf12.grib2"
-
 
 def read(
     content: bytes, *, key: str = "x", groups: Mapping[str, str] | None = None, index: bytes | str | None = None
@@ -63,34 +57,6 @@ def groups_of(*, lead: int = 7, cycle: str = "06", day: str = "20251203") -> dic
 
 def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
     return [code for code, _ in metadata.findings]
-
-
-@pytest.mark.clause("OPR-06")
-def test_real_object_is_read_with_its_own_index(shared_data: Path) -> None:
-    key = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
-    path = shared_data / "objects" / "noaa-gfs-bdp-pds" / key
-    source = CountingSource(path.read_bytes())
-    groups = {"date": "20230823", "cycle": "18", "lead": "001"}
-    found = read_from(source, key=key, groups=groups, index=path.with_name(path.name + ".idx").read_bytes())
-    assert found.findings == ()
-    assert found.sidecars == (".idx",)
-    assert found.properties["grib:message-count"] == 19
-    assert {"WIND", "SWDIR"} < set(found.properties["grib:variables"])
-    assert found.properties["gfs:lead-hours"] == 1
-    # The first message's header and the last message, which has 33,049 bytes; the index is a request of its own.
-    assert source.requests == [4096, 33_049]
-
-
-def test_rotated_rap_grid_has_no_geolocation(shared_data: Path) -> None:
-    with pytest.raises(ReadError, match=r"3\.32769") as refused:
-        read((shared_data / "files/rap/rap.wrfnat.grib2").read_bytes())
-    assert refused.value.code is MetadataIssue.MISSING_GEOLOCATION
-
-
-def test_sample_grid_is_the_real_one(shared_data: Path) -> None:
-    real = (shared_data / "objects/noaa-hrrr-bdp-pds" / HRRR_OBJECT).read_bytes()
-    _, content, _ = make_hrrr(run=RUN, lead=1)
-    assert content[37:118] == real[37:118]
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -147,18 +113,6 @@ def test_projection_fields_place_the_first_grid_point(region: str) -> None:
     assert latitude == pytest.approx(found.native["latitudeOfFirstGridPointInDegrees"], abs=1e-9)
     assert longitude % 360 == pytest.approx(found.native["longitudeOfFirstGridPointInDegrees"], abs=1e-9)
     assert found.properties["proj:bbox"] == pytest.approx([x0, y0 + dy * rows, x0 + dx * columns, y0])
-
-
-def test_properties_satisfy_the_official_extensions(shared_data: Path) -> None:
-    key, content, index = make_hrrr(run=RUN, lead=7)
-    properties = read(content, key=key, groups=groups_of(), index=index).properties
-    for extension in ("forecast/v0.2.0", "projection/v2.0.0"):
-        schema = json.loads((shared_data / "schemas/stac-extensions" / extension / "schema.json").read_text())
-        fields = schema["definitions"]["fields"]
-        # These two refer to schemas on the network, and the reader writes neither.
-        for remote in ("proj:projjson", "proj:geometry"):
-            fields["properties"].pop(remote, None)
-        jsonschema_rs.validator_for(fields).validate(dict(properties))
 
 
 def polar_grid(*, south: bool) -> bytes:
@@ -457,13 +411,6 @@ def test_wmo_headers_between_messages_are_stepped_over() -> None:
     found = read(header + message + header + message + b"\r\r\n\x03")
     assert found.native["offset"] == len(header)
     assert found.properties["grib:message-count"] == 2
-
-
-def test_many_threads_read_one_grid_alike() -> None:
-    describe_grid.cache_clear()
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: read(SAMPLE, index=SAMPLE_INDEX), range(64)))
-    assert all(each == found[0] for each in found)
 
 
 def test_files_of_one_grid_share_a_geometry_and_nothing_that_could_change() -> None:

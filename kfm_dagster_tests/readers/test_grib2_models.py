@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -12,33 +10,17 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.key_values import contradictions
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples import gefs, gfs, nbm
-from kfm_dagster.readers.base import HeaderMetadata, ReadError
+from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.grib_index import parse_index
-from kfm_dagster_tests.readers.test_grib2 import codes, read, read_from
+from kfm_dagster_tests.readers.test_grib2 import read, read_from
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 WAVE = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
-REAL = [
-    # dataset, key, file
-    ("gfs", WAVE, f"objects/noaa-gfs-bdp-pds/{WAVE}"),
-    (
-        "gfs",
-        "gfs.20260605/12/atmos/gfs.t12z.pgrb2.0p25.f023",
-        "objects/noaa-gfs-bdp-pds/gfs.20260605/12/atmos/gfs.t12z.pgrb2.0p25.f023",
-    ),
-    # A part of the object of that key.
-    (
-        "nbm",
-        "blend.20250901/00/core/blend.t00z.core.f001.co.grib2",
-        "files/nbm/blend.t00z.core.f001.tmp.co.grib2",
-    ),
-]
 Made = tuple[str, bytes, str]
 MADE: list[tuple[str, Callable[[], Made]]] = [
     *(
@@ -89,26 +71,6 @@ def test_lines_of_real_indexes_name_the_member_of_their_key(shared_data: Path, c
         assert (not [*said]) is (member == of)
 
 
-@pytest.mark.clause("OPR-20")
-def test_real_object_with_its_index_is_never_ok_when_cut(shared_data: Path, contracts: ContractRegistry) -> None:
-    path = shared_data / "objects/noaa-gfs-bdp-pds" / WAVE
-    content, index = path.read_bytes(), path.with_name(path.name + ".idx").read_bytes()
-    match = contracts.grammars["gfs"].match(WAVE)
-    assert match is not None
-    assert read(content, key=WAVE, groups=match.groups, index=index).findings == ()
-    starts = [entry.offset for entry in parse_index(index)]
-    cuts = {len(content) * share // 10 for share in range(10)} | {len(content) - 1, len(content) - 4, 16, 37, 109}
-    whole_in_itself = set()
-    for at in sorted(cuts | {start + near for start in starts for near in (-1, 0, 1, 3, 20)} - {-1}):
-        with suppress(ReadError):
-            found = read(content[:at], key=WAVE, groups=match.groups, index=index)
-            assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH], at
-            assert found.layers == ()
-            whole_in_itself.add(at)
-    # Cut between two messages, or within the next one's four letters.
-    assert whole_in_itself == {start + near for start in starts[1:] for near in (0, 1, 3)}
-
-
 @pytest.mark.clause("OPR-14")
 @pytest.mark.parametrize(("dataset", "make"), MADE)
 def test_sample_is_read_without_a_finding(dataset: str, make: Callable[[], Made], contracts: ContractRegistry) -> None:
@@ -123,36 +85,6 @@ def test_sample_is_read_without_a_finding(dataset: str, make: Callable[[], Made]
     assert found.properties["grib:message-count"] == len(found.layers) == index.count("\n")
     assert sum(layer.length for layer in found.layers) == len(content)
     assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()
-
-
-def test_sample_grids_are_the_real_ones(shared_data: Path) -> None:
-    made = (
-        gfs.make_gfs_wave(run=RUN, lead=1)[1],
-        gfs.make_gfs(run=RUN, lead=1)[1],
-        nbm.make_nbm(run=RUN, lead=1)[1],
-    )
-    for (_, _, path), content in zip(REAL, made, strict=True):
-        real = (shared_data / path).read_bytes()
-        length = int.from_bytes(real[37:41], "big")
-        assert content[37 : 37 + length] == real[37 : 37 + length]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: gfs.make_gfs(run=RUN, lead=122),
-        lambda: gfs.make_gfs(run=RUN, lead=3, product="pgrb2full", resolution="0p25"),
-        lambda: gfs.make_gfs(run=RUN + timedelta(hours=1), lead=3),
-        lambda: gfs.make_gfs_wave(run=RUN, lead=3, region="arctic"),
-        lambda: gefs.make_gefs(run=RUN, lead=246),
-        lambda: gefs.make_gefs(run=RUN, lead=3, member="p31"),
-        lambda: nbm.make_nbm(run=RUN, lead=0),
-        lambda: nbm.make_nbm(run=RUN.replace(minute=1), lead=1),
-    ],
-)
-def test_what_has_no_key_has_no_sample(make: Callable[[], Made]) -> None:
-    with pytest.raises(ValueError, match=re.compile("key|cycle|full hour")):
-        make()
 
 
 def properties_of(found: HeaderMetadata, model: str) -> dict[str, Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import math
 import struct
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -201,22 +199,6 @@ def test_an_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(ReadError) as refused:
                 step_of(content)
         assert refused.value.code is MetadataIssue.RESOURCE_LIMIT
-
-
-def test_chunks_of_a_real_object_are_where_libhdf5_says(shared_data: Path) -> None:
-    files = sorted((shared_data / "objects").glob("noaa-goes*/ABI-*/**/*.nc"))
-    assert len(files) >= 5
-    for path in files:
-        step = step_of(path.read_bytes())
-        with h5py.File(path) as file:
-            for name, chunks in step.images.items():
-                expected = file[name]
-                assert len(chunks) == expected.id.get_num_chunks()
-                for chunk in chunks:
-                    at = tuple(place * extent for place, extent in zip(chunk.place, expected.chunks, strict=True))
-                    info = expected.id.get_chunk_info_by_coord(at)
-                    assert (chunk.offset, chunk.length) == (info.byte_offset, info.size)
-                assert math.prod(step.variables[name].shape) == expected.size
 
 
 def with_key(which: int, field: int, value: int) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import tracemalloc
 from collections.abc import Callable, Mapping
@@ -13,10 +12,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pyproj
 import pystac
 import pytest
-from jsonschema_rs import validator_for
 from pystac.extensions.datacube import DatacubeExtension, HorizontalSpatialDimension, TemporalDimension
 from shapely.geometry import shape
 
@@ -24,10 +21,9 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples import netcdf4
-from kfm_dagster.demo.samples.oisst import BUCKET, make_oisst, oisst_samples
+from kfm_dagster.demo.samples.oisst import make_oisst
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.netcdf_grid import PROPERTIES, read_netcdf_grid
-from kfm_dagster.readers.netcdf_header import read_netcdf_header
+from kfm_dagster.readers.netcdf_grid import read_netcdf_grid
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.truth.comparison import real_objects
 
@@ -89,62 +85,6 @@ def grid(
 def plain(value: Any) -> Any:
     """What h5py gives for an attribute, as a text or a number."""
     return value.decode() if isinstance(value, bytes) else value.item()
-
-
-@pytest.mark.clause("OPR-06")
-def test_headers_of_other_netcdf_4_files_equal_the_independent_reader_s(
-    shared_data: Path, reference: dict[str, Any]
-) -> None:
-    compared = 0
-    for real in real_objects(shared_data, reference, "cdr-seaice", "nwm"):
-        header, expected = read_netcdf_header(BytesSource(real.content)), real.expected
-        assert sorted(header.variables) == expected["variables"], real.path
-        assert header.dimensions.items() >= expected["dims"].items(), real.path
-        # The reference has every value as text, and of that 200 characters.
-        for name, text in expected["global_attrs"].items():
-            assert str(header.attributes[name])[:200] == text, (real.path, name)
-            compared += 1
-    assert compared > 60
-
-
-@pytest.mark.clause("OPR-14")
-@pytest.mark.parametrize("preliminary", [True, False])
-def test_a_sample_is_what_h5py_reads_of_it(preliminary: bool) -> None:
-    key, content = make_oisst(DAY, preliminary=preliminary)
-    found = read(key, content)
-    with h5py.File(io.BytesIO(content)) as file:
-        assert found.native["attrs"] == {name: plain(value) for name, value in file.attrs.items()}
-        for name, variable in file.items():
-            dimensions = [one[0].name[1:] if len(one) else name for one in variable.dims]
-            assert found.native["variables"][name] == dimensions
-            for attribute, value in found.native["variable_attrs"][name].items():
-                assert value == plain(variable.attrs[attribute])
-            assert not {"CLASS", "NAME", "_Netcdf4Dimid"} & found.native["variable_attrs"][name].keys()
-        assert found.native["axes"]["lat"] == [file["lat"][place] for place in (0, 1, 360, 718, 719)]
-        assert found.native["axes"]["lon"] == [file["lon"][place] for place in (0, 1, 720, 1438, 1439)]
-    assert (found.start, found.end, found.datetime) == (
-        datetime(2025, 12, 3, tzinfo=UTC),
-        datetime(2025, 12, 3, 23, 59, 59, tzinfo=UTC),
-        datetime(2025, 12, 3, 12, tzinfo=UTC),
-    )
-    assert found.findings == ()
-    assert found.properties["oisst:status"] == ("preliminary" if preliminary else "final")
-    assert bounding_box(found.geometry) == (-180, -90, 180, 90)
-    assert len(content) < 60_000
-    json.dumps(found.properties, allow_nan=False)
-
-
-def test_what_it_gives_is_what_it_declares() -> None:
-    named = {re.sub("^oisst:", "*:", name) for name in read(*make_oisst(DAY)).properties}
-    assert named == PROPERTIES
-
-
-def test_samples_are_the_same_bytes_every_time_and_two_a_day() -> None:
-    assert list(oisst_samples(DAY, 2)) == [
-        (BUCKET, *make_oisst(DAY, preliminary=True)), (BUCKET, *make_oisst(DAY)),
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="1981-09-01"):
-        make_oisst(date(1981, 8, 31))
 
 
 def test_a_key_of_another_day_is_a_time_mismatch() -> None:
@@ -380,17 +320,6 @@ def test_dimensions_and_variables_are_those_of_the_datacube_extension() -> None:
         "field": {"dimensions": ["time", "lat", "lon"], "type": "data", "description": "air_temperature", "unit": "K"},
         "lat_bnds": {"dimensions": ["lat", "nv"], "type": "auxiliary"},
     }
-
-
-def test_written_fields_satisfy_the_official_extension_schemas(shared_data: Path) -> None:
-    properties = read(*make_oisst(DAY)).properties
-    assert pyproj.CRS.from_wkt(properties["proj:wkt2"]).to_epsg() == 4326
-    for extension in ("projection/v2.0.0", "processing/v1.2.0"):
-        document = json.loads((shared_data / "schemas/stac-extensions" / extension / "schema.json").read_text())
-        fields = document["definitions"]["fields"]
-        for remote in ("proj:projjson", "proj:geometry"):
-            fields["properties"].pop(remote, None)
-        validator_for(fields).validate(json.loads(json.dumps(dict(properties))))
 
 
 @pytest.mark.parametrize("libver", ["earliest", "v108", "v110"])

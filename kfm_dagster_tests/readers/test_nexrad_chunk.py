@@ -25,7 +25,6 @@ from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1, reach_m
-from kfm_dagster_tests.readers.nexrad_bytes import read as read_volume
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 FOLDER = "objects/unidata-nexrad-level2-chunks/KLOT/901/"
@@ -88,19 +87,6 @@ def test_the_chunks_of_a_real_volume_are_in_order_and_hold_every_radial(
     ends = [header.end for header in found]
     assert ends == sorted(ends)
     assert (ends[0], found[0].native["vcp_message_5"]) == (found[0].start, found[0].properties["nexrad:vcp"])
-
-
-@pytest.mark.clause("OPR-06")
-def test_the_last_chunk_agrees_with_the_archive_s_reader_of_the_whole_volume(real: Mapping[str, bytes]) -> None:
-    key, content = list(real.items())[-1]
-    last = read(key, content)
-    archived = read_volume(b"".join(real.values()), {"site": "KLOT", "date": "20260328", "time": "201457"})
-    assert last.end == archived.end
-    assert last.geometry == archived.geometry
-    shared = last.properties.keys() & archived.properties.keys()
-    assert {name: last.properties[name] for name in shared} == {name: archived.properties[name] for name in shared}
-    assert last.properties.keys() - shared == {"nexrad:chunks", "nexrad:complete", "nexrad:cuts"}
-    assert abs(archived.start - last.start) < timedelta(seconds=1)
 
 
 @pytest.mark.clause("OPR-06")
