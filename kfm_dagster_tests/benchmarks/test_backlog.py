@@ -77,14 +77,9 @@ def test_people_read_rounded_figures_and_scripts_whole_ones(tmp_path: Path, monk
     ("arguments", "variables", "said"),
     [
         (["--units", "0"], {}, "--units"),
-        (["--dataset", "goes-xyz", "--units", "1"], {}, "goes-xyz"),
         (["--home", "/proc/x"], {}, "/proc/x: "),
         (["--all-remote"], {}, "--store-latency-ms"),
-        (["--store-latency-ms", "-1"], {}, "--store-latency-ms"),
-        (["--database", "mysql"], {}, "--database"),
         (["--units", "1"], {"KFM_CONFIGS_DIR": "nowhere"}, "KFM_CONFIGS_DIR is no folder; observed nowhere"),
-        (["--units", "1"], {"KFM_CONTRACTS_DIR": "nowhere"}, "KFM_CONTRACTS_DIR"),
-        (["--units", "1"], {"KFM_ENERGY_GRID": "ZZZ"}, "KFM_ENERGY_GRID"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_started_or_made(

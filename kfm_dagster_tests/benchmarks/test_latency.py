@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from benchmarks.latency import _Publisher, percentiles
 from benchmarks.objects import make_objects
-from kfm_dagster.errors import ExitCode
 
 UNITS = 25
 
@@ -53,25 +47,3 @@ def test_percentiles_are_of_all_waits() -> None:
     assert found == {"p50_seconds": 50.0, "p95_seconds": 95.0, "p99_seconds": 99.0, "most_seconds": 100.0}
     assert set(percentiles([]).values()) == {None}
     assert set(percentiles([2.5]).values()) == {2.5}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--rate", "0"], "--rate"),
-        (["--dataset", "goes-xyz", "--seconds", "1"], "goes-xyz"),
-        (["--all-remote"], "--store-latency-ms"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_started_or_made(
-    arguments: list[str], said: str, tmp_path: Path
-) -> None:
-    # Without a PATH nothing can be installed or started.
-    command = [sys.executable, "-m", "benchmarks.latency", *arguments]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -18,7 +14,6 @@ from benchmarks.latency import percentiles
 from benchmarks.pressure import CALLS, Phase
 from benchmarks.report import Case, cases, main
 from benchmarks.surroundings import Place
-from kfm_dagster.errors import DependencyUnavailableError
 
 ROWS = cases([7], 3)
 
@@ -118,16 +113,6 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
     assert "| sqlite | 1.90 | 1.50 | 0.40 |" in text
     assert "| nexrad-l2 | 20 ms | sqlite | disk | 15 | no | 50 | 4.9 | 1.5 |" in text
     assert "| hrrr | 50 ms | postgresql | store | 7 | 3.0 |  | 5.0 | 2.0 |" in text
-    scan = Path(sys.executable).with_name("pymarkdown")
-    configuration = Path(report.ROOT) / "pyproject.toml"
-    done = subprocess.run(
-        [str(scan), "--config", str(configuration), "scan", str(tmp_path / "performance.md")],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=report.ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_rows_can_be_measured_one_at_a_time(tmp_path: Path, ran: list[str]) -> None:
@@ -137,26 +122,3 @@ def test_rows_can_be_measured_one_at_a_time(tmp_path: Path, ran: list[str]) -> N
     assert ran == [case.command for case in ROWS if case.table == "latency"]
     assert all(command in text for command in ran)
     assert "A store that takes its time" not in text
-
-
-def test_what_is_no_pattern_is_refused(tmp_path: Path, ran: list[str]) -> None:
-    with pytest.raises(click.UsageError, match="no regular expression"):
-        called(tmp_path, "--match", "(")
-    assert ran == []
-
-
-def test_a_row_that_fails_leaves_the_document_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = Case(table="store", arguments=("benchmarks.backlog", "--units", "0"))
-    monkeypatch.setattr(report, "cases", lambda *_: [failing])
-    with pytest.raises(DependencyUnavailableError, match=r"exit code 2 of python -m benchmarks\.backlog --units 0"):
-        called(tmp_path)
-    assert not (tmp_path / "performance.md").exists()
-
-
-def test_what_a_row_printed_last_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = figures(ROWS[0])
-    said = json.dumps(printed)
-    monkeypatch.setattr(
-        subprocess, "run", lambda *given, **_: subprocess.CompletedProcess(given, 0, stdout=f"making ...\n{said}\n")
-    )
-    assert report.measured(ROWS[0], tmp_path) == printed

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.run_cost import RunCost, run_cost
+from benchmarks.run_cost import run_cost
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.stages.gates.verdict import Verdict
-from kfm_dagster.telemetry.measures import Spent
 from kfm_dagster_tests.integration.chain import DAY, open_pipeline, put, volumes
 
 UNITS = 3
@@ -39,22 +38,3 @@ def test_a_run_is_measured_with_its_gates_and_its_audit(
     whole, parts = cost.whole.seconds or 0, {name: spent.seconds or 0 for name, spent in cost.parts.items()}
     assert len(asked) * SLEEP_SECONDS <= parts["gates"] < whole
     assert 0 < parts["audit"] < whole - parts["gates"]
-
-
-def test_the_parts_of_a_run_are_told_as_shares_of_it() -> None:
-    cost = RunCost(
-        units=1000,
-        whole=Spent(seconds=10.0, cpu_seconds=5.0),
-        parts={"gates": Spent(seconds=0.5, cpu_seconds=0.4), "audit": Spent(seconds=0.2, cpu_seconds=0.01)},
-    )
-    assert cost.as_json() == {
-        "units": 1000,
-        "wall_seconds": 10.0,
-        "cpu_seconds": 5.0,
-        "gates_share_of_wall": 0.05,
-        "audit_share_of_wall": 0.02,
-        "share_of_wall": 0.07,
-        "gates_share_of_cpu": 0.08,
-        "audit_share_of_cpu": 0.002,
-        "share_of_cpu": 0.082,
-    }

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from benchmarks.objects import SAMPLES, make_objects
 from benchmarks.store import OWN_BUCKET, StoreServer, requests_of
-from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.local import free_port
-from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.operators.message_parse import parse_message
-from kfm_dagster.readers.base import ReadRequest
-from kfm_dagster.readers.registry import READERS
-from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import S3Bucket
 
-YARDSTICK = Path(__file__).resolve().parents[3] / "shared/tools/slow_s3.py"
-"""A server that somebody else wrote for the same purpose; it is not part of the repository."""
-UNITS = 4
 SECONDS = 15.0
 LATENCY_SECONDS = 0.2
 
@@ -103,94 +87,6 @@ def test_requests_wait_beside_each_other_and_are_counted(tmp_path: Path, monkeyp
         assert requests_of(counts) == 9
         assert requests_of(server.counts()) == 0
         assert server.cpu_seconds() > 0
-
-
-@pytest.mark.skipif(not YARDSTICK.exists(), reason="the yardstick is not on this machine")
-@pytest.mark.parametrize("dataset", list(SAMPLES))
-def test_reading_costs_as_much_as_from_the_yardstick(
-    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _credentials(monkeypatch)
-    bodies = make_objects(tmp_path, dataset, UNITS)
-    with StoreServer(tmp_path, latency_ms=0) as server:
-        own, _ = _read_all(dataset, bodies, server.endpoint_url, server.counts, monkeypatch)
-    with _yardstick(tmp_path) as endpoint:
-        other, _ = _read_all(dataset, bodies, endpoint, lambda: _counts(endpoint), monkeypatch)
-    assert requests_of(own) >= UNITS
-    assert requests_of(own) == pytest.approx(requests_of(other), rel=0.1)
-    assert own["bytes"] == pytest.approx(other["bytes"], rel=0.1)
-
-
-@pytest.mark.parametrize("dataset", list(SAMPLES))
-def test_objects_of_real_size_are_read_as_whole_ones(
-    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _credentials(monkeypatch)
-    bodies = make_objects(tmp_path, dataset, UNITS, real_size=True)
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".idx"]
-    assert len(files) == UNITS
-    assert min(path.stat().st_size for path in files) > 1_000_000
-    assert sum(path.stat().st_blocks * 512 for path in files) < 4_000_000
-    with StoreServer(tmp_path, latency_ms=0) as server:
-        counts, findings = _read_all(dataset, bodies, server.endpoint_url, server.counts, monkeypatch)
-    assert findings == 0
-    assert counts["bytes"] < UNITS * 2_000_000
-
-
-def _read_all(
-    dataset: str,
-    bodies: list[str],
-    endpoint: str,
-    counts: Callable[[], Mapping[str, int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> tuple[dict[str, int], int]:
-    """Probe and read every object as two steps of a run do; return what the server counted, and the findings."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
-    registry = ContractRegistry.load()
-    contract, stores = registry[dataset], ObjectStores()
-    counts()
-    findings = 0
-    for body in bodies:
-        (unit,) = parse_message(SqsMessage(message_id="m", body=body), registry=registry, queue="q").envelopes
-        handle = stores.open(contract, unit.object_uri)
-        head, _ = handle.probe(4)
-        assert (head.size, head.etag) == (unit.object_size, unit.etag)
-        match = registry.grammars[dataset].match(unit.key)
-        assert match is not None
-        request = ReadRequest(
-            key=unit.key,
-            groups=match.groups,
-            source=handle,
-            sidecar=lambda suffix, uri=unit.object_uri: stores.open_sidecar(contract, uri, suffix),
-        )
-        header = READERS[contract.metadata_extract.reader](request)
-        # The samples come without their index.
-        assert {issue for issue, _ in header.findings} <= {MetadataIssue.SIDECAR_MISSING}
-        findings += len(header.findings)
-    return dict(counts()), findings
-
-
-@contextmanager
-def _yardstick(root: Path) -> Iterator[str]:
-    port = free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    with subprocess.Popen([sys.executable, str(YARDSTICK), str(root), str(port), "0"]) as server:
-        deadline = time.monotonic() + SECONDS
-        while True:
-            try:
-                _counts(endpoint)
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-        yield endpoint
-        server.kill()
-
-
-def _counts(endpoint: str) -> dict[str, int]:
-    with urllib.request.urlopen(f"{endpoint}/__counts", timeout=SECONDS) as answer:
-        counts: dict[str, int] = json.loads(answer.read())
-    return counts
 
 
 def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,23 +8,18 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
-import obstore
 import psutil
 import pytest
-from obstore.store import S3Store
 
-from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent, StoredAs
-from kfm_dagster.demo.sample_day import publish_samples, sample_objects
+from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET as CHUNKS_BUCKET
 from kfm_dagster.demo.samples.nexrad_chunks import make_nexrad_chunks
 from kfm_dagster.deployment.child_server import ChildServer
@@ -125,20 +120,6 @@ def test_keys_are_form_encoded_and_sequencers_grow() -> None:
     sequencers = [event.sequencer for event in events]
     assert sequencers == sorted(set(sequencers))
     assert all(len(sequencer) == 18 and int(sequencer, 16) for sequencer in sequencers)
-
-
-def test_a_message_that_is_never_deleted_goes_to_the_dead_letter_queue(cloud: EmbeddedCloud, feed: Feed) -> None:
-    sqs = cloud.client("sqs")
-    queue, dlq = (sqs.get_queue_url(QueueName=name)["QueueUrl"] for name in (cloud.primary_queue, cloud.dlq))
-    feed.announce_raw("poison")
-    for count in ("1", "2", "3"):
-        [message] = sqs.receive_message(
-            QueueUrl=queue, VisibilityTimeout=0, AttributeNames=["ApproximateReceiveCount"]
-        )["Messages"]
-        assert message["Attributes"]["ApproximateReceiveCount"] == count
-    assert not sqs.receive_message(QueueUrl=queue).get("Messages")
-    [dead] = sqs.receive_message(QueueUrl=dlq)["Messages"]
-    assert dead["Body"] == "poison"
 
 
 def test_provisioning_twice_delivers_once(cloud: EmbeddedCloud, feed: Feed, contracts: ContractRegistry) -> None:
@@ -275,82 +256,6 @@ def test_a_folder_of_chunks_is_announced_as_their_own_feed_does(
 def test_a_folder_that_is_none_is_refused(feed: Feed, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"observed .*absent"):
         feed.from_folder(tmp_path / "absent")
-
-
-def test_the_samples_are_the_same_every_time_and_all_of_known_datasets(contracts: ContractRegistry) -> None:
-    once, again = list(sample_objects()), list(sample_objects())
-    assert once == again
-    kinds = Counter(
-        (contracts.route(bucket=item.bucket, key=item.key).kind, item.delivery, item.bucket.split("-")[1])
-        for item in once
-    )
-    assert kinds == {
-        (KeyKind.DATA, StoredAs.WHOLE, "goes16"): 6,
-        (KeyKind.DATA, StoredAs.WHOLE, "goes18"): 2,
-        (KeyKind.DATA, StoredAs.WHOLE, "goes19"): 4,
-        (KeyKind.DATA, StoredAs.TRUNCATED, "goes18"): 1,
-        (KeyKind.DATA, StoredAs.WHOLE, "nexrad"): 8,
-        (KeyKind.DATA, StoredAs.MISSING, "nexrad"): 1,
-        (KeyKind.DATA, StoredAs.WHOLE, "hrrr"): 8,
-        (KeyKind.SIDECAR, StoredAs.WHOLE, "hrrr"): 8,
-    }
-    assert len({(item.bucket, item.key) for item in once}) == len(once)
-
-
-def test_the_samples_bring_each_bad_delivery_once(cloud: EmbeddedCloud, feed: Feed) -> None:
-    published = publish_samples(feed)
-    messages = drain(cloud)
-
-    assert len(messages) == published.messages
-    assert len(published.objects) == 28
-    assert len(published.sidecars) == 8
-    good = [message for message in messages if message["Body"] != published.malformed]
-    assert len(messages) - len(good) == 1
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(published.malformed)
-
-    announced = Counter[str]()
-    sizes = {}
-    for message in good:
-        found = records(message)
-        uris = [
-            f"s3://{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}" for record in found
-        ]
-        announced.update(uris)
-        sizes.update(zip(uris, (record["s3"]["object"]["size"] for record in found), strict=True))
-        if len(found) > 1:
-            assert tuple(uris) == published.together
-    assert announced[published.duplicate] == 2
-    assert announced == Counter(
-        [*published.objects, *published.sidecars, published.duplicate, published.truncated, published.missing]
-    )
-
-    s3 = cloud.client("s3")
-    stored = {
-        f"s3://{bucket}/{item['Key']}": item["Size"]
-        for bucket in ("noaa-goes16", "noaa-goes18", "noaa-goes19", "unidata-nexrad-level2", "noaa-hrrr-bdp-pds")
-        for item in s3.list_objects_v2(Bucket=bucket)["Contents"]
-    }
-    assert published.missing not in stored
-    assert stored[published.truncated] == sizes[published.truncated] // 2
-    assert all(stored[uri] == sizes[uri] for uri in (*published.objects, *published.sidecars))
-
-
-def test_the_environment_is_enough_for_other_clients(
-    cloud: EmbeddedCloud, feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feed.put("noaa-goes17", GOES_KEY, b"0123456789")
-    for name, value in cloud.environment().items():
-        monkeypatch.setenv(name, value)
-    store = S3Store("noaa-goes17")
-    assert obstore.get_range(store, GOES_KEY, start=2, length=3).to_bytes() == b"234"
-    import boto3
-
-    queues = boto3.session.Session().client("sqs").list_queues()["QueueUrls"]
-    assert {url.rsplit("/", 1)[1] for url in queues} == {
-        os.environ["KFM_SQS_PRIMARY_QUEUE"],
-        os.environ["KFM_SQS_DLQ_QUEUE"],
-    }
 
 
 def test_leaving_the_context_leaves_no_process() -> None:

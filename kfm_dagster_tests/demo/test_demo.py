@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sqlite3
 import uuid
 from collections import Counter
@@ -28,7 +27,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import shell
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import DAY, good, partitions_of, put
+from kfm_dagster_tests.integration.chain import DAY, good, put
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 UNANNOUNCED = "SELECT DISTINCT dataset FROM nodd_wal_records WHERE topic_arn IS NULL AND sqs_message_id IS NULL"
@@ -94,28 +93,6 @@ def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_da
     assert unannounced == ["surface-obs"]
     with closing(sqlite3.connect(tmp_path / "home" / "dagster" / "history" / "runs.db")) as runs:
         assert runs.execute("SELECT DISTINCT status FROM runs").fetchall() == [("SUCCESS",)]
-
-
-@pytest.mark.deployment
-@pytest.mark.clause("OPR-14")
-@pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_demo_of_the_real_objects_ingests_each_of_a_supported_dataset_and_says_why_not_the_others(
-    shared_data: Path, tmp_path: Path
-) -> None:
-    typed = f"kfm demo --objects {shlex.quote(str(shared_data / 'objects'))} --home home --json > out.json"
-    done = shell(typed, tmp_path, seconds=HANG_SECONDS)
-    assert done.returncode == 0, done.stdout
-    out = (tmp_path / "out.json").read_text(encoding="utf-8")
-    objects = partitions_of(shared_data / "objects", ContractRegistry.load())
-    expected: Counter[str] = Counter()
-    for (dataset, _), uris in objects.items():
-        expected[dataset] += len(uris)
-    assert counts_of(out) == {dataset: (count, count, 0, 0) for dataset, count in expected.items()}
-    said = json.loads(out)
-    assert (said["rejected"], said["unexpected"]) == (0, [])
-    reasons = {(name.partition("/")[0], why) for name, why in said["skipped"].items()}
-    unsupported = ("noaa-nam-pds", "noaa-nwm-pds")
-    assert reasons == {(bucket, f"no dataset contract names bucket {bucket}") for bucket in unsupported}
 
 
 def test_what_does_not_end_as_it_has_to_is_named(tmp_path: Path) -> None:
