@@ -26,7 +26,6 @@ from kfm_dagster.ingest.nodes import (
     MessageParse,
     Source,
     chain,
-    operators,
 )
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
@@ -187,10 +186,6 @@ class Failpoint:
 
     def __str__(self) -> str:
         return f"{self.operator}-{self.point}"
-
-
-POINTS = ("computed", "committing", "committed")
-FAILPOINTS = [Failpoint(operator=operator, point=point) for operator in operators() for point in POINTS]
 
 
 def run_chain(

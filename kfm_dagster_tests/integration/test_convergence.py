@@ -18,14 +18,10 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    FAILPOINTS,
     CrashError,
     Failpoint,
-    FakeQueue,
     announce,
-    assert_conserved,
     missing,
-    open_pipeline,
     put,
     run_chain,
     take,
@@ -56,50 +52,6 @@ def everything(pipeline: Pipeline) -> dict[str, Any]:
         "edges": edges,
         "messages": pipeline.deliveries.counts(),
     }
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is left when nothing dies."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    put(folder / "objects", ITEMS)
-    pipeline = open_pipeline(folder / "home", folder / "objects")
-    take_items(pipeline)
-    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
-    work_until_done(pipeline)
-    found = everything(pipeline)
-    pipeline.close()
-    assert len(found["edges"]) > 10
-    return found
-
-
-@pytest.mark.clause("WAL-05", "WAL-06", "WAL-08", "BEY-03")
-@pytest.mark.parametrize(
-    ("failpoint", "database_url"),
-    # Which database it is matters where a transaction is open; at every statement the crash matrix dies on both.
-    [(s, db) for s in FAILPOINTS for db in ("sqlite", "postgresql") if db == "sqlite" or s.point == "committing"],
-    indirect=["database_url"],
-    ids=str,
-)
-def test_a_run_that_dies_at_any_failpoint_is_made_good_by_the_next(
-    failpoint: Failpoint, pipeline: Pipeline, queue: FakeQueue, objects: Path, undisturbed: dict[str, Any]
-) -> None:
-    put(objects, ITEMS)
-    take_items(pipeline)
-    with pytest.raises(CrashError):
-        run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, dies_at=failpoint)
-    in_flight = {record.status for record in traces.records(pipeline).values()}
-    # Committed is what the record shows, and it shows no outcome before the settlement.
-    if failpoint != Failpoint(operator=Settle.operator, point="committed"):
-        assert in_flight in ({Status.PENDING}, {Status.IN_PROGRESS})
-
-    pipeline.ledger.release_lost(run_ids=["run-1"])
-    assert_conserved(pipeline)
-    work_until_done(pipeline)
-
-    assert everything(pipeline) == undisturbed
-    receipts = {announce([item.event()], registry=pipeline.registry).receipt_handle for item in ITEMS}
-    assert set(queue.deleted) == receipts
 
 
 @pytest.mark.clause("WAL-05", "WAL-06")

@@ -7,8 +7,7 @@ in the end is what a run leaves that nothing happened to.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import date, timedelta
 from itertools import count
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster import failpoints
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.idempotent_node.wal import IntentStatus, run_uuid
 from kfm_dagster.ingest.nodes import MessageParse, Source, operators
@@ -26,7 +24,8 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import ENRICHING, LIMIT, CrashError, assert_conserved, good, put
+from kfm_dagster_tests.integration.chain import ENRICHING, LIMIT, assert_conserved, good, put
+from kfm_dagster_tests.moments import Death, dying
 
 FIRST_DAY = date(2025, 4, 1)
 CLEAN_DAY = date(2025, 3, 1)
@@ -36,44 +35,24 @@ STRIDE = {
 """Every moment on the one; every third on the other, because the operators' code is the same. `make soak` takes all."""
 
 
-@contextmanager
-def dying(pipeline: Pipeline, *, at: int) -> Iterator[list[str]]:
-    """Die at the n-th statement or failpoint; yields what was reached."""
-    reached: list[str] = []
-
-    def reach(what: str) -> None:
-        reached.append(what)
-        if len(reached) == at:
-            raise CrashError(what)
-
-    def executed(_connection: Any, statement: Any, *_: Any) -> None:
-        reach(str(statement))
-
-    sa.event.listen(pipeline.database.engine, "after_execute", executed)
-    failpoints.install(lambda failpoint, _: reach(failpoint.value))
-    try:
-        yield reached
-    finally:
-        failpoints.install(None)
-        sa.event.remove(pipeline.database.engine, "after_execute", executed)
-
-
-def run_day(pipeline: Pipeline, day: date, *, target: str | None = None, at: int = 0) -> list[str]:
-    """Run a day's chain, which dies in `target`; returns what was reached there. Raises CrashError."""
+def run_day(pipeline: Pipeline, day: date, *, target: str | None = None, at: int = 0) -> Death:
+    """Run a day's chain, which dies in `target`; return the death, and the moments that were reached there."""
     shared: dict[str, Any] = {
         "pipeline": pipeline,
         "dataset": "nexrad-l2",
         "partition": day.isoformat(),
         "run_id": run_of(day),
     }
-    reached: list[str] = []
+    death = Death(at)
     batch: StageBatch | None = None
     nodes = [MessageParse(**shared, source=Source.LISTING, limit=LIMIT), *(kind(**shared) for kind in ENRICHING)]
     for node in nodes:
-        with dying(pipeline, at=at) if node.operator == target else nullcontext(reached) as reached:
+        with dying(pipeline.database, at=at) if node.operator == target else nullcontext(death) as death:
             stage = pipeline.stages.run(node, run_id=run_of(day), upstream=batch)
             batch = pipeline.stages.commit(stage)
-    return reached
+        if node.operator == target and death.died:
+            break
+    return death
 
 
 def run_of(day: date) -> str:
@@ -123,20 +102,15 @@ def test_a_run_that_dies_anywhere_in_an_operator_ends_as_a_clean_one_when_it_is_
     assert expected["status"] is Status.SUCCEEDED
     assert [status for _, status in expected["intents"]] == [IntentStatus.APPLIED] * len(operators())
     assert [status for _, status in expected["steps"]] == [IntentStatus.APPLIED] * len(operators())
-    moments = 0
     for number, at in enumerate(count(1, STRIDE[pipeline.database.dialect])):
         day = FIRST_DAY + timedelta(days=number)
         bring(objects, day)
-        try:
-            moments = len(run_day(pipeline, day, target=operator, at=at))
-            died = False
-        except CrashError:
-            died = True
+        death = run_day(pipeline, day, target=operator, at=at)
         assert_conserved(pipeline)
         run_day(pipeline, day)
-        assert story(pipeline, day) == expected, f"died at moment {at} of {operator}"
-        if not died:
+        assert story(pipeline, day) == expected, f"{operator} {death}"
+        if not death.died:
             break
-    assert moments > 15, "an operator has more moments than that"
+    assert len(death.reached) > 15, "an operator has more moments than that"
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert not list(pipeline.nodes.intents.unresolved())
