@@ -15,20 +15,15 @@ from unittest.mock import patch
 
 from sqlalchemy import Executable, text
 
-from kfm_dagster.catalog import item, outcomes, store
+from kfm_dagster.catalog import item, outcomes
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.catalog.undo import UndoReport
 from kfm_dagster.contracts.issues import FenceIssue
-from kfm_dagster.governance.switches import KillSwitches
-from kfm_dagster.ingest import evidence, intake, recording, rollback
-from kfm_dagster.ingest.nodes import MessageParse
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest import evidence, rollback
 from kfm_dagster.ledger import verdicts
 from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.stages import lifecycle
@@ -94,18 +89,6 @@ def _call(owner: Any, name: str, replacement: Any) -> Breakage:
     return lambda stack: stack.enter_context(patch.object(owner, name, replacement))
 
 
-def _recorded_first(pipeline: Pipeline, messages: Any) -> Any:
-    """Commit the deliveries before the units are known, as an intake without one transaction would."""
-    parsed = [intake.parse_message(one, registry=pipeline.registry, queue="q") for one in messages]
-    pipeline.deliveries.record(
-        [
-            recording.delivery_of(message, one, queue=pipeline.settings.sqs_primary_queue, landing_sha256="x")
-            for message, one in zip(messages, parsed, strict=True)
-        ]
-    )
-    return _RECORD(pipeline, messages)
-
-
 def _undecided(self: LedgerChanges, versions: Any, from_status: Any, *more: Any) -> list[Any]:
     # What leaves quarantine has a case that asks for the decision, too.
     return sorted(versions) if from_status == "succeeded" else _DECIDE(self, versions, from_status, *more)
@@ -141,10 +124,8 @@ _HASTE = {
     Fault.KILL_IN_STATEMENT: 0.0,
 }
 _REFUSED = {**CALM, Fault.STORE_REFUSES: 0.06}
-_RECORD = intake.record
 _FENCE = Leases.fence
 _DECIDE = LedgerChanges._decide
-_NEXT_ATTEMPT = "    next_attempt_at = :at,\n"
 _ATTEMPT = " AND record.attempts = unit.attempt"
 """No two claims of a unit have one number, so no history needs the run's id besides (`ledger/test_ledger_store.py`)."""
 _NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_legal")
@@ -167,18 +148,6 @@ MUTATIONS = (
         first=6,
     ),
     Mutation(
-        name="a fence does not ask for the attempt, and a run does again what it has done",
-        invariant="only_the_holder_writes",
-        breakages=[_sql("ledger.hold", _ATTEMPT, ""), _EXECUTED_AGAIN],
-        under=_HASTE,
-        first=100,
-    ),
-    Mutation(
-        name="a kill switch is engaged and nobody looks",
-        invariant="switched_off_is_left_alone",
-        breakages=[_call(KillSwitches, "off", lambda *_, **__: frozenset())],
-    ),
-    Mutation(
         name="the fence does not look at the kill switch",
         invariant="switched_off_is_left_alone",
         breakages=[_call(Leases, "fence", _fence_without(FenceIssue.KILL_SWITCH))],
@@ -189,23 +158,11 @@ MUTATIONS = (
         breakages=[_sql("ledger.fail_expired", "lease.expires_at < :at AND ", "")],
     ),
     Mutation(
-        name="recovery takes the claims of every run",
-        invariant="claims_are_taken_only_when_lost",
-        breakages=[_sql("ledger.fail_runs", "IN (SELECT value FROM json_each(:run_ids))", "IS NOT :run_ids")],
-    ),
-    Mutation(
         name="recovery never comes",
         invariant="every_unit_ends",
         breakages=[_call(Ledger, "release_lost", lambda *_, **__: RecoverReport())],
         under={Fault.KILL: 0.01},
         first=1,
-    ),
-    Mutation(
-        name="what recovery took back is not due again",
-        invariant="every_unit_ends",
-        breakages=[_sql(name, _NEXT_ATTEMPT, "") for name in ("ledger.fail_runs", "ledger.fail_expired")],
-        under={Fault.KILL: 0.01},
-        first=51,
     ),
     Mutation(
         name="attempts are granted without end",
@@ -215,12 +172,6 @@ MUTATIONS = (
             _call(verdicts, "quarantine_reason", lambda *_, **__: None),
         ],
         under={Fault.OBJECT_SILENT: 0.5, Fault.KILL: 0.0},
-    ),
-    Mutation(
-        name="a unit without an attempt left is not given up",
-        invariant="every_unit_ends",
-        breakages=[_call(LedgerChanges, "_give_up", lambda *_, **__: set())],
-        under={Fault.KILL: 0.01},
     ),
     Mutation(
         name="a requeue takes superseded units",
@@ -234,17 +185,6 @@ MUTATIONS = (
         breakages=[_sql("ledger.supersede", "WHERE newer IS NOT NULL AND", "WHERE FALSE AND")],
     ),
     Mutation(
-        name="a superseded unit goes on waiting",
-        invariant="superseded_units_stay_out",
-        breakages=[
-            _sql(
-                "ledger.quarantine",
-                "WHERE wal_id IN (",
-                "WHERE (status <> 'pending' OR :reason = 'person') AND wal_id IN (",
-            )
-        ],
-    ),
-    Mutation(
         name="a message is deleted when a unit has failed",
         invariant="deleted_messages_are_done",
         breakages=[
@@ -252,11 +192,6 @@ MUTATIONS = (
                 "deliveries.due_for_deletion", "('succeeded', 'quarantined')", "('succeeded', 'quarantined', 'failed')"
             )
         ],
-    ),
-    Mutation(
-        name="deliveries are recorded before their units",
-        invariant="nothing_is_lost",
-        breakages=[_call(intake, "record", _recorded_first)],
     ),
     Mutation(
         name="a delivery is recorded without its units",
@@ -308,13 +243,6 @@ MUTATIONS = (
         first=1,
     ),
     Mutation(
-        name="units that a gate has leave go on, and the catalog takes what is no Item",
-        invariant="nothing_unexpected_is_published",
-        breakages=[_call(lifecycle, "_marked", lambda unit, _: unit), _call(store, "validate_item", lambda _: [])],
-        under={Fault.UNSOUND: 0.6, Fault.KILL: 0.0},
-        first=1,
-    ),
-    Mutation(
         name="a gate that stops a batch is not obeyed, where it is made and where it is handed on",
         invariant="nothing_unexpected_is_published",
         breakages=[
@@ -335,35 +263,9 @@ MUTATIONS = (
         under={Fault.STORE_REFUSES: 0.03},
     ),
     Mutation(
-        name="a rollback leaves the Items",
-        invariant="rollbacks_leave_nothing",
-        breakages=[_call(Catalog, "undo", lambda *_, **__: UndoReport())],
-        under=_REFUSED,
-    ),
-    Mutation(
         name="an Item is written, and nothing leads to it",
         invariant="followers_show_what_stands",
         breakages=[_call(Catalog, "_publish_documents", lambda *_, **__: None)],
-    ),
-    Mutation(
-        name="a rollback leaves Items and lineage",
-        invariant="rollbacks_leave_nothing",
-        breakages=[_call(rollback, "_with_effects", lambda *_: ())],
-        under=_REFUSED,
-        first=14,
-    ),
-    Mutation(
-        name="a rollback leaves the outputs",
-        invariant="rollbacks_leave_nothing",
-        breakages=[_call(rollback, "_take_back_run_state", lambda *_: None)],
-        under=_REFUSED,
-    ),
-    Mutation(
-        name="a rollback leaves the lineage",
-        invariant="rollbacks_leave_nothing",
-        breakages=[_call(Lineage, "invalidate", lambda *_, **__: 0)],
-        under=_REFUSED,
-        first=14,
     ),
     Mutation(
         name="an Item stays whose unit is given up without lineage",
@@ -371,12 +273,6 @@ MUTATIONS = (
         breakages=[_call(evidence, "take_back_orphans", lambda *_: 0)],
         under=_REFUSED,
         first=488,
-    ),
-    Mutation(
-        name="another run reuses what is in work",
-        invariant="every_unit_ends",
-        breakages=[_call(MessageParse, "can_reuse_output", lambda *_: True)],
-        first=1,
     ),
     Mutation(
         name="followers do not learn what an undo takes out",
