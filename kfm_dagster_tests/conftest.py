@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ os.environ.setdefault("KFM_SCHEDULED_LISTINGS", "false")
 
 # What follows the catalog would be among what the tests count; followers/geoparquet/test_geoparquet.py has it on.
 os.environ.setdefault("KFM_GEOPARQUET", "false")
+
+if not entry_points(group="kfm_dagster.followers"):
+    pytest.exit("the installed metadata is older than pyproject.toml; next: pip install --no-deps -e .", returncode=4)
 
 # What a shell or nohup starts in the background ignores these, and hands that on to the processes of the tests.
 for _number, _disposition in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

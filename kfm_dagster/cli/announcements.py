@@ -18,6 +18,7 @@ from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.followers.announcements.announcer import Announcer, follower_name
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.store import AnnouncementStore
 from kfm_dagster.ingest.pipeline import Pipeline
 
@@ -43,7 +44,7 @@ def list_(*, as_json: bool) -> int:
     Example: kfm announcements list --json
     """
     with opened_pipeline(read_only=True) as pipeline:
-        rows = [_row(pipeline, one.name, str(one.target)) for one in pipeline.announcements.subscriptions]
+        rows = [_row(pipeline, one.name, str(one.target)) for one in _plan(pipeline).subscriptions]
     if not rows and not as_json:
         click.echo("nobody subscribes (announcements.yaml)")
         return ExitCode.DONE
@@ -61,7 +62,7 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
     Example: kfm announcements failing kansas-radar
     """
     with opened_pipeline(read_only=True) as pipeline:
-        plan = pipeline.announcements
+        plan = _plan(pipeline)
         names = [one.name for one in plan.subscriptions] if subscription is None else [plan[subscription].name]
         rows = [{"subscription": name, **row} for name in names for row in _store(pipeline, name).in_trouble()]
     show_rows(rows, TROUBLE, as_json=as_json)
@@ -79,7 +80,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     Example: kfm announcements resend kansas-radar
     """
     with opened_pipeline() as pipeline:
-        announcer = _announcer(pipeline, pipeline.announcements[subscription].name)
+        announcer = _announcer(pipeline, _plan(pipeline)[subscription].name)
         if everything:
             done: dict[str, int] = {"changes": sum(_rebuilt(pipeline, announcer))}
             refused = _store(pipeline, subscription).status(announcer.name).refused
@@ -97,6 +98,10 @@ def _rebuilt(pipeline: Pipeline, announcer: Announcer) -> Iterator[int]:
     for contract in pipeline.registry:
         if contract.stac.collection_of is None:
             yield pipeline.following.rebuild(announcer, contract)
+
+
+def _plan(pipeline: Pipeline) -> AnnouncementPlan:
+    return AnnouncementPlan.load(pipeline.settings.configs_dir, pipeline.registry)
 
 
 def _announcer(pipeline: Pipeline, name: str) -> Announcer:

@@ -19,8 +19,6 @@ from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 
-PLACES = ("stac-api", "geoparquet", "virtual-zarr")
-"""Names of the followers that can be filled again; announcements have `kfm announcements resend`."""
 REFILLED_COLUMNS = ("collection_id", "changes")
 STATUS_COLUMNS = ("collection_id", "behind", "failures", "next_attempt_at", "last_error")
 COLUMNS = ("collection_id", "days", "catalog", "api", "collection", "equal")
@@ -84,10 +82,10 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
 @_collections
 @click.option(
     "--place",
-    type=click.Choice(PLACES),
-    default=PLACES[0],
+    metavar="NAME",
+    default=PgstacFollower.name,
     show_default=True,
-    help="What to fill again: the API, or the other places that show the catalog's Items.",
+    help="What to fill again: the API, geoparquet, virtual-zarr, or another follower of the catalog.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a collection with each of its days.")
 def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
@@ -100,7 +98,7 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     """
     with opened_pipeline() as pipeline:
         hold_roots(pipeline)
-        if place != PLACES[0]:
+        if place != PgstacFollower.name:
             show_rows(_refilled(pipeline, place, collections), REFILLED_COLUMNS, as_json=as_json)
             return ExitCode.DONE
         follower = _follower(pipeline)
@@ -112,21 +110,24 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
 
 
 def _follower(pipeline: Pipeline) -> PgstacFollower:
-    if pipeline.stac_api is None:
-        raise ConfigurationError(
-            "there is no STAC API", expected="its PostgreSQL database", next_step="set KFM_STAC_API_DSN"
-        )
-    return pipeline.stac_api
+    for follower in pipeline.followers:
+        if isinstance(follower, PgstacFollower):
+            return follower
+    raise ConfigurationError(
+        "there is no STAC API", expected="its PostgreSQL database", next_step="set KFM_STAC_API_DSN"
+    )
 
 
 def _refilled(pipeline: Pipeline, place: str, collections: Sequence[str]) -> list[dict[str, Any]]:
-    found = next((one for one in pipeline.followers if one.name == place), None)
-    if found is None:
+    followers = {follower.name: follower for follower in pipeline.followers}
+    if place not in followers:
         raise ConfigurationError(
-            f"there is no {place} here", next_step="set KFM_GEOPARQUET=true or KFM_VIRTUAL_URL, whichever it is of"
+            f"there is no {place} here",
+            expected=", ".join(followers) or "a follower",
+            next_step="set KFM_GEOPARQUET=true or KFM_VIRTUAL_URL, or install what follows",
         )
     return [
-        {"collection_id": owner.stac.collection, "changes": pipeline.following.rebuild(found, owner)}
+        {"collection_id": owner.stac.collection, "changes": pipeline.following.rebuild(followers[place], owner)}
         for owner in _owners(pipeline, collections)
     ]
 

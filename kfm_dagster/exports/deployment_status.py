@@ -16,6 +16,7 @@ from typing import Any
 from kfm_dagster.alerts.store import AlertState, AlertStore
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.followers.announcements.announcer import follower_name
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.store import AnnouncementStore
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -226,7 +227,7 @@ def _of_lineage(waits: Mapping[str, Waiting], at: datetime) -> Iterator[Matter]:
 
 
 def _of_announcements(pipeline: Pipeline) -> Iterator[Matter]:
-    for subscription in pipeline.announcements.subscriptions:
+    for subscription in AnnouncementPlan.load(pipeline.settings.configs_dir, pipeline.registry).subscriptions:
         store = AnnouncementStore(pipeline.database, subscription.name, clock=pipeline.clock)
         if refused := store.status(follower_name(subscription.name)).refused:
             yield Matter(

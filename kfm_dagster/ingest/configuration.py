@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kfm_dagster.catalog.discovery import FollowerSources
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
-from kfm_dagster.followers.announcements.webhook import tokens_of
 from kfm_dagster.governance.areas import refuse_unmaskable
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.retention.policy import RetentionPolicy
@@ -22,11 +21,11 @@ from kfm_dagster.telemetry.energy import EnergyMeter, open_energy_meter
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Dataset contracts, the pipeline card, who is notified of Items, and what measures energy by the named grid."""
+    """Dataset contracts, the pipeline card, what follows the catalog, and what measures energy by the named grid."""
 
     registry: ContractRegistry
     card: Card
-    announcements: AnnouncementPlan
+    followers: FollowerSources
     energy: EnergyMeter
 
     @classmethod
@@ -37,31 +36,11 @@ class Configuration:
         refuse_unmaskable(settings, registry)
         _refuse_days_before_all(settings, registry)
         card = Card.load(settings.configs_dir)
-        announcements = AnnouncementPlan.load(settings.configs_dir, registry)
-        tokens_of(settings.webhook_tokens, [one.name for one in announcements.subscriptions])
-        _refuse_absent_places(announcements, settings)
+        followers = FollowerSources.load(settings, registry)
         # Read again when it is applied: a policy may change while a deployment runs.
         RetentionPolicy.load(settings.configs_dir)
         energy = open_energy_meter(settings.energy_grid)
-        return cls(registry=registry, card=card, announcements=announcements, energy=energy)
-
-
-def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
-    """Refuse a subscription that comes after a place without its setting: nothing would ever be announced to it."""
-    setting = {
-        "stac-api": ("KFM_STAC_API_DSN", settings.stac_api_dsn),
-        "geoparquet": ("KFM_GEOPARQUET", settings.geoparquet),
-        "virtual-zarr": ("KFM_VIRTUAL_URL", settings.virtual_url),
-    }
-    for subscription in plan.subscriptions:
-        for place in subscription.after:
-            variable, value = setting[place]
-            if not value:
-                raise ConfigurationError(
-                    f"subscription {subscription.name} comes after a place that is not configured",
-                    observed=f"after: {place}",
-                    next_step=f"set {variable}, or take {place} out of {ANNOUNCEMENTS}",
-                )
+        return cls(registry=registry, card=card, followers=followers, energy=energy)
 
 
 def _refuse_days_before_all(settings: Settings, registry: ContractRegistry) -> None:

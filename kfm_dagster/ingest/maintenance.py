@@ -1,4 +1,4 @@
-"""Maintenance: what is done for the ledger again and again besides ingesting, by the sensor `nodd_ledger` and by workers.
+"""Maintenance: what the sensor `nodd_ledger` and workers do for the ledger besides ingesting.
 
 Belongs here: the order. Does not belong here: who is dead (`defs/run_storage.py`, `worker/run_locks.py`), or what is
 run next (`plan.py`, `worker/resident.py`).

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kfm_dagster.catalog.changes import Follower
+from kfm_dagster.catalog.discovery import FollowerContext, FollowerSources
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.catalog.store import Catalog
@@ -24,11 +25,6 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.failpoints import clock_skew, with_context
-from kfm_dagster.followers.announcements.announcer import announcers
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan
-from kfm_dagster.followers.stac_api.database import StacApiDatabase
-from kfm_dagster.followers.stac_api.follower import PgstacFollower
-from kfm_dagster.followers.virtual.follower import VirtualZarr
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
@@ -107,7 +103,8 @@ class Pipeline:
     database: Database
     clock: Callable[[], datetime] = utc_now
     card: Card = field(default_factory=Card.load)
-    announcements: AnnouncementPlan = field(default_factory=AnnouncementPlan.none)
+    sources: FollowerSources | None = None
+    """Of followers; None: those that are installed, loaded when they are needed."""
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
@@ -135,7 +132,7 @@ class Pipeline:
             registry=read.registry,
             database=database,
             card=read.card,
-            announcements=read.announcements,
+            sources=read.followers,
             energy=read.energy,
         )
         if not read_only:
@@ -220,32 +217,16 @@ class Pipeline:
 
     @cached_property
     def followers(self) -> Sequence[Follower]:
-        """The places besides the catalog that show its Items, or hear of them. Raises ConfigurationError."""
-        found: list[Follower] = []
-        if self.stac_api is not None:
-            found.append(self.stac_api)
-        if self.settings.virtual_url:
-            found.append(VirtualZarr(open_publisher(self.settings.virtual_url), self.objects))
-        if self.settings.geoparquet:
-            from kfm_dagster.followers.geoparquet.follower import GeoParquet  # noqa: PLC0415, pyarrow and shapely
-
-            found.append(GeoParquet(open_publisher(self.settings.catalog)))
-        found += announcers(
-            self.announcements,
-            database=self.database,
-            registry=self.registry,
-            catalog_url=self.settings.catalog,
-            webhook_tokens=self.settings.webhook_tokens,
-            clock=self.clock,
+        """What follows the catalog, as it is installed and configured. Raises ConfigurationError."""
+        sources = self.sources or FollowerSources.load(self.settings, self.registry)
+        return sources.followers(
+            FollowerContext(
+                database=self.database,
+                catalog=open_publisher(self.settings.catalog),
+                objects=self.objects,
+                clock=self.clock,
+            )
         )
-        return found
-
-    @cached_property
-    def stac_api(self) -> PgstacFollower | None:
-        """The STAC API, where there is one."""
-        if not self.settings.stac_api_dsn:
-            return None
-        return PgstacFollower(StacApiDatabase(self.settings.stac_api_dsn), open_publisher(self.settings.catalog))
 
     @cached_property
     def lineage(self) -> Lineage:

@@ -22,7 +22,6 @@ from openlineage.client.transport.transport import Transport
 
 from fault_injection.injector import injecting
 from fault_injection.plan import parse_plan
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -32,6 +31,7 @@ from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import RUN_ID, candidates, goes
+from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -86,11 +86,11 @@ class World:
 
     def open(self) -> Pipeline:
         """Open the pipeline; the caller closes it."""
-        pipeline = open_pipeline(self.home, self.root / "objects", url=self.url, retry_backoff_seconds=1)
-        pipeline.connect_queue = lambda settings: connect(settings, name=self.queue)
-        pipeline.announcements = AnnouncementPlan.parse(
-            f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{sqs: "{self.announced}"}}}}\n'
+        configs = subscribed(self.root / "configs", f'sqs: "{self.announced}"')
+        pipeline = open_pipeline(
+            self.home, self.root / "objects", url=self.url, retry_backoff_seconds=1, configs_dir=configs
         )
+        pipeline.connect_queue = lambda settings: connect(settings, name=self.queue)
         pipeline.lineage = Lineage.open(
             pipeline.database,
             url=pipeline.settings.lineage,

@@ -51,6 +51,7 @@ from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role, migrated_sqlite
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, open_web_server
+from kfm_dagster_tests.followers.test_discovery import installed
 from kfm_dagster_tests.notifications.signing import AT, issue
 
 Planted = Callable[["Deployed"], object]
@@ -431,6 +432,10 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     "a STAC API's database that is away": (
         lambda d: d.set(KFM_STAC_API_DSN="postgresql://stac:s3cret@127.0.0.1:1/stac"), "STAC API", FAULT,
         "stac:***@127.0.0.1", "KFM_STAC_API_DSN",
+    ),
+    "a follower that cannot be loaded": (
+        lambda d: installed(d.home.parent, d.patch, "absent"), "follower absent", FAULT, "No module named 'absent'",
+        "install what it needs",
     ),
     "a broker that is away": (
         lambda d: d.set(KFM_CELERY_BROKER="redis://:s3cret@127.0.0.1:1/0"), "Celery", FAULT, ":***@127.0.0.1:1/0",

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from kfm_dagster.followers.announcements import announcer
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.backoff import DELIVERY
+from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, announce, put, run_chain, take, volumes
@@ -31,11 +31,10 @@ def server() -> Iterator[WebServer]:
 
 
 @pytest.fixture
-def announcing(pipeline: Pipeline, server: WebServer) -> Pipeline:
+def announcing(pipeline: Pipeline, server: WebServer, tmp_path: Path) -> Pipeline:
     """The pipeline, with one subscription."""
-    pipeline.announcements = AnnouncementPlan.parse(
-        f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{webhook: "{server.url()}"}}}}\n'
-    )
+    configs = subscribed(tmp_path / "configs", f'webhook: "{server.url()}"')
+    pipeline.settings = pipeline.settings.model_copy(update={"configs_dir": configs})
     return pipeline
 
 

@@ -14,12 +14,13 @@ import pytest
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.errors import KfmError
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.nodes import Settle
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import roll_back
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.followers.announcements.web_server import WebServer, open_web_server
 from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
 from kfm_dagster_tests.followers.stac_api.api import Api
@@ -45,8 +46,8 @@ def api_server(stac_api_url: str) -> Iterator[str]:
 def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
     """What readers find in each place; the name of a virtual store's document is the hash of what it says."""
     root = Path(pipeline.settings.catalog)
-    assert pipeline.stac_api is not None
-    api = Api(stac_api_url, pipeline.database, root, pipeline.stac_api)
+    [follower] = [one for one in pipeline.followers if isinstance(one, PgstacFollower)]
+    api = Api(stac_api_url, pipeline.database, root, follower)
     stores = json.loads((place / DATASET / "2025" / PARTITION / "stores.json").read_bytes())["stores"]
     return {
         "tree": trees.files(root),
@@ -90,10 +91,8 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = tmp_path / "virtual"
-    pipeline = make_pipeline(geoparquet=True, virtual_url=str(place), stac_api_dsn=stac_api_url)
-    pipeline.announcements = AnnouncementPlan.parse(
-        f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{webhook: "{server.url()}"}}}}\n'
-    )
+    configs = subscribed(tmp_path / "configs", f'webhook: "{server.url()}"')
+    pipeline = make_pipeline(geoparquet=True, virtual_url=str(place), stac_api_dsn=stac_api_url, configs_dir=configs)
     put(objects, [scan(0)])
     run_chain(pipeline, DATASET, PARTITION, "first")
     root = Path(pipeline.settings.catalog)

@@ -10,18 +10,17 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from kfm_dagster.catalog.discovery import FollowerSource, FollowerSources
 from kfm_dagster.deployment.doctor.backups import check_backups
 from kfm_dagster.deployment.doctor.celery_broker import check_broker
 from kfm_dagster.deployment.doctor.daemons import check_daemons
-from kfm_dagster.deployment.doctor.databases import check_database, check_retention, check_stac_api
-from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, ok
+from kfm_dagster.deployment.doctor.databases import check_database, check_retention
+from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, fault, ok, refused
 from kfm_dagster.deployment.doctor.instance import check_instance, dagster_home
 from kfm_dagster.deployment.doctor.places import check_bucket, check_room, check_store
 from kfm_dagster.deployment.doctor.queues import check_dead_letters, check_queue
-from kfm_dagster.deployment.doctor.receivers import check_receivers
 from kfm_dagster.deployment.doctor.senders import check_senders
 from kfm_dagster.deployment.doctor.times import check_clock, recorded_readings
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.preflight import stores
@@ -38,7 +37,7 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
     registry, rule = read.registry, read.card.machine.clock
     rules = ClockRules(tau_calib=rule.tau_calib, max_offset=rule.max_offset)
     objects = ObjectStores(object_root=settings.object_root, anonymous=settings.anonymous)
-    chosen = stores(settings)
+    chosen, broker = stores(settings), settings.celery_broker
 
     def queue(name: str) -> Queue:
         return connect(settings, name=name)
@@ -67,18 +66,33 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
             for bucket, contracts in registry.buckets.items()
         },
         "room": partial(check_room, folders),
-        **dict(_chosen(settings, read.announcements)),
+        **({"Celery": partial(check_broker, broker.get_secret_value())} if broker is not None else {}),
+        **dict(_of_followers(read.followers)),
     }
 
 
-def _chosen(settings: Settings, announcements: AnnouncementPlan) -> Iterator[tuple[str, Check]]:
-    """Yield the checks of what a deployment has only where it is set."""
-    if settings.stac_api_dsn:
-        yield "STAC API", partial(check_stac_api, settings.stac_api_dsn)
-    if settings.celery_broker is not None:
-        yield "Celery", partial(check_broker, settings.celery_broker.get_secret_value())
-    if announcements.subscriptions:
-        yield "announcements", partial(check_receivers, settings, announcements)
+def _of_followers(sources: FollowerSources) -> Iterator[tuple[str, Check]]:
+    for name, source in sources.loaded.items():
+        yield source.title or name, partial(_ask, source)
+    for name, error in sources.errors.items():
+        yield f"follower {name}", partial(_left_out, error)
+
+
+def _ask(source: FollowerSource) -> Iterator[Diagnosis]:
+    for answer in source.ask():
+        if isinstance(answer, str):
+            yield ok(answer)
+        else:
+            yield refused(answer, expected="an answer", next_step="correct it, then ask again")
+
+
+def _left_out(error: str) -> Iterator[Diagnosis]:
+    yield fault(
+        "the follower is left out, and lacks every change of the catalog from now on",
+        observed=error,
+        expected="a package that can be loaded",
+        next_step="install what it needs, or uninstall it",
+    )
 
 
 def _configuration(settings: Settings) -> Iterator[Diagnosis]:

@@ -1,4 +1,4 @@
-"""Databases of the ledger and the STAC API: whether they answer, have this release's schema, and by which role."""
+"""The ledger's database: whether it answers, has this release's schema, and by which role."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from sqlalchemy.engine import make_url
 
 from kfm_dagster.addresses import shown
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
-from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.retention.policy import RetentionPolicy
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
@@ -55,12 +54,6 @@ def _role(settings: Settings, database: Database) -> Iterator[Diagnosis]:
         )
     else:
         yield ok(f"the role is {own.role}")
-
-
-def check_stac_api(dsn: str) -> Iterator[Diagnosis]:
-    """Look whether the STAC API's database has what Items are loaded into. Raises FollowError where it has not."""
-    with StacApiDatabase(dsn).connected():
-        yield ok(f"{shown(dsn)} has pgstac")
 
 
 def check_retention(settings: Settings) -> Iterator[Diagnosis]:

@@ -10,17 +10,21 @@ own. Does not belong here: the form of a row (`rows.py`), and proving that all i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
+from kfm_dagster.addresses import shown
 from kfm_dagster.catalog import layout
-from kfm_dagster.catalog.changes import FollowError, ItemChange
+from kfm_dagster.catalog.changes import Follower, FollowError, ItemChange
+from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
 from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import KfmError
 from kfm_dagster.followers.stac_api.database import (
     DDL_LOCK_TIMEOUT,
     StacApiDatabase,
@@ -32,6 +36,23 @@ from kfm_dagster.followers.stac_api.rows import BaseItem, api_collection, stage_
 PARTITION = "month"
 """Of pgstac's choices the smallest: its searches are best with some million Items a partition, and a GOES satellite has
 three million a month."""
+
+
+class StacApiSource(FollowerSource):
+    """Follows where KFM_STAC_API_DSN names a database."""
+
+    title = "STAC API"
+
+    @override
+    def followers(self, context: FollowerContext) -> Sequence[Follower]:
+        dsn = self.settings.stac_api_dsn
+        return [PgstacFollower(StacApiDatabase(dsn), context.catalog)] if dsn else ()
+
+    @override
+    def ask(self) -> Iterator[str | KfmError]:
+        if dsn := self.settings.stac_api_dsn:
+            with StacApiDatabase(dsn).connected():
+                yield f"{shown(dsn)} has pgstac"
 
 
 class PgstacFollower:

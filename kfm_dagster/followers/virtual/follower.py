@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kfm_dagster.catalog.changes import FollowError, ItemChange
-from kfm_dagster.catalog.publisher import Publisher
+from typing_extensions import override
+
+from kfm_dagster.catalog.changes import Follower, FollowError, ItemChange
+from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
+from kfm_dagster.catalog.publisher import Publisher, open_publisher
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyMatch
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.virtual import VirtualStore
@@ -30,6 +33,15 @@ STORES_AT_ONCE = 8
 """Stores that are worked on side by side; the largest takes some 100 MB while it is."""
 READS_AT_ONCE = 32
 """Objects whose indexes are read side by side."""
+
+
+class VirtualZarrSource(FollowerSource):
+    """Follows where KFM_VIRTUAL_URL names a place."""
+
+    @override
+    def followers(self, context: FollowerContext) -> Sequence[Follower]:
+        place = self.settings.virtual_url
+        return [VirtualZarr(open_publisher(place), context.objects)] if place else ()
 
 
 class VirtualZarr:

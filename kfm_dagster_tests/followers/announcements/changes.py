@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
@@ -16,7 +17,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.announcements.announcer import Announcer
 from kfm_dagster.followers.announcements.event import EventWriter, OutgoingEvent
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
 from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
 from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS, EventSender
 from kfm_dagster.followers.announcements.store import AnnouncementStore
@@ -35,6 +36,14 @@ catalog: https://data.example.org/stac
 subscriptions:
   - {name: one, target: {webhook: "https://hooks.example.org/items"}}
 """
+
+
+def subscribed(folder: Path, target: str, more: str = "") -> Path:
+    """A folder of configuration with the subscription `one`."""
+    folder.mkdir(exist_ok=True)
+    text = f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}{more}}}\n'
+    (folder / ANNOUNCEMENTS).write_text(text, encoding="utf-8")
+    return folder
 
 
 def item_of(contracts: ContractRegistry, envelope: Envelope | None = None, **properties: Any) -> dict[str, Any]:

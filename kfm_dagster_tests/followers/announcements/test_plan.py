@@ -16,6 +16,7 @@ from kfm_dagster.configs import CardError, json_schema, own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
+from kfm_dagster.followers.announcements.source import AnnouncementSource
 from kfm_dagster.followers.announcements.webhook import tokens_of
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.settings import Settings
@@ -117,7 +118,9 @@ def test_a_subscription_after_a_place_that_is_not_configured_is_refused(
     with pytest.raises(ConfigurationError, match=rf"^subscription a .*after: {place}; next: set {variable}, or"):
         Configuration.load(Settings(configs_dir=tmp_path, geoparquet=False))
     loaded = Configuration.load(Settings(configs_dir=tmp_path, **{"geoparquet": False, **configured}))
-    assert loaded.announcements.subscriptions[0].after == [place]
+    source = loaded.followers.loaded["announcements"]
+    assert isinstance(source, AnnouncementSource)
+    assert source.plan.subscriptions[0].after == [place]
 
 
 def test_without_the_extra_a_filter_is_refused_and_a_box_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,103 @@
+"""Discovery of the catalog's followers: packages declare them as entry points of the group `kfm_dagster.followers`.
+
+Belongs here: what an entry point names, and what becomes of one that fails. Does not belong here: any follower, because
+the chain imports none (`kfm_dagster/followers/`).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
+from typing import ClassVar, Self
+
+from kfm_dagster.catalog.changes import Follower
+from kfm_dagster.catalog.publisher import Publisher
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import KfmError
+from kfm_dagster.redaction import error_text
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import ObjectStores
+
+_LOG = logging.getLogger(__name__)
+
+GROUP = "kfm_dagster.followers"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FollowerContext:
+    """Parts of an open pipeline that followers work with: `catalog` has the Items' files, `objects` the providers'."""
+
+    database: Database
+    catalog: Publisher
+    objects: ObjectStores
+    clock: Callable[[], datetime]
+
+
+class FollowerSource:
+    """Base of the classes that entry points name: makes the followers that are configured."""
+
+    title: ClassVar[str] = ""
+    """Name of its check in `kfm doctor`; by default that of its entry point."""
+
+    def __init__(self, settings: Settings, registry: ContractRegistry) -> None:
+        """Read its configuration, before a database is made. Raises ConfigurationError for a wrong one."""
+        self.settings = settings
+        self.registry = registry
+
+    def followers(self, context: FollowerContext) -> Sequence[Follower]:
+        """Return the followers, none where nothing is configured; connects to nothing."""
+        raise NotImplementedError
+
+    def ask(self) -> Iterator[str | KfmError]:
+        """Ask what its followers need, for `kfm doctor`; yield what is well, and what is not. May raise KfmError."""
+        yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowerSources:
+    """Sources by the names of their entry points, and the errors of those that cannot be loaded."""
+
+    loaded: Mapping[str, FollowerSource]
+    errors: Mapping[str, str]
+
+    @classmethod
+    def load(cls, settings: Settings, registry: ContractRegistry) -> Self:
+        """Load what is installed. A foreign error costs its source alone; raises ConfigurationError of any source."""
+        loaded: dict[str, FollowerSource] = {}
+        errors: dict[str, str] = {}
+        for entry in sorted(_installed(tuple(sys.path)), key=lambda entry: entry.name):
+            try:
+                loaded[entry.name] = _source(entry.load(), settings, registry)
+            except KfmError:
+                raise
+            except Exception as error:
+                errors[entry.name] = f"{entry.value}: {error_text(error)}"
+                _LOG.warning("follower %s is left out: %s", entry.name, errors[entry.name])
+        return cls(loaded=loaded, errors=errors)
+
+    def followers(self, context: FollowerContext) -> list[Follower]:
+        """Return the followers of all sources, behind those that they come after; an error costs its source alone."""
+        followers: list[Follower] = []
+        for name, source in self.loaded.items():
+            try:
+                followers += source.followers(context)
+            except Exception as error:
+                _LOG.warning("follower %s is left out: %s", name, error_text(error))
+        return sorted(followers, key=lambda follower: len(follower.after))
+
+
+def _source(kind: object, settings: Settings, registry: ContractRegistry) -> FollowerSource:
+    if not (isinstance(kind, type) and issubclass(kind, FollowerSource)):
+        raise TypeError("the entry point names no FollowerSource")
+    return kind(settings, registry)
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001, the key: reading all metadata takes 50 ms
+    return entry_points(group=GROUP)

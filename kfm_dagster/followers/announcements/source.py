@@ -1,0 +1,76 @@
+"""The source of announcements: a follower for each subscription of `announcements.yaml`.
+
+Does not belong here: what is announced (`announcer.py`). Whether a receiver takes an event only sending one shows
+(`kfm announcements list`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from typing_extensions import override
+
+from kfm_dagster.catalog.changes import Follower
+from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
+from kfm_dagster.followers.announcements.announcer import announcers, receiver_of
+from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
+from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
+from kfm_dagster.followers.announcements.webhook import tokens_of
+from kfm_dagster.settings import Settings
+
+
+class AnnouncementSource(FollowerSource):
+    """Follows for each subscription."""
+
+    @override
+    def __init__(self, settings: Settings, registry: ContractRegistry) -> None:
+        super().__init__(settings, registry)
+        self.plan = AnnouncementPlan.load(settings.configs_dir, registry)
+        self._tokens = tokens_of(settings.webhook_tokens, [one.name for one in self.plan.subscriptions])
+        _refuse_absent_places(self.plan, settings)
+
+    @override
+    def followers(self, context: FollowerContext) -> Sequence[Follower]:
+        return announcers(
+            self.plan,
+            database=context.database,
+            registry=self.registry,
+            catalog_url=self.settings.catalog,
+            webhook_tokens=self.settings.webhook_tokens,
+            clock=context.clock,
+        )
+
+    @override
+    def ask(self) -> Iterator[str | KfmError]:
+        for one in self.plan.subscriptions:
+            try:
+                is_there = receiver_of(one, self._tokens.get(one.name)).ask()
+            except ReceiverUnavailableError as error:
+                yield DependencyUnavailableError(
+                    f"events of the subscription {one.name} wait: its target is not there",
+                    observed=f"{one.target}: {error}",
+                    expected="an answer",
+                    next_step="make it, or correct the target in announcements.yaml",
+                )
+            else:
+                yield f"{one.name}: {one.target} {'is there' if is_there else 'answers, and may not be asked for more'}"
+
+
+def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
+    """Refuse a subscription that comes after a place without its setting: nothing would ever be announced to it."""
+    setting = {
+        "stac-api": ("KFM_STAC_API_DSN", settings.stac_api_dsn),
+        "geoparquet": ("KFM_GEOPARQUET", settings.geoparquet),
+        "virtual-zarr": ("KFM_VIRTUAL_URL", settings.virtual_url),
+    }
+    for subscription in plan.subscriptions:
+        for place in subscription.after:
+            variable, value = setting[place]
+            if not value:
+                raise ConfigurationError(
+                    f"subscription {subscription.name} comes after a place that is not configured",
+                    observed=f"after: {place}",
+                    next_step=f"set {variable}, or take {place} out of {ANNOUNCEMENTS}",
+                )
