@@ -57,7 +57,7 @@ def _datasets(_: str) -> Iterable[str]:
 
 
 def _error_codes(_: str) -> Iterable[str]:
-    from kfm_dagster.exports.total_metrics import ERROR_CODES  # noqa: PLC0415 - see above
+    from kfm_dagster.contracts.issues import ERROR_CODES  # noqa: PLC0415 - see above
 
     return ERROR_CODES
 

@@ -132,6 +132,15 @@ class FenceIssue(StrEnum):
     """The dataset's kill switch is on; the unit is tried again when it is off."""
 
 
+INCOMPLETE_CHAIN = "incomplete_chain"
+"""Error code of an attempt that no operator failed, while a sub-status forbids its success."""
+ERROR_CODES: tuple[str, ...] = (
+    *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue,
+    INCOMPLETE_CHAIN,
+)  # fmt: skip
+"""Codes with which a run can end an attempt as failed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issue:
     """One finding about one unit: a bounded code, its severity under the contract, and a short text.

@@ -1,33 +1,35 @@
 """The metrics as Prometheus reads them: what the database keeps of them, so that they outlive every process.
 
 Belongs here: the whole of them, and the names, labels and help of those of the ledger's moves and of the queues. Does
-not belong here: those of what is added up otherwise (`total_metrics.py`), what is counted (`nodd_wal_counts`,
+not belong here: those of what is added up otherwise (`telemetry/totals.py`), what is counted (`nodd_wal_counts`,
 `metric_totals`), or the address (`console/app.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kfm_dagster.exports.total_metrics import total_families
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.reports import MoveCount, WaitingUnits
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.outbox import Waiting, backlog
-from kfm_dagster.telemetry.totals import kept_totals
+from kfm_dagster.telemetry.totals import SUM, KeptTotal, Total, bound_label, kept_totals
 
 ATTEMPTS = (1, 2, 3, 4, 5, 10)
 """Bounds of the histogram's buckets, in attempts: the contracts allow a unit 3 to 10 (spec 001, section 8)."""
 QUANTILES: Mapping[str, str] = {"0.5": "half", "0.9": "most", "0.99": "nearly_all", "1": "oldest"}
 """Which part of the waiting units has waited no longer, and the member of `WaitingUnits` that tells."""
 NO_DEPTHS: Mapping[str, int] = {}
+REJECTED = "rejected"
+"""Status of records of messages that gave no unit; of which dataset they are, nobody knows."""
 
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:
@@ -70,7 +72,7 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
     for dataset in datasets:
         differing.add_metric([dataset, settings.env], mismatches.get(dataset, 0))
     yield differing
-    yield from total_families(totals, datasets, env=settings.env, dead_letters=settings.sqs_dlq_queue)
+    yield from _totals(totals, datasets, {"env": settings.env, "queue": settings.sqs_dlq_queue})
 
 
 def _depth(depths: Mapping[str, int], *, env: str) -> Metric:
@@ -148,5 +150,51 @@ def _attempts(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
             [dataset],
             buckets=[*bounds, ("+Inf", sum(times.values()))],
             sum_value=sum(attempt * count for attempt, count in times.items()),
+        )
+    return family
+
+
+def _totals(kept: Iterable[KeptTotal], datasets: Sequence[str], deployment: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield what is added up besides moves; `deployment` has the values of labels that all of it shares."""
+    amounts: dict[Total, dict[tuple[str, str], float]] = {total: {} for total in Total}
+    for one in kept:
+        amounts[one.total][one.subject, one.label] = one.amount
+    amounts[Total.MESSAGES_PARSED]["", REJECTED] = sum(amounts[Total.PARSE_FAILURES].values())
+    for total in Total:
+        yield (_histogram if total.bounds else _counter)(total, amounts[total], datasets, deployment)
+
+
+def _counter(
+    total: Total,
+    amounts: Mapping[tuple[str, str], float],
+    datasets: Sequence[str],
+    deployment: Mapping[str, str],
+) -> Metric:
+    subjects = {"dataset": datasets, "": ("",)}.get(total.subject, ())
+    values = dict.fromkeys(product(subjects, total.known), 0.0) | dict(amounts)
+    family = CounterMetricFamily(total, total.documentation, labels=total.labels)
+    for (subject, label), amount in values.items():
+        named = {**deployment, total.subject: subject, total.label: label}
+        family.add_metric([named[name] for name in total.labels], amount)
+    return family
+
+
+def _histogram(
+    total: Total,
+    amounts: Mapping[tuple[str, str], float],
+    datasets: Sequence[str],
+    deployment: Mapping[str, str],
+) -> Metric:
+    family = HistogramMetricFamily(total, total.documentation, labels=total.labels)
+    for dataset in sorted({*datasets, *(subject for subject, _ in amounts)}):
+        named, below = {**deployment, "dataset": dataset}, 0.0
+        buckets: list[tuple[str, float]] = []
+        for bound in (*total.bounds, float("inf")):
+            below += amounts.get((dataset, bound_label(bound)), 0.0)
+            buckets.append((bound_label(bound), below))
+        family.add_metric(
+            [named[name] for name in total.labels],
+            buckets=buckets,
+            sum_value=amounts.get((dataset, SUM), 0.0),
         )
     return family

@@ -11,15 +11,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Lane, ProvenanceStatus, StacStatus, WalId
-from kfm_dagster.contracts.issues import Issue, ProvenanceIssue, Severity
+from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.ledger.policy import ReplayReason
-from kfm_dagster.telemetry.totals import Total, Totals
+from kfm_dagster.telemetry.totals import PATHS, Total, Totals
 
-PATHS: Final[Mapping[str, str]] = {
-    ProvenanceIssue.PROV_STORE_UNAVAILABLE: "prov",
-    ProvenanceIssue.OPENLINEAGE_EMIT_FAILED: "openlineage",
-}
-"""The path of lineage that an issue is of."""
 WRITTEN: Final = frozenset({StacStatus.CREATED, StacStatus.UPDATED})
 """Outcomes with which an Item came into the catalog."""
 _OUTCOMES: Final = (

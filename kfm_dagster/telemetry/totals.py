@@ -3,8 +3,8 @@
 A total has a metric, what it is about (a dataset, a node; "" for the deployment) and a label (a status, an error code);
 every label is of a vocabulary of ours, so that their number is bounded. A histogram is kept as observations by the
 bound of their class, and the sum of what was observed.
-Belongs here: what is added up, writing and reading it. Does not belong here: when something is counted (its room), or
-the names that Prometheus reads (`exports/metrics.py`).
+Belongs here: what is added up, under which name and labels, writing and reading it. Does not belong here: when
+something is counted (its room), or how Prometheus reads it (`exports/metrics.py`).
 """
 
 from __future__ import annotations
@@ -12,57 +12,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum, unique
+from typing import Self
 
+from kfm_dagster.contracts.envelope import CheckStatus, ProvenanceStatus, StacStatus
+from kfm_dagster.contracts.issues import ERROR_CODES, IntegrityIssue, MetadataIssue, ParseIssue, ProvenanceIssue
 from kfm_dagster.storage.database import Transaction
-
-
-@unique
-class Total(StrEnum):
-    """What is added up: of which subject, by which label."""
-
-    MESSAGES_PARSED = "messages_parsed"
-    """Records of messages, at each receipt: of a dataset ("" for none), by `RecordUse`."""
-    PARSE_FAILURES = "parse_failures"
-    """Records of messages that gave no unit, at each receipt, by issue code."""
-    INTEGRITY_CHECKS = "integrity_checks"
-    """Attempts that ended after the check: of a dataset, by status."""
-    INTEGRITY_FAILURES = "integrity_failures"
-    """What integrity-check found that failed a unit: of a dataset, by issue code."""
-    METADATA_EXTRACT = "metadata_extract"
-    """As INTEGRITY_CHECKS, of metadata-extract."""
-    METADATA_EXTRACT_FAILURES = "metadata_extract_failures"
-    """As INTEGRITY_FAILURES, of metadata-extract."""
-    STAC_WRITES = "stac_writes"
-    """Attempts that ended after stac-register: of a dataset, by outcome."""
-    PROVENANCE_EMITS = "provenance_emits"
-    """Attempts that ended after provenance-emit: of a dataset, by status."""
-    PROVENANCE_FAILURES = "provenance_failures"
-    """Lineage that was not taken: of a dataset, by path."""
-    VALIDATION_ERRORS = "validation_errors"
-    """Attempts that their run ended as failed: of a dataset, by error code."""
-    CONFLICTS = "wal_conflicts"
-    """Attempts that could not be settled, because the record had become another attempt's: of a dataset."""
-    BYTES_INGESTED = "bytes_ingested"
-    """Bytes of the objects whose Item was created or updated: of a dataset."""
-    INGEST_LATENCY = "ingest_latency"
-    """Seconds from the event of a live object to its Item, which was created or updated: of a dataset."""
-    DEAD_LETTERS = "dlq_messages"
-    """Messages of the primary queue that were found on its dead-letter queue: of a dataset ("" for none)."""
-    DEAD_LETTERS_REPROCESSED = "dlq_reprocessed"
-    """Messages of the dead-letter queue whose units a drain took up."""
-    RUN_STATES = "run_state_records"
-    """Outcomes recorded in run-state: of a node, by outcome."""
-    RUN_STATE_SKIPS = "run_state_skips"
-    """Times that a node had nothing to do: of a node."""
-    STAC_WRITE_LATENCY = "stac_write_latency"
-    """Seconds in which a batch of Items was validated and written: of a dataset."""
-    ENERGY_KWH = "energy_kwh"
-    """Energy of all steps."""
-    CARBON_GCO2E = "carbon_gco2e"
-    """Carbon of that energy."""
 
 
 @unique
@@ -73,14 +30,125 @@ class RecordUse(StrEnum):
     IGNORED = "ignored"
 
 
+PATHS: Mapping[str, str] = {
+    ProvenanceIssue.PROV_STORE_UNAVAILABLE: "prov",
+    ProvenanceIssue.OPENLINEAGE_EMIT_FAILED: "openlineage",
+}
+"""The path of lineage that an issue is of."""
 SUM = "sum"
 """Label of the sum of what a histogram has observed."""
-BOUNDS: Mapping[Total, Sequence[float]] = {
-    # 300 s is the service level of a message's way, 90 s that of its wait.
-    Total.INGEST_LATENCY: (5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 420, 600, 900, 1800, 3600, 7200, 21600),
-    Total.STAC_WRITE_LATENCY: (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
-}
-"""Upper bounds of the classes of a histogram, in seconds."""
+_SUBJECTS = frozenset({"dataset", "dataset_id"})
+_DEPLOYMENT = frozenset({"env", "queue"})
+_CHECKED = (CheckStatus.OK, CheckStatus.SUSPECT, CheckStatus.FAILED)
+
+
+@unique
+class Total(StrEnum):
+    """A metric that is added up: its name for Prometheus, what it counts, its labels.
+
+    `known` are values of the label of its own, each 0 for every dataset from the beginning: what first appears with a
+    value has not risen for Prometheus. A histogram has `bounds`, the upper ones of its classes, in seconds.
+    """
+
+    documentation: str
+    labels: tuple[str, ...]
+    known: tuple[str, ...]
+    bounds: tuple[float, ...]
+
+    def __new__(
+        cls,
+        name: str,
+        documentation: str,
+        labels: tuple[str, ...] = (),
+        known: Iterable[str] = ("",),
+        bounds: tuple[float, ...] = (),
+    ) -> Self:
+        """Make a member whose value is its name for Prometheus."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.documentation, member.labels, member.bounds = documentation, labels, bounds
+        member.known = tuple(sorted(known))
+        return member
+
+    VALIDATION_ERRORS = (
+        "nodd_sns_validation_errors", "Attempts that their run ended as failed, by error code.",
+        ("dataset", "env", "error_type"), ERROR_CODES,
+    )  # fmt: skip
+    MESSAGES_PARSED = (
+        "nodd_sns_messages_parsed", "Records of messages, at each receipt, by what they gave.",
+        ("dataset", "status"), RecordUse,
+    )  # fmt: skip
+    PARSE_FAILURES = (
+        "nodd_sns_parse_failures", "Records of messages that gave no unit, at each receipt, by reason.",
+        ("reason",), ParseIssue,
+    )  # fmt: skip
+    INTEGRITY_CHECKS = (
+        "nodd_sns_integrity_checks", "Attempts that ended after integrity-check, by its status.",
+        ("dataset", "status"), _CHECKED,
+    )  # fmt: skip
+    INTEGRITY_FAILURES = (
+        "nodd_sns_integrity_failures", "What integrity-check found that failed a unit.",
+        ("dataset", "issue"), IntegrityIssue,
+    )  # fmt: skip
+    METADATA_EXTRACT = (
+        "nodd_sns_metadata_extract", "Attempts that ended after metadata-extract, by its status.",
+        ("dataset", "status"), _CHECKED,
+    )  # fmt: skip
+    METADATA_EXTRACT_FAILURES = (
+        "nodd_sns_metadata_extract_failures", "What metadata-extract found that failed a unit.",
+        ("dataset", "issue"), MetadataIssue,
+    )  # fmt: skip
+    STAC_WRITES = (
+        "nodd_sns_stac_writes", "Attempts that ended after stac-register, by its outcome.",
+        ("dataset", "outcome"), set(StacStatus) - {StacStatus.UNKNOWN},
+    )  # fmt: skip
+    PROVENANCE_EMITS = (
+        "nodd_sns_provenance_emits", "Attempts that ended after provenance-emit, by its status.",
+        ("dataset", "status"), set(ProvenanceStatus) - {ProvenanceStatus.UNKNOWN},
+    )  # fmt: skip
+    PROVENANCE_FAILURES = (
+        "nodd_sns_provenance_failures", "Units of which a path of lineage was not taken.",
+        ("dataset", "path"), PATHS.values(),
+    )  # fmt: skip
+    CONFLICTS = (
+        "nodd_sns_wal_conflicts", "Attempts that could not be settled: the record had become another attempt's.",
+        ("dataset",),
+    )  # fmt: skip
+    BYTES_INGESTED = (
+        "nodd_sns_bytes_ingested", "Bytes of objects whose Item was created or updated.", ("dataset", "env"),
+    )  # fmt: skip
+    INGEST_LATENCY = (
+        "nodd_sns_ingest_latency_seconds",
+        "From the event of a live object to the end of the attempt that made its Item.",
+        ("dataset", "env"), (),
+        # 300 s is the service level of a message's way, 90 s that of its wait.
+        (5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 420, 600, 900, 1800, 3600, 7200, 21600),
+    )  # fmt: skip
+    DEAD_LETTERS = (
+        "nodd_sns_dlq_messages", "Messages received before that were found on the dead-letter queue.",
+        ("queue", "env", "dataset"),
+    )  # fmt: skip
+    DEAD_LETTERS_REPROCESSED = (
+        "nodd_sns_dlq_reprocessed", "Messages of the dead-letter queue whose units a drain took up.",
+    )  # fmt: skip
+    RUN_STATES = ("kfm_run_state_records", "Outcomes recorded in run-state.", ("dataset_id", "outcome"))
+    RUN_STATE_SKIPS = ("kfm_run_state_skips", "Times that a node had nothing to do.", ("dataset_id",))
+    STAC_WRITE_LATENCY = (
+        "nodd_sns_stac_write_latency_seconds", "In which a batch of Items was validated and written.",
+        ("dataset",), (), (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+    )  # fmt: skip
+    ENERGY_KWH = ("nodd_sns_energy_kwh", "Energy of all steps, measured or assumed.", ("env",))
+    CARBON_GCO2E = ("nodd_sns_carbon_gco2e", "Carbon of that energy.", ("env",))
+
+    @property
+    def subject(self) -> str:
+        """The label that says what an amount is about; "" for the deployment as a whole."""
+        return next((name for name in self.labels if name in _SUBJECTS), "")
+
+    @property
+    def label(self) -> str:
+        """The label of its own; "" for none."""
+        return next((name for name in self.labels if name not in _SUBJECTS | _DEPLOYMENT), "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +173,7 @@ class Totals:
 
     def observe(self, total: Total, seconds: float, *, subject: str) -> None:
         """Add one observation of a histogram; a time before its beginning, by another's clock, is 0."""
-        seconds, bounds = max(seconds, 0.0), BOUNDS[total]
+        seconds, bounds = max(seconds, 0.0), total.bounds
         place = bisect_left(bounds, seconds)
         self.add(total, subject, bound_label(bounds[place] if place < len(bounds) else math.inf))
         self.add(total, subject, SUM, seconds)
@@ -135,9 +203,9 @@ def bound_label(bound: float) -> str:
 
 def kept_totals(tx: Transaction) -> list[KeptTotal]:
     """Return every total that is not 0. What another release added up under another name is left out."""
-    known = set(Total)
+    known = {str(total): total for total in Total}
     return [
-        KeptTotal(total=Total(row.metric), subject=row.subject, label=row.label, amount=float(row.amount))
+        KeptTotal(total=known[row.metric], subject=row.subject, label=row.label, amount=float(row.amount))
         for row in tx.run("totals.read")
         if row.metric in known
     ]

@@ -22,13 +22,11 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import ProvenanceIssue
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.exports.metrics import QUANTILES, exposition
-from kfm_dagster.exports.total_metrics import COUNTERS, HISTOGRAMS
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.attempt_totals import PATHS
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.notifications.queue_values import QueueDepth
-from kfm_dagster.telemetry.totals import Total, count, kept_totals
+from kfm_dagster.telemetry.totals import PATHS, Total, count, kept_totals
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -125,12 +123,6 @@ def test_what_prometheus_reads_of_an_empty_ledger_names_every_metric(pipeline: P
     found = values(pipeline)
     assert value(found, "nodd_sns_validation_errors_total", dataset="hrrr", env="dev", error_type="bad_magic") == 0
     assert value(found, "nodd_sns_energy_kwh_total", env="dev") == 0
-
-
-def test_every_total_is_exposed_once() -> None:
-    assert sorted([counter.total for counter in COUNTERS] + [histogram.total for histogram in HISTOGRAMS]) == sorted(
-        Total
-    )
 
 
 def test_each_path_of_lineage_has_the_issue_that_it_was_not_taken() -> None:

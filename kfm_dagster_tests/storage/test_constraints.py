@@ -53,7 +53,7 @@ STANDING: dict[str, Sequence[Row]] = {
     "replay_reasons": [{"code": "audit", "meaning": "an audit"}],
     "nodd_wal_records": [_RECORD, {**_RECORD, "wal_id": TWO, "object_uri": "s3://b/2"}],
     "nodd_wal_transitions": [_TRANSITION, {**_TRANSITION, "version": 2}, {**_TRANSITION, "wal_id": TWO}],
-    "metric_totals": [{"metric": "wal_conflicts", "subject": "d", "label": "", "amount": 1.0}],
+    "metric_totals": [{"metric": "nodd_sns_wal_conflicts", "subject": "d", "label": "", "amount": 1.0}],
     "nodd_wal_counts": [
         {"dataset": "d", "to_status": "pending", "replay_reason": "", "attempt": 0, "moves": 1},
     ],
