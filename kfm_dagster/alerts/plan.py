@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum, unique
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, create_model
 
 from kfm_dagster.configs import Duration, Strict, parse, refusal
 
@@ -32,24 +32,40 @@ class Level(StrEnum):
 
 @unique
 class AlertRule(StrEnum):
-    """What is looked for."""
+    """A rule: its name, what it means to its receiver, and where its evidence is seen.
 
-    STATE_FLAPPING = "state_flapping"
-    """A stage runs again after it failed, again and again."""
-    RETRY_STORM = "retry_storm"
-    """Stages are retried more often than outages explain."""
-    COVARIANCE = "covariance"
-    """A covariance is not positive definite (G7)."""
-    PATH_DESYNC = "path_desync"
-    """The arrays of a path do not belong together (G3)."""
-    UNLOCK = "unlock"
-    """The clock is not locked (E_SYNC)."""
-    GATE_BREACH = "gate_breach"
-    """Any other gate does not pass."""
-    REPLAY_DIVERGENCE = "replay_divergence"
-    """A replay gave something else than the original."""
-    WORSE_OBJECT = "worse_object"
-    """A version of an object failed for good, and the Item of an earlier one stays."""
+    In `look`, RUN is the run of the newest event.
+    """
+
+    meaning: str
+    look: str
+
+    def __new__(cls, name: str, meaning: str = "", look: str = "kfm validate --days 1; kfm explain RUN") -> Self:
+        """Make a member whose value is the rule's name."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.meaning, member.look = meaning, look
+        return member
+
+    STATE_FLAPPING = "state_flapping", "The stage runs again after it failed, again and again."
+    RETRY_STORM = (
+        "retry_storm",
+        "Stages are retried in numbers: what they depend on may be down, and is asked all the more.",
+    )
+    COVARIANCE = "covariance", "A covariance is not positive definite (G7): its uncertainties mean nothing."
+    PATH_DESYNC = "path_desync", "The arrays of a path do not belong together (G3)."
+    UNLOCK = (
+        "unlock",
+        "The clock is not locked (E_SYNC): outputs are [Restricted] or stages do not run.",
+        "kfm clock --ask",
+    )
+    GATE_BREACH = "gate_breach", "A gate does not pass: it stops the stage, takes units out, or restricts what is made."
+    REPLAY_DIVERGENCE = "replay_divergence", "A replay gave something else than the original, and was rolled back."
+    WORSE_OBJECT = (
+        "worse_object",
+        "A version of an object was quarantined; the Item of an earlier one stays in the catalog.",
+        "kfm quarantine list; kfm explain RUN",
+    )
 
 
 def _some(value: timedelta) -> timedelta:
@@ -71,21 +87,14 @@ class RuleTerms(Strict):
     escalate_after: Span | None = None
 
 
-class AlertRules(Strict):
-    """The terms of all rules."""
-
-    state_flapping: RuleTerms
-    retry_storm: RuleTerms
-    covariance: RuleTerms
-    path_desync: RuleTerms
-    unlock: RuleTerms
-    gate_breach: RuleTerms
-    replay_divergence: RuleTerms
-    worse_object: RuleTerms
-
+class _ByRule(Strict):
     def __getitem__(self, rule: AlertRule) -> RuleTerms:
         terms: RuleTerms = getattr(self, rule.value)
         return terms
+
+
+_FIELDS: dict[str, Any] = {rule.value: (RuleTerms, ...) for rule in AlertRule}
+AlertRules = create_model("AlertRules", __base__=_ByRule, __doc__="The terms of all rules.", **_FIELDS)
 
 
 class Levels(Strict):

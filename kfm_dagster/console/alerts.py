@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.alerts.message import MEANINGS, look_of
+from kfm_dagster.alerts.message import look_of
 from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.console.actions import decided, see
@@ -32,7 +32,7 @@ def routes(pages: Pages) -> list[Route]:
         return pages.page(
             request,
             "alerts.html",
-            alerts=[(alert, MEANINGS[alert.rule], look_of(alert)) for alert in found.rows],
+            alerts=[(alert, alert.rule.meaning, look_of(alert)) for alert in found.rows],
             rules=[*AlertRule],
             rule=values.get("rule"),
             days=values.get("days") or "",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.alerts.message import LOOK, MEANINGS
 from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import Card
@@ -61,11 +60,10 @@ def test_every_runbook_that_an_operator_is_promised_is_there() -> None:
 
 
 @pytest.mark.clause("PCS-18")
-def test_every_rule_has_a_section_a_meaning_and_a_place_to_look() -> None:
+def test_every_rule_has_a_section_with_commands() -> None:
     text = ALERTS.read_text(encoding="utf-8")
     sections = re.findall(r"^## (\w+_?\w*)$", text, re.MULTILINE)
     assert sections[-len(AlertRule) :] == [rule.value for rule in AlertRule]
-    assert set(MEANINGS) == set(LOOK) == {*AlertRule}
     for rule in AlertRule:
         section = text.split(f"## {rule.value}\n")[1].split("\n## ")[0]
         assert list(commands(section)), f"{rule.value} has no command"

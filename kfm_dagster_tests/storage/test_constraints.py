@@ -645,7 +645,7 @@ CASES: dict[str, list[Row]] = {
         {"uncertainty_seconds": float("inf")}, {"uncertainty_seconds": -0.1},
     ],
     "clock_readings_locked_has_offset": [{"offset_seconds": None, "uncertainty_seconds": None}],
-    "alerts_rule_is_known": [{"rule": "mood"}],
+    "alerts_rule_is_a_word": [{"rule": "Mood"}, {"rule": "m" * 61}, {"rule": ""}],
     "alerts_subject_is_named": [{"subject": ""}, {"subject": "x" * 301}],
     "alerts_place_is_named": [{"place": ""}, {"place": "x" * 301}],
     "alerts_events_are_counted": [{"observed": 0}],
