@@ -73,7 +73,7 @@ lock:  ## pin every dependency with its hashes, and for each image those that it
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev --python-version 3.11 \
 		pyproject.toml -o requirements.lock
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate --no-strip-extras \
-		--extra celery --extra cql2 --extra delta --extra energy --extra k8s --extra otlp --extra release --extra stac-api \
+		--extra announcements --extra celery --extra delta --extra energy --extra k8s --extra otlp --extra release --extra stac-api \
 		--constraint requirements.lock --python-version 3.11 pyproject.toml -o deploy/image/requirements.lock
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate --no-strip-extras \
 		--constraint requirements.lock --python-version 3.11 deploy/stac-api/requirements.in -o deploy/stac-api/requirements.lock

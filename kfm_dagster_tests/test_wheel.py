@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+NOT_INSTALLED = """
+import importlib.metadata, sys
+from packaging.requirements import Requirement
+
+requirements = [Requirement(line) for line in importlib.metadata.requires("kfm-dagster")]
+def modules(requirements):
+    return {requirement.name.replace("-", "_").lower() for requirement in requirements}
+def is_installed(requirement):
+    return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in EXTRAS)
+missing = modules(requirements) - modules(filter(is_installed, requirements))
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0].lower() in {*missing, "benchmarks", "fault_injection", "kfm_dagster_tests"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+"""
+
+
+def with_extras(*extras: str) -> str:
+    """Python after which a process has the packages of a default install, those of these extras, and no others."""
+    return NOT_INSTALLED.replace("EXTRAS", repr(("", *extras)))
+
+
+def install_wheel(folder: Path, *extras: str) -> dict[str, str]:
+    """Lay the wheel's files out in a folder; return the variables of a shell that has it with these extras alone."""
+    for name, source in shipped().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / source, folder / name)
+    (folder / "sitecustomize.py").write_text(with_extras(*extras))
+    return {"PYTHONPATH": str(folder)}
 
 
 def shipped() -> dict[str, str]:

@@ -12,23 +12,10 @@ import pytest
 
 from kfm_dagster.cli.extras import missing_extra
 from kfm_dagster.errors import ExitCode
+from kfm_dagster_tests.test_wheel import with_extras
 
-WITHOUT_EXTRAS = """
-import contextlib, importlib.metadata, io, json, sys
-from packaging.requirements import Requirement
-
-requirements = importlib.metadata.requires("kfm-dagster")
-def modules(of_an_extra):
-    lines = [line for line in requirements if ("extra ==" in line) is of_an_extra]
-    return {Requirement(line).name.replace("-", "_").lower() for line in lines}
-missing = modules(True) - modules(False)
-
-class NotInstalled:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0].lower() in missing:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NotInstalled())
+ANSWERS = """
+import contextlib, io, json
 import click
 from kfm_dagster.cli.main import kfm, main
 
@@ -56,7 +43,7 @@ print(json.dumps({" ".join(call): answer(call) for call in calls}))
 def test_every_command_answers_without_extras(tmp_path: Path) -> None:
     environment = {**os.environ, "KFM_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", with_extras() + ANSWERS], env=environment, capture_output=True, text=True, check=True
     )
     answers = json.loads(done.stdout)
     assert len(answers) > 60

@@ -28,6 +28,7 @@ from kfm_dagster_tests.docs.console import shell
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, good, put
+from kfm_dagster_tests.test_wheel import install_wheel
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 UNANNOUNCED = "SELECT DISTINCT dataset FROM nodd_wal_records WHERE topic_arn IS NULL AND sqs_message_id IS NULL"
@@ -74,8 +75,15 @@ def counts_of(json_text: str) -> dict[str, tuple[int, ...]]:
 @pytest.mark.clause("OPR-14")
 @pytest.mark.timeout(HANG_SECONDS + 60)
 def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_daemon_and_runs(tmp_path: Path) -> None:
-    done = shell("kfm demo --all-datasets --home home --json > out.json", tmp_path, seconds=HANG_SECONDS)
+    typed = (
+        "python -c 'import kfm_dagster; print(kfm_dagster.__file__)' > package "
+        "&& kfm demo --all-datasets --home home --json > out.json"
+    )
+    # As the wheel is installed with the extra `demo`, and with no other.
+    wheel = install_wheel(tmp_path / "wheel", "demo")
+    done = shell(typed, tmp_path, seconds=HANG_SECONDS, variables=wheel)
     assert done.returncode == 0, done.stdout
+    assert (tmp_path / "package").read_text(encoding="utf-8").startswith(str(tmp_path / "wheel"))
     out = (tmp_path / "out.json").read_text(encoding="utf-8")
     samples = {name: (count, count, 0, 0) for name, (_, count) in FAMILIES.items()}
     # One of the sample day's objects is announced twice, one truncated, and one missing.

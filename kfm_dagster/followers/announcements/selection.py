@@ -29,7 +29,9 @@ def compiled(text: str | Mapping[str, Any]) -> Matches:
     try:
         from cql2 import Expr  # noqa: PLC0415, an extra
     except ImportError:
-        raise WrongFilterError("the extra cql2 (pip install 'kfm-dagster[cql2]'), or bbox alone") from None
+        raise WrongFilterError(
+            "the extra announcements (pip install 'kfm-dagster[announcements]'), or bbox alone"
+        ) from None
     try:
         expression = Expr(dict(text) if isinstance(text, Mapping) else text)
         expression.validate()

@@ -125,7 +125,7 @@ def test_a_subscription_after_a_place_that_is_not_configured_is_refused(
 
 def test_without_the_extra_a_filter_is_refused_and_a_box_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cql2", None)
-    with pytest.raises(CardError, match="the extra cql2"):
+    with pytest.raises(CardError, match="the extra announcements"):
         AnnouncementPlan.parse(one("filter: \"platform = 'goes-19'\""))
     assert AnnouncementPlan.parse(one("bbox: [170, 0, -170, 10]")).subscriptions[0].bbox == (170, 0, -170, 10)
 
