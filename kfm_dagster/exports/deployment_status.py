@@ -23,7 +23,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import GapKind
 from kfm_dagster.ledger.reports import FailingUnits, PendingUnits
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.outbox import BACKEND, FILES, Waiting, backlog
+from kfm_dagster.lineage.batches import BACKEND, FILES, Waiting, backlog
 from kfm_dagster.plural import counted
 
 LATE = timedelta(minutes=15)

@@ -20,7 +20,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.reports import MoveCount, WaitingUnits
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.outbox import Waiting, backlog
+from kfm_dagster.lineage.batches import Waiting, backlog
 from kfm_dagster.telemetry.totals import SUM, KeptTotal, Total, bound_label, kept_totals
 
 ATTEMPTS = (1, 2, 3, 4, 5, 10)

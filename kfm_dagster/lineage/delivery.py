@@ -1,8 +1,8 @@
 """Delivery: events of published batches go to the OpenLineage backend, at least once, a batch at a time.
 
-A try owns its batch by number and for a time (its lease), so two deliverers share the work and a dead one's batch comes
-up again. How far a try is, is written down every second: what a killed process sent since is sent again, byte for byte
-the same events under the same ids. Does not belong here: what is due for the lineage root (`outbox.py`).
+A try claims its batch in the outbox and writes its progress every second: events that a killed process sent since are
+sent again, byte for byte under the same ids. Does not belong here: what is due for the lineage root (`batches.py`),
+leases and retries (`outbox/`).
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
+from kfm_dagster.lineage.batches import BACKEND, FILES
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.openlineage import Event
-from kfm_dagster.lineage.outbox import BACKEND
+from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.redaction import error_text
-from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
 
 MAX_REFUSALS = 20
 """Events that a backend may refuse in one try; a backend that refuses everything is not asked thousands of times."""
-
-LEASE = timedelta(seconds=120)
-"""How long a try owns its batch without a sign of life; one event takes 5 s at most in the client's own setting."""
 
 PROGRESS = timedelta(seconds=1)
 """How often a try writes down how far it is: what a killed process sent since then is sent again."""
@@ -60,12 +57,9 @@ class _Progress:
 
 @dataclass(kw_only=True)
 class _Try:
-    """One try of a batch under the number by which it may write down how far it is."""
+    """One try of a batch."""
 
-    batch_id: str
-    href: str
-    sha256: str
-    attempts: int
+    entry: Entry
     progress: _Progress
     safe: _Progress
     """Progress at the last flush: a transport may still lose what it was given since."""
@@ -73,14 +67,26 @@ class _Try:
     refusals: int = 0
     error: str | None = None
 
+    @property
+    def safe_entry(self) -> Entry:
+        """The batch's entry as the next try is to find it."""
+        return replace(self.entry, position=self.safe.done, payload=self.safe.not_taken)
 
-class OutboxDelivery:
+
+class BackendDelivery:
     """Sends what is due. Any number of processes may deliver from one outbox."""
 
     def __init__(
-        self, database: Database, files: LineageFiles, *, backend: Backend, clock: Callable[[], datetime]
+        self,
+        database: Database,
+        outbox: Outbox,
+        files: LineageFiles,
+        *,
+        backend: Backend,
+        clock: Callable[[], datetime],
     ) -> None:
         self._database = database
+        self._outbox = outbox
         self._files = files
         self._backend = backend
         self._clock = clock
@@ -88,54 +94,41 @@ class OutboxDelivery:
     def deliver(self, *, most_batches: int, within: timedelta) -> int:
         """Send events until nothing is due, so many batches are tried, or the time is over; return how many were taken.
 
-        Raises BackendUnavailableError when the backend does not answer; the batch is put off.
+        Raises BackendUnavailableError when the backend does not answer; the batch is deferred.
         """
         until = self._clock() + within
         taken = 0
         for _ in range(most_batches):
-            found = self._claim()
-            if found is None:
+            entry = self._outbox.claim([BACKEND], after=FILES)
+            if entry is None:
                 break
-            taken += self._deliver(found, until)
+            taken += self._deliver(entry, until)
             if self._clock() >= until:
                 break
         return taken
 
-    def _claim(self) -> _Try | None:
-        now = self._clock()
-        with self._database.transaction() as tx:
-            row = tx.run("lineage.claim_delivery", now=now, lease_until=now + LEASE).one_or_none()
-        if row is None:
-            return None
-        progress = _Progress(done=row.events_done, not_taken=tuple(row.not_taken))
-        return _Try(
-            batch_id=row.batch_id,
-            href=row.href,
-            sha256=row.sha256,
-            attempts=row.attempts,
-            progress=progress,
-            safe=progress,
-        )
-
-    def _deliver(self, found: _Try, until: datetime) -> int:
+    def _deliver(self, entry: Entry, until: datetime) -> int:
+        progress = _Progress(done=entry.position, not_taken=tuple(entry.payload))
+        attempt = _Try(entry=entry, progress=progress, safe=progress)
+        with self._database.snapshot() as view:
+            batch = view.run("lineage.batch", batch_id=entry.subject).one()
         try:
-            finished = self._send(found, self._events(found.href, found.sha256), until)
+            finished = self._send(attempt, self._events(batch.href, batch.sha256), until)
         except (*STORE_ERRORS, BackendUnavailableError) as error:
-            found.error = error_text(error)
-            self._keep(found, DELIVERY.pause(found.attempts))
+            self._outbox.defer(attempt.safe_entry, error_text(error))
             if isinstance(error, BackendUnavailableError):
                 raise
             return 0
         if finished:
             with self._database.transaction() as tx:
-                tx.run("lineage.mark_delivered", batch_id=found.batch_id)
-                tx.run("lineage.leave_outbox", batch_id=found.batch_id, destination=BACKEND)
-        elif found.error is None:
-            self._keep(found, timedelta())  # the time was over
+                tx.run("lineage.mark_delivered", batch_id=entry.subject)
+                self._outbox.done(tx, entry)
+        elif attempt.error is None:
+            self._outbox.release(attempt.safe_entry)  # the time was over
         else:
-            _LOG.warning("the OpenLineage backend refuses events of %s: %s", found.href, found.error)
-            self._keep(found, DELIVERY.pause(found.attempts))
-        return found.taken
+            _LOG.warning("the OpenLineage backend refuses events of %s: %s", batch.href, attempt.error)
+            self._outbox.defer(attempt.safe_entry, attempt.error)
+        return attempt.taken
 
     def _events(self, href: str, sha256: str) -> list[Event]:
         content = self._files.read(href)
@@ -143,55 +136,43 @@ class OutboxDelivery:
             raise OSError(f"{href} does not hold what was recorded")
         return [json.loads(line) for line in content.splitlines()]
 
-    def _send(self, found: _Try, events: Sequence[Event], until: datetime) -> bool:
+    def _send(self, attempt: _Try, events: Sequence[Event], until: datetime) -> bool:
         """Send what is new, then once more what was not taken; tell whether everything was taken."""
-        asked_last = len(events) + len(found.progress.not_taken) - found.progress.done
+        asked_last = len(events) + len(attempt.progress.not_taken) - attempt.progress.done
         saved = self._clock()
         for _ in range(asked_last):
-            self._send_next(found, events)
+            self._send_next(attempt, events)
             now = self._clock()
-            if found.refusals >= MAX_REFUSALS or now >= until:
+            if attempt.refusals >= MAX_REFUSALS or now >= until:
                 break
             if now - saved >= PROGRESS:
-                self._flush(found)
+                self._flush(attempt)
                 saved = now
-                if not self._keep(found, LEASE):
+                if not self._outbox.renew(attempt.safe_entry):
                     return False
-        self._flush(found)
-        return found.progress.next(len(events)) is None
+        self._flush(attempt)
+        return attempt.progress.next(len(events)) is None
 
-    def _send_next(self, found: _Try, events: Sequence[Event]) -> None:
-        position = found.progress.next(len(events))
+    def _send_next(self, attempt: _Try, events: Sequence[Event]) -> None:
+        position = attempt.progress.next(len(events))
         if position is None:
             return
         try:
             refusal = self._backend.send(events[position])
         except BackendUnavailableError:
             with suppress(BackendUnavailableError):
-                self._flush(found)
-            found.safe = found.safe.after(position, taken=False) if found.safe is found.progress else found.safe
-            raise
-        found.progress = found.progress.after(position, taken=refusal is None)
-        if refusal is None:
-            found.taken += 1
-        else:
-            found.refusals += 1
-            found.error = refusal
-
-    def _keep(self, found: _Try, pause: timedelta) -> bool:
-        """Write down how far the try is and when the next one may begin; False when another try has taken over."""
-        with self._database.transaction() as tx:
-            kept = tx.run(
-                "lineage.keep_delivery",
-                batch_id=found.batch_id,
-                attempts=found.attempts,
-                events_done=found.safe.done,
-                not_taken=found.safe.not_taken,
-                next_attempt_at=self._clock() + pause,
-                last_error=found.error,
+                self._flush(attempt)
+            attempt.safe = (
+                attempt.safe.after(position, taken=False) if attempt.safe is attempt.progress else attempt.safe
             )
-            return kept.first() is not None
+            raise
+        attempt.progress = attempt.progress.after(position, taken=refusal is None)
+        if refusal is None:
+            attempt.taken += 1
+        else:
+            attempt.refusals += 1
+            attempt.error = refusal
 
-    def _flush(self, found: _Try) -> None:
+    def _flush(self, attempt: _Try) -> None:
         self._backend.flush()
-        found.safe = found.progress
+        attempt.safe = attempt.progress

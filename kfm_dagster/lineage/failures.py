@@ -20,8 +20,8 @@ import orjson
 
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339, uuid8
+from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, Batch, LineageBatches
 from kfm_dagster.lineage.openlineage import JOB_NAMESPACE, RUN_EVENT_SCHEMA, Event, data_object
-from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox
 from kfm_dagster.lineage.unit import PRODUCER, SCHEMAS, LineagePath
 from kfm_dagster.storage.database import Database, Transaction
 
@@ -35,9 +35,9 @@ _PART = attrgetter("dataset", "run_id")
 class FailureEvents:
     """Publishes the failed attempts of a database. `public` gives the name that a dataset has in public."""
 
-    def __init__(self, database: Database, outbox: Outbox, *, public: Callable[[str], str]) -> None:
+    def __init__(self, database: Database, batches: LineageBatches, *, public: Callable[[str], str]) -> None:
         self._database = database
-        self._outbox = outbox
+        self._batches = batches
         self._public = public
 
     def publish(self) -> int:
@@ -68,7 +68,7 @@ class FailureEvents:
             href=f"failures/openlineage/{public}/{rows[0].at:%Y-%m-%d}/{stem}.ndjson",
             units=len(rows),
         )
-        self._outbox.record(tx, batch, content)
+        self._batches.record(tx, batch, content)
         tx.run_many(
             "lineage.mark_failure_published",
             [{"wal_id": row.wal_id, "version": row.version, "batch_id": stem} for row in rows],

@@ -19,8 +19,8 @@ from kfm_dagster import __version__
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import pseudonym, rfc3339
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, Batch, LineageBatches
 from kfm_dagster.lineage.openlineage import JOB_NAMESPACE, RUN_EVENT_SCHEMA, Event
-from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox
 from kfm_dagster.lineage.prov import SERVICE, Node, jsonld
 from kfm_dagster.lineage.unit import (
     PRODUCER,
@@ -112,9 +112,9 @@ def invalidation_nodes(units: Sequence[Withdrawn], why: Invalidation) -> Iterato
 class Invalidations:
     """Withdraws runs' batches in a database."""
 
-    def __init__(self, database: Database, outbox: Outbox, *, clock: Callable[[], datetime]) -> None:
+    def __init__(self, database: Database, batches: LineageBatches, *, clock: Callable[[], datetime]) -> None:
         self._database = database
-        self._outbox = outbox
+        self._batches = batches
         self._clock = clock
 
     def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction | None = None) -> int:
@@ -165,7 +165,7 @@ class Invalidations:
             href=f"{folder}/{batch_id}.{name.rpartition('.')[2]}",
             units=len(units),
         )
-        self._outbox.record(tx, batch, _content(path, units, why, contract))
+        self._batches.record(tx, batch, _content(path, units, why, contract))
         return {unit.wal_id for unit in units}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox
+from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, Batch, LineageBatches
 from kfm_dagster.lineage.prov import Node, jsonld
 from kfm_dagster.lineage.steps import NAMESPACE, Step, StepRunState, step_agents, step_events, step_nodes
 from kfm_dagster.lineage.unit import LineagePath
@@ -35,12 +35,12 @@ class StepEvents:
     def __init__(
         self,
         database: Database,
-        outbox: Outbox,
+        batches: LineageBatches,
         *,
         public: Callable[[str], str],
     ) -> None:
         self._database = database
-        self._outbox = outbox
+        self._batches = batches
         self._public = public
 
     def tell(self) -> int:
@@ -80,7 +80,7 @@ class StepEvents:
             href=f"steps/{path}/{steps[0].ended_at:%Y-%m-%d}/{name}",
             units=len(steps),
         )
-        self._outbox.record(tx, batch, content)
+        self._batches.record(tx, batch, content)
         return batch.batch_id
 
     def _step(self, row: Any) -> Step:

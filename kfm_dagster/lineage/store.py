@@ -7,7 +7,7 @@ wrote.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here: what a
 document says (`openlineage.py`, `prov.py`), which revision a unit is told as (`revisions.py`), withdrawing
-(`invalidation.py`), or what becomes of a recorded batch (`outbox.py`, `delivery.py`).
+(`invalidation.py`), or what becomes of a recorded batch (`batches.py`, `delivery.py`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, W
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
-from kfm_dagster.lineage.delivery import OutboxDelivery
+from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, Batch, LineageBatches, Undelivered
+from kfm_dagster.lineage.delivery import BackendDelivery
 from kfm_dagster.lineage.failures import FailureEvents
 from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.invalidation import Invalidations
 from kfm_dagster.lineage.openlineage import openlineage_lines
-from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox, Undelivered
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
 from kfm_dagster.lineage.revisions import History, Revision, in_revision
 from kfm_dagster.lineage.step_events import StepEvents
@@ -102,11 +102,12 @@ class Lineage:
         public: Callable[[str], str] = str,
     ) -> None:
         self._database = database
-        self._outbox = Outbox(database, files, deliver=backend is not None, clock=clock)
-        self._steps = StepEvents(database, self._outbox, public=public)
-        self._failures = FailureEvents(database, self._outbox, public=public)
-        self._invalidations = Invalidations(database, self._outbox, clock=clock)
-        self._delivery = OutboxDelivery(database, files, backend=backend, clock=clock) if backend else None
+        self._batches = LineageBatches(database, files, deliver=backend is not None, clock=clock)
+        self._steps = StepEvents(database, self._batches, public=public)
+        self._failures = FailureEvents(database, self._batches, public=public)
+        self._invalidations = Invalidations(database, self._batches, clock=clock)
+        outbox = self._batches.outbox
+        self._delivery = BackendDelivery(database, outbox, files, backend=backend, clock=clock) if backend else None
 
     @classmethod
     def open(
@@ -141,7 +142,7 @@ class Lineage:
             recorded = self._record(part, run, contract, fence)
             results |= {unit.wal_id: _result(unit, agents, recorded) for unit in recorded.units}
         if results:
-            self._outbox.publish_unless_failing()
+            self._batches.publish_unless_failing()
         return results
 
     def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction | None = None) -> int:
@@ -153,9 +154,9 @@ class Lineage:
         """
         units = self._invalidations.invalidate(run_id=run_id, contract=contract, reason=reason, tx=tx)
         if units and tx is None:
-            self._outbox.publish_unless_failing()
+            self._batches.publish_unless_failing()
         elif units and tx is not None:
-            tx.after_commit(self._outbox.publish_unless_failing)
+            tx.after_commit(self._batches.publish_unless_failing)
         return units
 
     def publish_staged(self) -> int:
@@ -165,7 +166,7 @@ class Lineage:
         """
         self._steps.tell()
         self._failures.publish()
-        return self._outbox.publish()
+        return self._batches.publish()
 
     def deliver(self, *, most_batches: int = 10, within: timedelta = timedelta(seconds=20)) -> int:
         """Send recorded OpenLineage events to the backend; return how many it took.
@@ -189,7 +190,7 @@ class Lineage:
 
     def undelivered(self) -> Undelivered:
         """Return what recorded lineage still waits for the root or the backend, and what keeps failing."""
-        return self._outbox.undelivered()
+        return self._batches.undelivered()
 
     def links_of(self, wal_id: WalId) -> list[Link]:
         """From a record to its OpenLineage runs and PROV activities, every revision that stands, oldest first."""
@@ -280,7 +281,7 @@ class Lineage:
             href=f"{path}/{contract.public_id}/{units[0].envelope.partition}/{batch_id}.{_SUFFIX[path]}",
             units=len(ours),
         )
-        self._outbox.record(tx, batch, content)
+        self._batches.record(tx, batch, content)
 
 
 def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contract: DatasetContract) -> _Part:

@@ -53,17 +53,20 @@ class Outbox:
     ) -> None:
         """Add an entry that is due at once, unless the consumer has not got the subject's last one yet."""
         row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": self._clock()}
-        tx.run("outbox.put", row, payload=payload or {}, content=content)
+        tx.run("outbox.put", row, payload={} if payload is None else payload, content=content)
 
-    def due(self, consumers: Collection[str]) -> Entry | None:
-        """Return the entry that is due longest, without claiming it: for deliveries that may be made twice at once."""
+    def due(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
+        """Return the entry that is due longest, without claiming it: for deliveries that may be made twice at once.
+
+        A subject waits for `after`, a consumer that gets it first.
+        """
         with self._database.snapshot() as view:
-            given = {"topic": self._topic, "consumers": sorted(consumers), "now": self._clock()}
+            given = {"topic": self._topic, "consumers": sorted(consumers), "after": after, "now": self._clock()}
             return view.row(Entry, "outbox.due", given)
 
-    def claim(self, consumers: Collection[str]) -> Entry | None:
+    def claim(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
         """Claim the entry that is due longest, None when there is none; nothing is written then."""
-        while (entry := self.due(consumers)) is not None:
+        while (entry := self.due(consumers, after=after)) is not None:
             with self._database.transaction() as tx:
                 claimed = self._claim(tx, entry.consumer, entry.subject)
             if claimed is not None:
@@ -78,13 +81,21 @@ class Outbox:
 
     def advance(self, entry: Entry, position: int) -> None:
         """Keep how far a consumer has come, and that it may be claimed again at once."""
-        self._write(replace(entry, position=position), until=self._clock(), failures=0, last_error=None)
+        self._write(replace(entry, position=position), until=self._clock(), failures=0, error=None)
+
+    def renew(self, entry: Entry) -> bool:
+        """Keep position and payload, and begin the lease again; False when another claim has taken over."""
+        return self._write(entry, until=self._clock() + self._lease, failures=entry.failures, error=entry.last_error)
+
+    def release(self, entry: Entry) -> None:
+        """Keep position and payload, and have the entry claimed again at once."""
+        self._write(entry, until=self._clock(), failures=entry.failures, error=entry.last_error)
 
     def defer(self, entry: Entry, error: str) -> bool:
         """Have a delivery that failed made again later; False when another claim has taken over."""
         failures = entry.failures + 1
-        pause = DELIVERY.pause(failures)
-        return self._write(entry, until=self._clock() + pause, failures=failures, last_error=error[:ERROR_LENGTH])
+        until = self._clock() + DELIVERY.pause(failures)
+        return self._write(entry, until=until, failures=failures, error=error[:ERROR_LENGTH])
 
     def done(self, tx: Transaction, entry: Entry) -> None:
         """Remove an entry that was delivered, unless another claim has taken over."""
@@ -95,7 +106,7 @@ class Outbox:
         row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": now}
         return tx.row(Entry, "outbox.claim", row, lease_until=now + self._lease)
 
-    def _write(self, entry: Entry, *, until: datetime, failures: int, last_error: str | None) -> bool:
-        row = {**entry.row(), "failures": failures, "last_error": last_error}
+    def _write(self, entry: Entry, *, until: datetime, failures: int, error: str | None) -> bool:
+        row = {**entry.row(), "failures": failures, "last_error": error}
         with self._database.transaction() as tx:
             return tx.run("outbox.write", row, topic=self._topic, next_attempt_at=until).first() is not None

@@ -47,7 +47,7 @@ REFUSED: dict[tuple[str, str], list[str]] = {
     ("code", "KFM_RETENTION_DSN"): [
         "UPDATE nodd_wal_records SET lane = 'bulk'",
         "INSERT INTO kill_switches (dataset) VALUES ('*')",
-        "DELETE FROM lineage_outbox",
+        "DELETE FROM outbox",
         *ANYWHERE,
     ],
     ("webserver", "KFM_DAGSTER_DSN"): ANYWHERE,

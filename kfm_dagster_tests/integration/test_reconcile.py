@@ -20,7 +20,7 @@ from kfm_dagster.governance.switches import KillSwitchError
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.outbox import Outbox
+from kfm_dagster.lineage.batches import LineageBatches
 from kfm_dagster.recovery.reconcile import comparison
 from kfm_dagster.recovery.reconcile.comparison import ON_ITS_WAY, ComparedDay, compare_day
 from kfm_dagster.recovery.reconcile.repair import repair_day
@@ -303,8 +303,8 @@ def test_lineage_lacks_a_path_what_was_withdrawn_and_not_what_waits_in_the_outbo
     waiting = volumes(4)[3]
     stored(objects, waiting)
     with monkeypatch.context() as patched:
-        patched.setattr(Outbox, "publish", lambda _: 0)
-        patched.setattr(Outbox, "publish_unless_failing", lambda _: None)
+        patched.setattr(LineageBatches, "publish", lambda _: 0)
+        patched.setattr(LineageBatches, "publish_unless_failing", lambda _: None)
         take(ingested, announce([waiting.event()], registry=ingested.registry))
         run_chain(ingested, DATASET, DAY.isoformat(), "later", Source.LEDGER)
         assert compare_day(ingested, DATASET, DAY).agrees

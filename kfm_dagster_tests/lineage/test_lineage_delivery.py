@@ -19,7 +19,8 @@ import pytest
 from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
-from kfm_dagster.lineage.delivery import LEASE, MAX_REFUSALS
+from kfm_dagster.lineage.batches import LEASE
+from kfm_dagster.lineage.delivery import MAX_REFUSALS
 from kfm_dagster.lineage.files import FolderFiles
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineageUnit
@@ -191,22 +192,6 @@ def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
     assert nothing_waits(lineage)
 
 
-@pytest.mark.clause("BEY-07")
-def test_pauses_grow_to_a_bound(
-    open_lineage: Open, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lineage = open_lineage(backend_at("http://127.0.0.1:9", monkeypatch))
-    emit(lineage, contract, 0, 1)
-    pauses = []
-    for _ in range(9):
-        with pytest.raises(BackendUnavailableError):
-            lineage.deliver()
-        [failing] = lineage.undelivered().failing
-        pauses.append((failing.next_attempt_at - clock.now).total_seconds())
-        clock.now = failing.next_attempt_at
-    assert pauses == [15, 30, 60, 120, 240, 480, 600, 600, 600]
-
-
 def test_a_backend_that_refuses_everything_is_asked_a_bounded_number_of_times(
     open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,40 +236,6 @@ def test_a_tick_tries_a_bounded_number_of_batches(
         emit(lineage, contract, number, number + 1)
     assert lineage.deliver(most_batches=2) == 4
     assert lineage.deliver(most_batches=9) == 6
-
-
-@pytest.mark.clause("BEY-07")
-def test_deliverers_at_the_same_time_share_the_work_and_lose_nothing(
-    database_url: str, root: Path, receiver: Receiver, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = Database.open(database_url)
-    backend = backend_at(receiver.url, monkeypatch)
-    lineage = Lineage(first, FolderFiles(root), backend=backend)
-    for number in range(12):
-        emit(lineage, contract, 3 * number, 3 * number + 3)
-    ready, problems = threading.Barrier(3), []
-
-    def work() -> None:
-        database = Database.open(database_url)
-        mine = Lineage(database, FolderFiles(root), backend=backend_at(receiver.url, monkeypatch))
-        try:
-            ready.wait()
-            while mine.deliver(most_batches=1):
-                pass
-        except BaseException as error:  # shown by the assertion below
-            problems.append(error)
-        finally:
-            database.dispose()
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
-    assert receiver.counts() == both(0, 36)
-    assert nothing_waits(lineage)
-    first.dispose()
 
 
 @pytest.mark.clause("BEY-07")

@@ -224,7 +224,7 @@ def test_a_claim_lost_while_documents_are_built_publishes_nothing(
     assert {issue.code for result in results.values() for issue in result.issues} == {FenceIssue.CLAIM_LOST}
     assert not root.exists()
     with database.snapshot() as tx:
-        for table in ("lineage_batches", "lineage_emissions", "lineage_outbox"):
+        for table in ("lineage_batches", "lineage_emissions", "outbox"):
             assert tx.connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == 0
 
 

@@ -22,7 +22,7 @@ from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.lineage.outbox import Outbox
+from kfm_dagster.lineage.batches import LineageBatches
 from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings
@@ -227,15 +227,15 @@ def test_a_crash_while_steps_are_told_loses_none_and_doubles_none(
     nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_three_ways(nodes, node)
-    record, survived = Outbox.record, iter(())
+    record, survived = LineageBatches.record, iter(())
 
-    def dying(self: Outbox, *given: Any, **named: Any) -> None:
+    def dying(self: LineageBatches, *given: Any, **named: Any) -> None:
         if next(survived, None) is None:
             raise KeyboardInterrupt
         record(self, *given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Outbox, "record", dying)
+        patch.setattr(LineageBatches, "record", dying)
         for calls in range(4):
             survived = iter(range(calls))
             with pytest.raises(KeyboardInterrupt):

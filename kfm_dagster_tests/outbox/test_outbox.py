@@ -6,6 +6,7 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,7 +16,7 @@ from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import NOON, Clock
 
-pytestmark = pytest.mark.clause("PCS-18")
+pytestmark = pytest.mark.clause("PCS-18", "BEY-07")
 
 LEASE = timedelta(minutes=5)
 
@@ -152,6 +153,41 @@ def test_a_topic_is_its_own(database: Database, outbox: Outbox, now: Clock) -> N
     assert not other.defer(entry, "x")
     finish(database, other, entry)
     assert outbox.defer(entry, "x")
+
+
+def test_a_worker_that_renews_keeps_its_entry_and_what_it_has_done(
+    database: Database, outbox: Outbox, now: Clock
+) -> None:
+    put(database, outbox, "a", "1")
+    assert outbox.defer(claimed(outbox), "down")
+    now.passes(seconds=15)
+    entry = replace(claimed(outbox), position=3, payload=[1])
+    now.at += LEASE - timedelta(seconds=1)
+    assert outbox.renew(entry)
+    now.passes(seconds=1)
+    assert outbox.claim(["a"]) is None
+    now.at += LEASE - timedelta(seconds=1)
+    second = claimed(outbox)
+    assert (second.position, second.payload, second.failures, second.last_error) == (3, [1], 1, "down")
+    assert not outbox.renew(entry)
+    outbox.release(entry)
+    assert outbox.claim(["a"]) is None
+    outbox.release(replace(second, position=4))
+    third = claimed(outbox)
+    assert (third.position, third.turn, third.failures) == (4, 4, 1)
+
+
+def test_a_subject_waits_for_the_consumer_that_gets_it_first(database: Database, outbox: Outbox, now: Clock) -> None:
+    put(database, outbox, "b", "1")
+    now.passes(seconds=1)
+    put(database, outbox, "a", "1")
+    put(database, outbox, "b", "2")
+    entry = outbox.claim(["b"], after="a")
+    assert entry is not None
+    assert entry.subject == "2"
+    assert outbox.claim(["b"], after="a") is None
+    finish(database, outbox, claimed(outbox))
+    assert outbox.claim(["b"], after="a") is not None
 
 
 def test_a_place_begins_with_its_first_claim_and_stays(database: Database, now: Clock) -> None:

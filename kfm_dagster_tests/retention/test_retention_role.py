@@ -78,7 +78,7 @@ def test_a_role_that_was_a_deployments_keeps_nothing_of_it(
 ) -> None:
     grant_deployment_role(owner, retention_role)
     grant_retention_role(owner, retention_role)
-    assert refusal(retention, "DELETE FROM lineage_outbox") == NO_RIGHT
+    assert refusal(retention, "DELETE FROM outbox") == NO_RIGHT
     assert refusal(retention, "UPDATE nodd_wal_records SET status = status") == NO_RIGHT
 
 

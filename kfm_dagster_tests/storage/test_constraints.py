@@ -186,12 +186,6 @@ STANDING: dict[str, Sequence[Row]] = {
         }
     ],
     "lineage_failures": [{"wal_id": ONE, "version": 1, "batch_id": "b1"}],
-    "lineage_outbox": [
-        {
-            "batch_id": "b1", "destination": "files", "content": b"x", "content_bytes": 1, "attempts": 0,
-            "next_attempt_at": T, "last_error": None, "events_done": 0, "not_taken": "[]",
-        }
-    ],
     "replay_runs": [
         {
             "replay_run_id": "p1", "name": "n", "mode": "failed-only", "env": "dev", "state": "running",
@@ -326,7 +320,6 @@ ANOTHER: dict[str, Row] = {
     "replay_mismatches": {"attempt": 1, "earlier_attempt": 2},
     "lineage_emissions": {"revision": "e", "lineage_id": "l2"},
     "lineage_failures": {"wal_id": TWO},
-    "lineage_outbox": {"destination": "backend", "content": None, "content_bytes": None},
     "replay_runs": {"replay_run_id": "p2"},
     "replay_units": {"position": 2, "wal_id": TWO},
     "quarantine_cases": {"wal_id": TWO},
@@ -350,7 +343,6 @@ KNOWN = {
     "lineage_batches": "path state delivery",
     "nodd_gaps": "kind",
     "lineage_emissions": "path",
-    "lineage_outbox": "destination",
     "outbox": "topic",
     "replay_runs": "mode env state",
     "alerts": "state level",
@@ -524,18 +516,6 @@ CASES: dict[str, list[Row]] = {
     "lineage_emissions_have_a_batch": [{"batch_id": "b9"}],
     "lineage_failures_record_is_known": [{"wal_id": THREE}],
     "lineage_failures_are_published_in_a_batch": [{"batch_id": "b9"}],
-    "lineage_outbox_one_row_per_destination": [{"destination": "files", "content": b"x", "content_bytes": 1}],
-    "lineage_outbox_has_a_batch": [{"batch_id": "b9"}],
-    "lineage_outbox_content_is_for_files": [
-        {"content": b"x", "content_bytes": 1}, {"content": b"x"}, {"content_bytes": 1},
-        {"batch_id": "b9", "destination": "files"},
-    ],
-    "lineage_outbox_counts_are_not_negative": [
-        {"attempts": -1}, {"events_done": -1},
-        {"batch_id": "b9", "destination": "files", "content": b"", "content_bytes": -1},
-    ],
-    "lineage_outbox_error_is_bounded": [{"last_error": "x" * 501}],
-    "lineage_outbox_not_taken_is_a_list": [{"not_taken": "{}"}],
     "replay_runs_id_is_short": [{"replay_run_id": ""}, {"replay_run_id": "x" * 61}],
     "replay_runs_name_is_short": [{"name": ""}, {"name": "x" * 101}],
     "replay_runs_halt_has_reason": [

@@ -45,7 +45,7 @@ DERIVED = {
 """Counts over the Items, written again from them; sizes that records have:
 what a unit was held against is in its own record; and what the ledger lacks, derived from it."""
 VOCABULARY = {"replay_reasons", "schema_version"}
-LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "outbox", "clock_readings", "rejected_bodies"}
+LEAVING = {"catalog_items", "nodd_wal_leases", "outbox", "clock_readings", "rejected_bodies"}
 """Tables whose rows leave by a rule of their own."""
 SUCCESS = STANDING["run_state"][0]
 FAILED = {"outcome": "failed", "artifact_sha256": None, "recorded_at": LATER}
@@ -70,9 +70,12 @@ INTEND = (
 )
 PUT = (
     "INSERT INTO outbox (topic, consumer, subject, payload, created_at, next_attempt_at, position, turn, failures, "
-    f"last_error) VALUES ('catalog', 'f', 'c1', '{{{{}}}}', '{T}', '{T}', {{}})"
+    f"last_error) VALUES ({{}}, '{{{{}}}}', '{T}', '{T}', {{}})"
 )
-FOLLOWER = PUT.format("0, 0, 0, NULL")
+FOLLOWER, FILES, BACKEND = (
+    PUT.format(key, "0, 0, 0, NULL")
+    for key in ("'catalog', 'f', 'c1'", "'lineage', 'files', 'b1'", "'lineage', 'backend', 'b1'")
+)
 REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "UPDATE nodd_wal_deliveries SET message_id = 'another'", "deliveries_identity_is_immutable"),
     ((), f"UPDATE nodd_wal_deliveries SET first_received_at = '{LATER}'", "deliveries_identity_is_immutable"),
@@ -140,15 +143,18 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "DELETE FROM lineage_batches", "lineage_is_append_only"),
     ((), "UPDATE lineage_batches SET state = 'published', published_at = NULL", "lineage_batches_"),
     ((), "UPDATE lineage_batches SET delivery = 'pending'", "lineage_batches_only_go_on"),
-    ((), "DELETE FROM lineage_outbox", "lineage_outbox_leaves_when_done"),
     ((), "DELETE FROM outbox", "outbox_leaves_when_delivered"),
+    ((FILES, "UPDATE outbox SET turn = 1"),
+     "DELETE FROM outbox WHERE topic = 'lineage'", "outbox_leaves_when_delivered"),
+    ((BACKEND, f"UPDATE lineage_batches SET state = 'published', published_at = '{LATER}'"),
+     "DELETE FROM outbox WHERE topic = 'lineage'", "outbox_leaves_when_delivered"),
     ((FOLLOWER, "UPDATE outbox SET turn = 1"), "DELETE FROM outbox WHERE topic = 'catalog'",
      "outbox_leaves_when_delivered"),
     ((FOLLOWER, "UPDATE outbox SET position = 1 WHERE topic = 'catalog'"),
      "UPDATE outbox SET position = 2 WHERE topic = 'catalog'", "followers_are_behind"),
-    ((), PUT.format("0, 1, 0, NULL"), "outbox_begins_undelivered"),
-    ((), PUT.format("1, 0, 0, NULL"), "outbox_begins_undelivered"),
-    ((), PUT.format("0, 0, 1, 'x'"), "outbox_begins_undelivered"),
+    ((), PUT.format("'catalog', 'f', 'c1'", "0, 1, 0, NULL"), "outbox_begins_undelivered"),
+    ((), PUT.format("'catalog', 'f', 'c1'", "1, 0, 0, NULL"), "outbox_begins_undelivered"),
+    ((), PUT.format("'catalog', 'f', 'c1'", "0, 0, 1, 'x'"), "outbox_begins_undelivered"),
     (("UPDATE outbox SET turn = 2",), "UPDATE outbox SET turn = 1", "outbox_keeps_its_content"),
     ((), "UPDATE lineage_invalidations SET reason = 'another'", "lineage_is_append_only"),
     ((), "UPDATE clock_readings SET offset_seconds = 0", "clock_readings_are_append_only"),
@@ -165,7 +171,6 @@ REPLACED = {
     "nodd_wal_leases": "leases_are_of_claims",
     "announcements": "announcements_are_kept",
     "etl_steps": "etl_steps_are_kept",
-    "lineage_outbox": "lineage_outbox_leaves_when_done",
     "lineage_batches": "lineage_is_append_only",
     "clock_readings": "clock_readings_are_append_only",
     "replay_runs": "replay_runs_are_kept|replay_begins_planned",
@@ -242,11 +247,6 @@ GUARDED = {
         rule="lineage_batches_only_go_on",
         change={"state": "published", "published_at": LATER},
         moving=frozenset({"state", "published_at", "delivery"}),
-    ),
-    "lineage_outbox": Guarded(
-        rule="lineage_outbox_keeps_its_content",
-        change={"attempts": 1},
-        moving=frozenset({"attempts", "next_attempt_at", "last_error", "events_done", "not_taken"}),
     ),
     "outbox": Guarded(
         rule="outbox_keeps_its_content",

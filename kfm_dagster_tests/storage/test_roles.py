@@ -36,7 +36,6 @@ WORKING = {
     "catalog_collections",
     "catalog_items",
     "catalog_pages",
-    "lineage_outbox",
     "outbox",
     "nodd_wal_counts",
     "nodd_wal_leases",

@@ -36,26 +36,14 @@ WHERE failure.batch_id IS NULL ORDER BY failure.wal_id, failure.version LIMIT :m
 -- name: mark_failure_published
 UPDATE lineage_failures SET batch_id = :batch_id WHERE wal_id = :wal_id AND version = :version;
 
--- name: insert_outbox
-INSERT INTO lineage_outbox
-    (batch_id, destination, content, content_bytes, attempts, next_attempt_at, last_error, events_done, not_taken)
-VALUES (:batch_id, :destination, :content, :content_bytes, 0, :next_attempt_at, NULL, 0, '[]');
-
 -- name: files_refused
 -- Whether the lineage root failed to take something that still waits.
 SELECT EXISTS (
-    SELECT 1 FROM lineage_outbox WHERE destination = 'files' AND last_error IS NOT NULL
+    SELECT 1 FROM outbox WHERE topic = 'lineage' AND consumer = 'files' AND failures > 0
 ) AS refused;
 
--- name: files_due
-SELECT batch_id FROM lineage_outbox
-WHERE destination = 'files' AND next_attempt_at <= :now ORDER BY next_attempt_at, batch_id LIMIT :most;
-
--- name: file_due
-SELECT batch.href, waiting.content, waiting.content_bytes, waiting.attempts
-FROM lineage_outbox AS waiting
-JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
-WHERE waiting.batch_id = :batch_id AND waiting.destination = 'files';
+-- name: batch
+SELECT href, sha256 FROM lineage_batches WHERE batch_id = :batch_id;
 
 -- name: mark_published
 UPDATE lineage_batches SET state = 'published', published_at = :published_at
@@ -64,35 +52,23 @@ WHERE batch_id = :batch_id AND state = 'staged';
 -- name: mark_delivered
 UPDATE lineage_batches SET delivery = 'delivered' WHERE batch_id = :batch_id AND delivery = 'pending';
 
--- name: leave_outbox
-DELETE FROM lineage_outbox WHERE batch_id = :batch_id AND destination = :destination;
-
--- name: put_off_file
-UPDATE lineage_outbox SET attempts = attempts + 1, next_attempt_at = :next_attempt_at, last_error = :last_error
-WHERE batch_id = :batch_id AND destination = 'files';
-
--- name: keep_delivery
--- Nothing happens for a try that another one has taken over.
-UPDATE lineage_outbox SET
-    events_done = :events_done, not_taken = :not_taken, next_attempt_at = :next_attempt_at,
-    last_error = coalesce(:last_error, last_error)
-WHERE batch_id = :batch_id AND destination = 'backend' AND attempts = :attempts
-RETURNING batch_id;
-
 -- name: backlog
-SELECT waiting.destination, count(*) AS batches, sum(batch.unit_count) AS units, min(batch.created_at) AS oldest_at,
+SELECT waiting.consumer, count(*) AS batches, sum(batch.unit_count) AS units, min(batch.created_at) AS oldest_at,
     max(waiting.last_error) AS error
-FROM lineage_outbox AS waiting
-JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
-GROUP BY waiting.destination;
+FROM outbox AS waiting
+JOIN lineage_batches AS batch ON batch.batch_id = waiting.subject
+WHERE waiting.topic = 'lineage'
+GROUP BY waiting.consumer;
 
 -- name: failing
-SELECT waiting.batch_id, waiting.destination, batch.href, waiting.attempts, waiting.next_attempt_at, waiting.last_error,
-    waiting.not_taken
-FROM lineage_outbox AS waiting
-JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
-WHERE waiting.last_error IS NOT NULL
-ORDER BY waiting.attempts DESC, batch.created_at, waiting.batch_id, waiting.destination LIMIT :most;
+SELECT
+    batch.batch_id, waiting.consumer AS destination, batch.href, waiting.failures AS attempts, waiting.next_attempt_at,
+    waiting.last_error,
+    CASE waiting.consumer WHEN 'backend' THEN @json_size(waiting.payload) ELSE 0 END AS not_taken
+FROM outbox AS waiting
+JOIN lineage_batches AS batch ON batch.batch_id = waiting.subject
+WHERE waiting.topic = 'lineage' AND waiting.failures > 0
+ORDER BY waiting.failures DESC, batch.created_at, batch.batch_id, waiting.consumer LIMIT :most;
 
 -- name: of_unit
 -- The lineage view: what stands, which is what nobody has withdrawn.
@@ -152,23 +128,6 @@ WHERE TRUE
 @in_order(unit.value ->> 0, unit.value ->> 1)
 ON CONFLICT (wal_id, path, revision) DO NOTHING
 RETURNING wal_id;
-
--- name: claim_delivery
-UPDATE lineage_outbox SET attempts = lineage_outbox.attempts + 1, next_attempt_at = :lease_until
-WHERE
-    destination = 'backend' AND batch_id = (
-        SELECT waiting.batch_id
-        FROM lineage_outbox AS waiting
-        JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
-        WHERE waiting.destination = 'backend' AND waiting.next_attempt_at <= :now AND batch.state = 'published'
-        ORDER BY waiting.next_attempt_at, waiting.batch_id
-        LIMIT 1
-        @lock(FOR UPDATE OF waiting SKIP LOCKED)
-    )
-RETURNING
-    batch_id, attempts, events_done, not_taken,
-    (SELECT batch.href FROM lineage_batches AS batch WHERE batch.batch_id = lineage_outbox.batch_id) AS href,
-    (SELECT batch.sha256 FROM lineage_batches AS batch WHERE batch.batch_id = lineage_outbox.batch_id) AS sha256;
 
 -- name: lock_failures
 @lock_all('lineage_failures');

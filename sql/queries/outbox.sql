@@ -6,9 +6,17 @@ VALUES (:topic, :consumer, :subject, :payload, :content, @as_time(:now), @as_tim
 ON CONFLICT (topic, subject, consumer) DO NOTHING;
 
 -- name: due
-SELECT consumer, subject, position, payload, content, created_at, turn, failures, last_error FROM outbox
-WHERE topic = :topic AND consumer IN (@each(:consumers)) AND next_attempt_at <= @as_time(:now)
-ORDER BY next_attempt_at, subject, consumer
+SELECT
+    entry.consumer, entry.subject, entry.position, entry.payload, entry.content, entry.created_at, entry.turn,
+    entry.failures, entry.last_error
+FROM outbox AS entry
+WHERE
+    entry.topic = :topic AND entry.consumer IN (@each(:consumers)) AND entry.next_attempt_at <= @as_time(:now)
+    AND NOT EXISTS (
+        SELECT 1 FROM outbox AS earlier
+        WHERE earlier.topic = entry.topic AND earlier.subject = entry.subject AND earlier.consumer = :after
+    )
+ORDER BY entry.next_attempt_at, entry.subject, entry.consumer
 LIMIT 1;
 
 -- name: claim

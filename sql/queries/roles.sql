@@ -108,8 +108,6 @@ WITH decision (relation, rights) AS (
     ('lineage_emissions', 'SELECT, INSERT'),
     ('lineage_failures', 'SELECT, INSERT, UPDATE (batch_id)'),
     ('lineage_invalidations', 'SELECT, INSERT'),
-    ('lineage_outbox', 'SELECT, INSERT, UPDATE (attempts, next_attempt_at, last_error, events_done, not_taken), '
-     || 'DELETE'),
     -- What was measured, and who was notified.
     ('clock_readings', 'SELECT, INSERT'),
     ('alerts', 'SELECT, INSERT, UPDATE (state, level, level_since, last_seen_at, observed, last_event_at, run_id, '

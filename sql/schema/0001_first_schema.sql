@@ -2048,55 +2048,6 @@ CREATE TABLE lineage_invalidations (
 @append_only(lineage_invalidations, lineage_is_append_only);
 @not_repeated(lineage_invalidations, (batch_id));
 
--- What is still to be done with a batch: a row for each place that has not got it yet.
-CREATE TABLE lineage_outbox (
-    batch_id text NOT NULL,
-    -- 'files' is the lineage root, where readers look; 'backend' is the configured OpenLineage backend.
-    destination text NOT NULL,
-    -- What the file will say (Zstandard) and its length in bytes. Null for a backend, which gets what readers see.
-    content @bytes,
-    content_bytes integer,
-    -- How often it was tried, and the number of the try that may still write this row.
-    attempts integer NOT NULL,
-    -- When it is tried next; while somebody is at it, when another may take over.
-    next_attempt_at @time NOT NULL,
-    last_error text,
-    -- For a backend: how many events were sent, from the first one on, and those among them that it did not take.
-    events_done integer NOT NULL,
-    not_taken @json NOT NULL,
-    CONSTRAINT lineage_outbox_one_row_per_destination PRIMARY KEY (batch_id, destination),
-    CONSTRAINT lineage_outbox_has_a_batch FOREIGN KEY (batch_id) REFERENCES lineage_batches (batch_id),
-    CONSTRAINT lineage_outbox_destination_is_known CHECK (destination IN ('files', 'backend')),
-    CONSTRAINT lineage_outbox_content_is_for_files
-    CHECK ((content IS NULL) = (content_bytes IS NULL) AND (content IS NULL) = (destination <> 'files')),
-    CONSTRAINT lineage_outbox_counts_are_not_negative CHECK (attempts >= 0 AND events_done >= 0 AND content_bytes >= 0),
-    -- An error is for a person to read, not for keeping a response's body.
-    CONSTRAINT lineage_outbox_error_is_bounded CHECK (length(last_error) <= 500),
-    CONSTRAINT lineage_outbox_not_taken_is_a_list CHECK (@json_type(not_taken) = 'array')
-) @strict;
-
-CREATE INDEX lineage_outbox_due ON lineage_outbox (destination, next_attempt_at);
-
--- postgresql: it would compress what is compressed already, which only costs time.
-ALTER TABLE lineage_outbox ALTER COLUMN content SET STORAGE EXTERNAL;
-
--- A row that went before its batch arrived would be lineage lost.
-@refuse(
-    lineage_outbox_leaves_when_done, DELETE ON lineage_outbox, lineage_outbox_leaves_when_done,
-    NOT EXISTS (
-        SELECT 1 FROM lineage_batches AS r
-        WHERE
-            r.batch_id = OLD.batch_id
-            AND CASE OLD.destination WHEN 'files' THEN r.state = 'published' ELSE r.delivery = 'delivered' END
-    )
-);
-@not_truncated(lineage_outbox, lineage_outbox_leaves_when_done);
-@not_replaced(lineage_outbox, lineage_outbox_leaves_when_done, (batch_id, destination));
-@refuse(
-    lineage_outbox_keeps_its_content, UPDATE ON lineage_outbox, lineage_outbox_keeps_its_content,
-    @changed(batch_id, destination, content, content_bytes)
-);
-
 -- The idempotent-node pattern: what a node intended, what it last applied, and what it made (IEN-03).
 CREATE TABLE etl_wal (
     wal_id @bigserial(etl_wal_one_row_per_intent),
@@ -2546,15 +2497,17 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 
 -- What is delivered later, at least once: a row for each subject that a consumer has not got yet.
 CREATE TABLE outbox (
-    -- alerts: notifications; catalog: how far each follower has come, in rows that stay.
+    -- alerts: notifications; catalog: how far each follower has come, in rows that stay; lineage: batches.
     topic text NOT NULL,
-    -- Who is to get it: a channel and which URL of KFM_ALERT_URLS, which itself may hold credentials; a follower.
+    -- Who is to get it: a channel and which URL of KFM_ALERT_URLS, which itself may hold credentials; a follower;
+    -- files, the lineage root, where readers look, or backend, the configured OpenLineage backend.
     consumer text NOT NULL,
-    -- What it is about: an alert, a collection.
+    -- What it is about: an alert, a collection, a batch.
     subject text NOT NULL,
-    -- The last change that a follower has taken; 0 for none.
+    -- The last change that a follower has taken; how many events of a batch were sent; 0 for none.
     position @bigint NOT NULL DEFAULT 0,
     payload @json NOT NULL,
+    -- What a file will say (Zstandard). Null for a backend, which gets what readers see.
     content @bytes,
     created_at @time NOT NULL,
     -- Number of the claim whose owner may write the row.
@@ -2565,7 +2518,7 @@ CREATE TABLE outbox (
     next_attempt_at @time NOT NULL,
     last_error text,
     CONSTRAINT outbox_one_row_per_consumer PRIMARY KEY (topic, subject, consumer),
-    CONSTRAINT outbox_topic_is_known CHECK (topic IN ('alerts', 'catalog')),
+    CONSTRAINT outbox_topic_is_known CHECK (topic IN ('alerts', 'catalog', 'lineage')),
     CONSTRAINT outbox_counts_are_not_negative CHECK (position >= 0 AND turn >= 0 AND failures >= 0),
     -- An error is for a person to read, not for keeping a response's body.
     CONSTRAINT outbox_error_is_bounded CHECK (length(last_error) <= 500),
@@ -2574,10 +2527,21 @@ CREATE TABLE outbox (
 
 CREATE INDEX outbox_due ON outbox (topic, consumer, next_attempt_at);
 
+-- postgresql: it would compress what is compressed already, which only costs time.
+ALTER TABLE outbox ALTER COLUMN content SET STORAGE EXTERNAL;
+
 -- A row that went before its delivery would be a message lost.
 @refuse(
     outbox_leaves_when_delivered, DELETE ON outbox, outbox_leaves_when_delivered,
-    OLD.topic = 'catalog' OR OLD.turn = 0
+    OLD.topic = 'catalog' OR (OLD.topic = 'alerts' AND OLD.turn = 0)
+    OR (
+        OLD.topic = 'lineage' AND NOT EXISTS (
+            SELECT 1 FROM lineage_batches AS r
+            WHERE
+                r.batch_id = OLD.subject
+                AND CASE OLD.consumer WHEN 'files' THEN r.state = 'published' ELSE r.delivery = 'delivered' END
+        )
+    )
 );
 @refuse(
     outbox_begins_undelivered, INSERT ON outbox, outbox_begins_undelivered,

@@ -1,11 +1,10 @@
-"""The lineage outbox: recorded batches reach the lineage root and the backend, whatever is down in between.
+"""Batches of lineage: recorded with what they say, and published at the lineage root whatever is down in between.
 
-A batch is in the outbox from the transaction that records it until each place has it. A place that fails is tried again
-later, further apart each time, and no batch waits behind another. The root gets a batch's file out of the row, and may
-get it twice: the same bytes under the same name.
+A batch is in the outbox from the transaction that records it until the root and the backend have it; no batch waits
+behind another. The root gets a batch's file out of the row, and may get it twice: the same bytes under the same name.
 
 Belongs here: recording a batch, publishing, and what still waits. Does not belong here: what a batch says (`store.py`,
-`step_events.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`).
+`step_events.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`), retries (`outbox/`).
 """
 
 from __future__ import annotations
@@ -14,19 +13,22 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pyarrow as pa
 
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.unit import LineagePath
+from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.redaction import error_text
-from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster.storage.database import Database, Transaction
 
 _LOG = logging.getLogger(__name__)
 
 FILES, BACKEND = "files", "backend"
+
+LEASE = timedelta(seconds=120)
+"""How long a delivery owns its batch between two writes; one event takes 5 s at most in the client's own setting."""
 
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
@@ -80,7 +82,7 @@ class Undelivered:
     failing: Sequence[Failing]
 
 
-class Outbox:
+class LineageBatches:
     """Takes batches in and publishes them. Any number of processes may work on one outbox.
 
     `deliver` tells whether there is a backend, which gets OpenLineage.
@@ -93,10 +95,10 @@ class Outbox:
         self._files = files
         self._deliver = deliver
         self._clock = clock
+        self.outbox = Outbox(database, "lineage", lease=LEASE, clock=clock)
 
     def record(self, tx: Transaction, batch: Batch, content: bytes) -> None:
         """Record a batch, which from then on waits for each place that is to have it."""
-        now = self._clock()
         deliver = self._deliver and batch.path is LineagePath.OPENLINEAGE
         tx.run(
             "lineage.insert_batch",
@@ -108,13 +110,13 @@ class Outbox:
             sha256=hashlib.sha256(content).hexdigest(),
             unit_count=batch.units,
             delivery="pending" if deliver else "none",
-            created_at=now,
+            created_at=self._clock(),
         )
+        file = {"href": batch.href, "bytes": len(content)}
         packed = pa.compress(content, codec=CODEC, asbytes=True)
-        row = {"batch_id": batch.batch_id, "next_attempt_at": now}
-        tx.run("lineage.insert_outbox", row, destination=FILES, content=packed, content_bytes=len(content))
+        self.outbox.put(tx, FILES, batch.batch_id, payload=file, content=packed)
         if deliver:
-            tx.run("lineage.insert_outbox", row, destination=BACKEND, content=None, content_bytes=None)
+            self.outbox.put(tx, BACKEND, batch.batch_id, payload=[])
 
     def publish_unless_failing(self) -> None:
         """Publish what is due, but leave it to a later tick while the root does not take files.
@@ -129,65 +131,38 @@ class Outbox:
     def publish(self, *, most: int = 100) -> int:
         """Publish the files that are due, oldest first; return how many. Ends at the first that fails.
 
-        That one is put off, so the next call gets past it.
+        That one is deferred, so the next call gets past it.
         """
-        with self._database.snapshot() as tx:
-            due = tx.run("lineage.files_due", now=self._clock(), most=most).scalars().all()
-        for number, batch_id in enumerate(due):
-            if not self._publish(batch_id):
-                return number
-        return len(due)
+        published = 0
+        while published < most and (entry := self.outbox.due([FILES])) is not None and self._publish(entry):
+            published += 1
+        return published
 
     def undelivered(self, *, most: int = 20) -> Undelivered:
         """Return what waits, and the batches that failed most often."""
         with self._database.snapshot() as tx:
             waits = backlog(tx)
-            failing = tx.run("lineage.failing", most=most).all()
-        return Undelivered(
-            files=waits[FILES],
-            backend=waits[BACKEND],
-            failing=[
-                Failing(
-                    batch_id=row.batch_id,
-                    destination=row.destination,
-                    href=row.href,
-                    attempts=row.attempts,
-                    next_attempt_at=row.next_attempt_at,
-                    last_error=row.last_error,
-                    not_taken=len(row.not_taken),
-                )
-                for row in failing
-            ],
-        )
+            failing = tx.rows(Failing, "lineage.failing", most=most)
+        return Undelivered(files=waits[FILES], backend=waits[BACKEND], failing=failing)
 
-    def _publish(self, batch_id: str) -> bool:
-        with self._database.snapshot() as tx:
-            row = tx.run("lineage.file_due", batch_id=batch_id).one_or_none()
-        if row is None:
-            return True  # another process was quicker
+    def _publish(self, entry: Entry) -> bool:
+        href, size = entry.payload["href"], entry.payload["bytes"]
         try:
-            content = pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True)
-            self._files.publish(row.href, bytes(content))
+            self._files.publish(href, pa.decompress(entry.content, size, codec=CODEC, asbytes=True))
         except STORE_ERRORS as error:
-            _LOG.warning("the lineage root does not take %s: %s", row.href, error_text(error))
-            with self._database.transaction() as tx:
-                tx.run(
-                    "lineage.put_off_file",
-                    batch_id=batch_id,
-                    next_attempt_at=self._clock() + DELIVERY.pause(row.attempts + 1),
-                    last_error=error_text(error),
-                )
+            _LOG.warning("the lineage root does not take %s: %s", href, error_text(error))
+            self.outbox.defer(entry, error_text(error))
             return False
         with self._database.transaction() as tx:
-            tx.run("lineage.mark_published", batch_id=batch_id, published_at=self._clock())
-            tx.run("lineage.leave_outbox", batch_id=batch_id, destination=FILES)
+            tx.run("lineage.mark_published", batch_id=entry.subject, published_at=self._clock())
+            self.outbox.done(tx, entry)
         return True
 
 
 def backlog(tx: Transaction) -> Mapping[str, Waiting]:
     """Return what waits for the root (FILES) and for the backend (BACKEND)."""
     waits = {
-        row.destination: Waiting(batches=row.batches, units=int(row.units), oldest=row.oldest_at, error=row.error)
+        row.consumer: Waiting(batches=row.batches, units=int(row.units), oldest=row.oldest_at, error=row.error)
         for row in tx.run("lineage.backlog")
     }
     return {FILES: Waiting(), BACKEND: Waiting()} | waits
