@@ -16,10 +16,9 @@ import click
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ExitCode
-from kfm_dagster.followers.announcements.announcer import Announcer, follower_name
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan
-from kfm_dagster.followers.announcements.store import AnnouncementStore
+from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.followers.announcements.announcer import Announcer
+from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS
 from kfm_dagster.ingest.pipeline import Pipeline
 
 COLUMNS = ("subscription", "target", "sent", "waiting", "failing", "refused", "next_attempt_at", "last_error")
@@ -44,7 +43,7 @@ def list_(*, as_json: bool) -> int:
     Example: kfm announcements list --json
     """
     with opened_pipeline(read_only=True) as pipeline:
-        rows = [_row(pipeline, one.name, str(one.target)) for one in _plan(pipeline).subscriptions]
+        rows = [_row(announcer) for announcer in _announcers(pipeline)]
     if not rows and not as_json:
         click.echo("nobody subscribes (announcements.yaml)")
         return ExitCode.DONE
@@ -62,9 +61,11 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
     Example: kfm announcements failing kansas-radar
     """
     with opened_pipeline(read_only=True) as pipeline:
-        plan = _plan(pipeline)
-        names = [one.name for one in plan.subscriptions] if subscription is None else [plan[subscription].name]
-        rows = [{"subscription": name, **row} for name in names for row in _store(pipeline, name).in_trouble()]
+        rows = [
+            {"subscription": announcer.subscription.name, **row}
+            for announcer in _announcers(pipeline, subscription)
+            for row in announcer.store.in_trouble()
+        ]
     show_rows(rows, TROUBLE, as_json=as_json)
 
 
@@ -80,10 +81,10 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     Example: kfm announcements resend kansas-radar
     """
     with opened_pipeline() as pipeline:
-        announcer = _announcer(pipeline, _plan(pipeline)[subscription].name)
+        [announcer] = _announcers(pipeline, subscription)
         if everything:
             done: dict[str, int] = {"changes": sum(_rebuilt(pipeline, announcer))}
-            refused = _store(pipeline, subscription).status(announcer.name).refused
+            refused = announcer.store.status(announcer.name).refused
         else:
             taken, refused = announcer.resend()
             done = {"taken": taken}
@@ -100,19 +101,23 @@ def _rebuilt(pipeline: Pipeline, announcer: Announcer) -> Iterator[int]:
             yield pipeline.following.rebuild(announcer, contract)
 
 
-def _plan(pipeline: Pipeline) -> AnnouncementPlan:
-    return AnnouncementPlan.load(pipeline.settings.configs_dir, pipeline.registry)
+def _announcers(pipeline: Pipeline, name: str | None = None) -> list[Announcer]:
+    """Return the followers of all subscriptions, or of the one with this name. Raises ConfigurationError."""
+    announcers = {one.subscription.name: one for one in pipeline.followers if isinstance(one, Announcer)}
+    if name is None:
+        return list(announcers.values())
+    if name not in announcers:
+        raise ConfigurationError(
+            "there is no such subscription",
+            observed=name,
+            expected=", ".join(announcers) or f"one in {ANNOUNCEMENTS}",
+            next_step="kfm announcements list",
+        )
+    return [announcers[name]]
 
 
-def _announcer(pipeline: Pipeline, name: str) -> Announcer:
-    return next(one for one in pipeline.followers if isinstance(one, Announcer) and one.name == follower_name(name))
-
-
-def _store(pipeline: Pipeline, name: str) -> AnnouncementStore:
-    return AnnouncementStore(pipeline.database, name, clock=pipeline.clock)
-
-
-def _row(pipeline: Pipeline, name: str, target: str) -> dict[str, Any]:
-    status = asdict(_store(pipeline, name).status(follower_name(name)))
+def _row(announcer: Announcer) -> dict[str, Any]:
+    status = asdict(announcer.store.status(announcer.name))
     shown = {key: rfc3339(value) if isinstance(value, datetime) else value for key, value in status.items()}
-    return {"subscription": name, "target": target, **shown}
+    subscription = announcer.subscription
+    return {"subscription": subscription.name, "target": str(subscription.target), **shown}

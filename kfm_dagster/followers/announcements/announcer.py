@@ -26,7 +26,7 @@ from kfm_dagster.followers.announcements.receiver import Receiver, Reception
 from kfm_dagster.followers.announcements.selection import Matches, compiled, within
 from kfm_dagster.followers.announcements.sending import EventSender
 from kfm_dagster.followers.announcements.store import Announced, AnnouncementState, AnnouncementStore, Decided
-from kfm_dagster.followers.announcements.webhook import Webhook, tokens_of
+from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.storage.database import Database
 
 
@@ -44,23 +44,23 @@ class Announcer:
     ) -> None:
         self.name = follower_name(subscription.name)
         self.after: Sequence[str] = subscription.after
-        self._subscription = subscription
+        self.subscription = subscription
         self._sender = sender
         self._writer = writer
-        self._store = store
+        self.store = store
         self._selects = list(_selects(subscription, registry))
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Tell the receiver what these changes are for it. Raises FollowError unless each was taken or given up."""
         collection = contract.stac.collection
-        announced = self._store.announced(collection, [change.item_id for change in changes])
+        announced = self.store.announced(collection, [change.item_id for change in changes])
         decided = [
             (change, found)
             for change in changes
             if (found := self._decide(collection, change, announced.get(change.item_id))) is not None
         ]
         again = {one.event_id for one in announced.values()}
-        begun = self._store.begin(collection, [one for _, one in decided if one.event_id not in again])
+        begun = self.store.begin(collection, [one for _, one in decided if one.event_id not in again])
         due = [
             (change, one)
             for change, one in decided
@@ -71,24 +71,24 @@ class Announcer:
 
     def forget(self, contract: DatasetContract) -> None:
         """Have all that stands announced again, under the same ids: what a receiver has got cannot be taken back."""
-        self._store.forget(contract.stac.collection)
+        self.store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:
         """Send again what was given up; return how many events were taken and how many were not.
 
         Raises FollowError when the receiver takes nothing.
         """
-        given_up = self._store.to_resend(self._writer.content_type)
+        given_up = self.store.to_resend(self._writer.content_type)
         taken = 0
         for event in given_up:
             [answer] = self._sender.request([event])
             if answer.reception is Reception.UNREACHED:
-                raise FollowError(observed=f"{self._subscription.name}: {answer.error}", next_step="try again later")
+                raise FollowError(observed=f"{self.subscription.name}: {answer.error}", next_step="try again later")
             if answer.reception is Reception.TAKEN:
-                self._store.taken(event.collection, [event])
+                self.store.taken(event.collection, [event])
                 taken += 1
             else:
-                self._store.refused(event.collection, [(event, answer.error or "")])
+                self.store.refused(event.collection, [(event, answer.error or "")])
         return taken, len(given_up) - taken
 
     def _decide(self, collection: str, change: ItemChange, announced: Announced | None) -> Decided | None:
@@ -109,7 +109,7 @@ class Announcer:
             kind = ChangeKind.WITHDRAWN
         else:
             kind = ChangeKind.UPDATED if announced.known else ChangeKind.CREATED
-        wanted = kind in self._subscription.kinds
+        wanted = kind in self.subscription.kinds
         return Decided(
             item_id=change.item_id,
             change_id=change.change_id,
@@ -119,35 +119,10 @@ class Announcer:
         )
 
     def _wants(self, change: ItemChange) -> bool:
-        since = self._subscription.since
+        since = self.subscription.since
         if change.item is None or (since is not None and change.changed_at < since):
             return False
         return all(matches(change.item) for matches in self._selects)
-
-
-def announcers(
-    plan: AnnouncementPlan,
-    *,
-    database: Database,
-    registry: ContractRegistry,
-    catalog_url: str,
-    webhook_tokens: SecretStr | None,
-    clock: Callable[[], datetime],
-) -> list[Announcer]:
-    """Return the follower of each subscription; connects to nothing. Raises ConfigurationError for wrong tokens."""
-    tokens = tokens_of(webhook_tokens, [one.name for one in plan.subscriptions])
-    return [
-        announcer(
-            plan,
-            one,
-            receiver=receiver_of(one, tokens.get(one.name)),
-            database=database,
-            registry=registry,
-            catalog_url=catalog_url,
-            clock=clock,
-        )
-        for one in plan.subscriptions
-    ]
 
 
 def announcer(

@@ -172,11 +172,6 @@ class AnnouncementPlan(Strict):
     subscriptions: list[Subscription]
 
     @classmethod
-    def none(cls) -> Self:
-        """Return a plan by which nobody is notified."""
-        return cls(version="1.0.0", subscriptions=[])
-
-    @classmethod
     def load(cls, folder: Path | None, registry: ContractRegistry) -> Self:
         """Read a folder's file, or that of this release. Raises CardError with file, line and reason."""
         path = (own_folder() if folder is None else folder) / ANNOUNCEMENTS
@@ -212,18 +207,6 @@ class AnnouncementPlan(Strict):
                         text, (*path, "filter"), source=source, observed=repr(one.filter), expected=str(error)
                     ) from None
         return plan
-
-    def __getitem__(self, name: str) -> Subscription:
-        """Return a subscription by its name. Raises CardError."""
-        found = next((one for one in self.subscriptions if one.name == name), None)
-        if found is None:
-            raise CardError(
-                "there is no such subscription",
-                observed=name,
-                expected=", ".join(one.name for one in self.subscriptions) or f"one in {ANNOUNCEMENTS}",
-                next_step="kfm announcements list",
-            )
-        return found
 
 
 def _refuse_unknown_datasets(plan: AnnouncementPlan, text: str, registry: ContractRegistry, *, source: str) -> None:

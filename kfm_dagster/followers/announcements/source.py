@@ -14,7 +14,7 @@ from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
-from kfm_dagster.followers.announcements.announcer import announcers, receiver_of
+from kfm_dagster.followers.announcements.announcer import announcer, receiver_of
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
 from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
 from kfm_dagster.followers.announcements.webhook import tokens_of
@@ -33,14 +33,18 @@ class AnnouncementSource(FollowerSource):
 
     @override
     def followers(self, context: FollowerContext) -> Sequence[Follower]:
-        return announcers(
-            self.plan,
-            database=context.database,
-            registry=self.registry,
-            catalog_url=self.settings.catalog,
-            webhook_tokens=self.settings.webhook_tokens,
-            clock=context.clock,
-        )
+        return [
+            announcer(
+                self.plan,
+                one,
+                receiver=receiver_of(one, self._tokens.get(one.name)),
+                database=context.database,
+                registry=self.registry,
+                catalog_url=self.settings.catalog,
+                clock=context.clock,
+            )
+            for one in self.plan.subscriptions
+        ]
 
     @override
     def ask(self) -> Iterator[str | KfmError]:

@@ -10,12 +10,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.item import content_sha256
 from kfm_dagster.catalog.layout import item_path
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.followers.announcements.announcer import Announcer
+from kfm_dagster.followers.announcements.announcer import Announcer, announcer, receiver_of
 from kfm_dagster.followers.announcements.event import EventWriter, OutgoingEvent
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
 from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
@@ -44,6 +46,14 @@ def subscribed(folder: Path, target: str, more: str = "") -> Path:
     text = f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}{more}}}\n'
     (folder / ANNOUNCEMENTS).write_text(text, encoding="utf-8")
     return folder
+
+
+def announcers_of(
+    plan: AnnouncementPlan, database: Database, contracts: ContractRegistry, *, token: SecretStr | None = None
+) -> list[Announcer]:
+    """The followers of a plan's subscriptions, which speak to its targets."""
+    parts: dict[str, Any] = {"database": database, "registry": contracts, "catalog_url": "catalog", "clock": Clock()}
+    return [announcer(plan, one, receiver=receiver_of(one, token), **parts) for one in plan.subscriptions]
 
 
 def item_of(contracts: ContractRegistry, envelope: Envelope | None = None, **properties: Any) -> dict[str, Any]:

@@ -15,16 +15,14 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from kfm_dagster.catalog.changes import ChangeKind, FollowError
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.followers.announcements.announcer import announcers
 from kfm_dagster.followers.announcements.aws import EventBus, SnsTopic, SqsQueue, aws_receiver
 from kfm_dagster.followers.announcements.event import OutgoingEvent
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception, requests
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
-from kfm_dagster_tests.followers.announcements.changes import change, item_of
+from kfm_dagster_tests.followers.announcements.changes import announcers_of, change, item_of
 from kfm_dagster_tests.followers.announcements.test_event import CLOUDEVENT, writer
-from kfm_dagster_tests.ledger.bench import Clock
 
 ITEMS = 23
 """More than two requests hold."""
@@ -55,9 +53,7 @@ class Mailbox:
 def announce(target: str, database: Database, contracts: ContractRegistry, *, times: int = 1) -> set[str]:
     """Tell a target of Items, so often; return their ids."""
     plan = AnnouncementPlan.parse(f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}}}\n')
-    [one] = announcers(
-        plan, database=database, registry=contracts, catalog_url="catalog", webhook_tokens=None, clock=Clock()
-    )
+    [one] = announcers_of(plan, database, contracts)
     items = [item_of(contracts, goes(number)) for number in range(ITEMS)]
     for _ in range(times):
         one.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])

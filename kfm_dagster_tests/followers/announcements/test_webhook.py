@@ -11,16 +11,14 @@ from pydantic import SecretStr
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.followers.announcements.announcer import announcers
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception
 from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
-from kfm_dagster_tests.followers.announcements.changes import TEXT, change, item_of
+from kfm_dagster_tests.followers.announcements.changes import TEXT, announcers_of, change, item_of
 from kfm_dagster_tests.followers.announcements.test_event import writer
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
-from kfm_dagster_tests.ledger.bench import Clock
 
 SECRET = "s3cr3t-word"
 SHORT_SECONDS = 0.5
@@ -48,14 +46,7 @@ def test_a_webhook_gets_events_by_the_http_binding_with_its_token(
 ) -> None:
     text = TEXT.replace("https://hooks.example.org/items", server.url("items?topic=a"))
     plan = AnnouncementPlan.parse(text)
-    [one] = announcers(
-        plan,
-        database=database,
-        registry=contracts,
-        catalog_url="catalog",
-        webhook_tokens=SecretStr(f"one={SECRET}"),
-        clock=Clock(),
-    )
+    [one] = announcers_of(plan, database, contracts, token=SecretStr(SECRET))
     items = [item_of(contracts, goes(number)) for number in range(12)]
     one.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
     assert len(server.asked) == 12
@@ -128,9 +119,7 @@ def test_a_dead_webhook_fails_its_own_subscription_and_no_other(
 ) -> None:
     text = TEXT.replace("https://hooks.example.org/items", server.url())
     plan = AnnouncementPlan.parse(text + text.splitlines()[-1].replace("one", "two").replace("items", "others"))
-    first, second = announcers(
-        plan, database=database, registry=contracts, catalog_url="catalog", webhook_tokens=None, clock=Clock()
-    )
+    first, second = announcers_of(plan, database, contracts)
     server.answers = lambda _: WebAnswer(status=503 if server.asked[-1][1] == "/items" else 200)
     changes = [change(1, item_of(contracts))]
     with pytest.raises(FollowError, match="1 of 1 events were not taken: HTTP 503"):
