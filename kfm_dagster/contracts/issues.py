@@ -132,11 +132,16 @@ class FenceIssue(StrEnum):
     """The dataset's kill switch is on; the unit is tried again when it is off."""
 
 
-INCOMPLETE_CHAIN = "incomplete_chain"
-"""Error code of an attempt that no operator failed, while a sub-status forbids its success."""
+@unique
+class ChainIssue(StrEnum):
+    """Why an attempt fails that no operator failed."""
+
+    INCOMPLETE = "incomplete_chain"
+    """A sub-status forbids the success."""
+
+
 ERROR_CODES: tuple[str, ...] = (
-    *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue,
-    INCOMPLETE_CHAIN,
+    *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue, *ChainIssue,
 )  # fmt: skip
 """Codes with which a run can end an attempt as failed."""
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import TypedDict
 
-from kfm_dagster.contracts.issues import INCOMPLETE_CHAIN, GovernanceIssue
+from kfm_dagster.contracts.issues import ChainIssue, GovernanceIssue
 from kfm_dagster.contracts.model import Backoff, DatasetContract, Retry
 
 
@@ -36,7 +36,7 @@ class LedgerCode(StrEnum):
     """A stage of the run failed for good, and what the run had done was taken back."""
     LEASE_EXPIRED = "lease_expired"
     """The claim is older than the lease."""
-    INCOMPLETE_CHAIN = INCOMPLETE_CHAIN
+    INCOMPLETE_CHAIN = ChainIssue.INCOMPLETE.value
     """No operator failed, yet a sub-status forbids the success."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """The contract grants no further attempt."""
