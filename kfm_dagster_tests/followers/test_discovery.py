@@ -59,7 +59,7 @@ def made(database: Database, contracts: ContractRegistry, root: Path, clock: Clo
     """The installed sources and their followers, with these settings."""
 
     def make(**settings: Any) -> tuple[FollowerSources, list[Any]]:
-        sources = FollowerSources.load(Settings(geoparquet=True, **settings), contracts)
+        sources = FollowerSources.load(Settings(**{"geoparquet": True, **settings}), contracts)
         context = FollowerContext(
             database=database, catalog=FolderPublisher(root), objects=ObjectStores(anonymous=True), clock=clock
         )
@@ -82,7 +82,8 @@ def test_a_follower_of_another_package_gets_every_change(
         return {path.name: path.read_text() for path in tmp_path.glob("times/goes-abi/*")}
 
     installed(tmp_path, monkeypatch, "item_times", TIMES, "ItemTimes")
-    assert {one.name for one in made()[1]} == {"geoparquet"}
+    assert [one.name for one in made()[1]] == ["geoparquet"]
+    assert made(geoparquet=False)[1] == []
     monkeypatch.setenv("ITEM_TIMES", str(tmp_path / "times"))
     [follower] = [one for one in made()[1] if one.name == "item-times"]
     items = [result.item_id for result in write("run", goes(0), goes(1), nexrad())]

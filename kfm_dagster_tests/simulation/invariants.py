@@ -427,7 +427,9 @@ class Account:
             for message in queue.values()
             if not message.body.startswith("{poison") or name != "kfm-nodd-dlq"
         ]
-        unread = [f"{batch} is unread" for (batch,) in rows(self._raw, "SELECT subject FROM outbox WHERE topic = 'lineage'")]
+        unread = [
+            f"{batch} is unread" for (batch,) in rows(self._raw, "SELECT subject FROM outbox WHERE topic = 'lineage'")
+        ]
         return units + left + unread
 
     def _check_change(

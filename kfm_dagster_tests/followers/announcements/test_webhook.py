@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import SecretStr
 
-from kfm_dagster.catalog.changes import ChangeKind, FollowError
+from kfm_dagster.catalog.changes import ChangeKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception
@@ -111,21 +111,3 @@ def test_a_receiver_that_hangs_or_is_dead_costs_bounded_time_and_says_no_credent
         found = [str(reception(contracts, one)) for one in (hanging, dead)]
     assert [text.startswith("no answer (") for text in found] == [True, True]
     assert SECRET not in "".join(found)
-
-
-@pytest.mark.clause("OPR-22")
-def test_a_dead_webhook_fails_its_own_subscription_and_no_other(
-    server: WebServer, database: Database, contracts: ContractRegistry
-) -> None:
-    text = TEXT.replace("https://hooks.example.org/items", server.url())
-    plan = AnnouncementPlan.parse(text + text.splitlines()[-1].replace("one", "two").replace("items", "others"))
-    first, second = announcers_of(plan, database, contracts)
-    server.answers = lambda _: WebAnswer(status=503 if server.asked[-1][1] == "/items" else 200)
-    changes = [change(1, item_of(contracts))]
-    with pytest.raises(FollowError, match="1 of 1 events were not taken: HTTP 503"):
-        first.follow(contracts["goes-abi"], changes)
-    second.follow(contracts["goes-abi"], changes)
-    server.answers = lambda _: WebAnswer()
-    first.follow(contracts["goes-abi"], changes)
-    bodies = [body for *_, body in server.asked]
-    assert len(set(bodies)) == 1, "one event, and each time the same bytes"

@@ -116,27 +116,6 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
         assert (api.rows(), api.ask(cursors)) == before
 
 
-def test_items_that_are_taken_back_leave_the_api_and_the_last_takes_the_collection_along(
-    catalog: Catalog, following: Following, follower: PgstacFollower, api: Api, write: Write
-) -> None:
-    write("first", goes(0), nexrad())
-    write("second", goes(0, created=1, platform="goes-1"), goes(1))
-    following.catch_up([follower])
-    assert api.item_ids() == api.catalog_ids()
-    assert {item["properties"]["platform"] for item in api.searched(collections=["goes-abi"])} == {
-        "goes-1",
-        "goes-19",
-    }
-    catalog.undo("goes-abi", "second")
-    following.catch_up([follower])
-    [left] = api.searched(collections=["goes-abi"])
-    assert left["properties"]["platform"] == "goes-19"
-    catalog.undo("goes-abi", "first")
-    following.catch_up([follower])
-    assert [row.id for row in api.ask("SELECT id FROM collections")] == ["nexrad-l2"]
-    assert api.item_ids() == api.catalog_ids()
-
-
 def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_after(
     following: Following, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
