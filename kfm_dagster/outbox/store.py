@@ -1,7 +1,7 @@
 """The durable queue (`outbox`): a row for each subject that a consumer has not got yet, from the commit that makes it.
 
 A claim owns its row by number and for a time (its lease), so workers share the rows of a topic and a dead worker's row
-is claimed again. A delivery that fails is deferred, further each time (`storage/backoff.py`).
+is claimed again. A delivery that fails is deferred, after pauses that double.
 
 Belongs here: rows, leases and deferrals. Does not belong here: what an entry holds, which is its topic's business.
 """
@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from kfm_dagster.storage.backoff import DELIVERY
 from kfm_dagster.storage.database import Database, Transaction
 
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=15), timedelta(minutes=10)
+"""Between tries: an outage of a minute costs seconds, one of a day some 150 tries."""
+MOST_DOUBLINGS = 20
+"""Beyond it every pause is the longest; a timedelta has no room for 2^40 of them."""
 ERROR_LENGTH = 500
 
 
@@ -61,7 +64,7 @@ class Outbox:
         A subject waits for `after`, a consumer that gets it first.
         """
         with self._database.snapshot() as view:
-            given = {"topic": self._topic, "consumers": sorted(consumers), "after": after, "now": self._clock()}
+            given = {"topic": self._topic, "consumers": list(consumers), "after": after, "now": self._clock()}
             return view.row(Entry, "outbox.due", given)
 
     def claim(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
@@ -93,9 +96,8 @@ class Outbox:
 
     def defer(self, entry: Entry, error: str) -> bool:
         """Have a delivery that failed made again later; False when another claim has taken over."""
-        failures = entry.failures + 1
-        until = self._clock() + DELIVERY.pause(failures)
-        return self._write(entry, until=until, failures=failures, error=error[:ERROR_LENGTH])
+        until = self._clock() + min(FIRST_PAUSE * 2 ** min(entry.failures, MOST_DOUBLINGS), LONGEST_PAUSE)
+        return self._write(entry, until=until, failures=entry.failures + 1, error=error[:ERROR_LENGTH])
 
     def done(self, tx: Transaction, entry: Entry) -> None:
         """Remove an entry that was delivered, unless another claim has taken over."""

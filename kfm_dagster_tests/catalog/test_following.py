@@ -17,7 +17,7 @@ from kfm_dagster.catalog.following import TURN, Following
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.storage.backoff import DELIVERY
+from kfm_dagster.outbox.store import FIRST_PAUSE, LONGEST_PAUSE
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
 from kfm_dagster_tests.catalog.test_undo import unit
@@ -106,7 +106,7 @@ def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
             mirror.first = fail if argument == "refused" else nothing
             mirror.last = fail if argument == "taken, then failed" else nothing
             following.catch_up([mirror])
-            clock.advance(DELIVERY.longest.total_seconds())
+            clock.advance(LONGEST_PAUSE.total_seconds())
     mirror.first = mirror.last = nothing
     following.catch_up([mirror])
     assert mirror.items == standing(root)
@@ -185,7 +185,7 @@ def test_a_follower_gets_a_change_after_those_that_it_comes_after(
     # Of two changes the one that both have.
     assert following.catch_up([later]) == len(later.taken) == 1
     earlier.first = nothing
-    clock.advance(DELIVERY.first.total_seconds())
+    clock.advance(FIRST_PAUSE.total_seconds())
     assert following.catch_up([earlier, other, later]) == 2
     assert later.items == earlier.items == other.items
     assert {place.failures for place in following.places()} == {0}
@@ -230,7 +230,7 @@ def test_a_rebuild_that_fails_is_put_off_and_goes_on_by_itself(
         following.rebuild(mirror, contracts["goes-abi"])
     assert mirror.items == {}
     mirror.first = nothing
-    clock.advance(DELIVERY.first.total_seconds())
+    clock.advance(FIRST_PAUSE.total_seconds())
     following.catch_up([mirror])
     assert mirror.items == standing(root) != {}
 

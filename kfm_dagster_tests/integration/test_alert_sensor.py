@@ -7,10 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from kfm_dagster.alerts import store
 from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.outbox import store
 from kfm_dagster.settings import Settings
-from kfm_dagster.storage.backoff import DeliveryBackoff
 from kfm_dagster_tests.alerts.recorded import STAGE, Record
 from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
 from kfm_dagster_tests.integration.face import Face
@@ -28,7 +27,7 @@ def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
     webhook_server: WebhookServer, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A clock that runs is not waited for.
-    monkeypatch.setattr(store, "BACKOFF", DeliveryBackoff(timedelta(0), timedelta(0)))
+    monkeypatch.setattr(store, "FIRST_PAUSE", timedelta(0))
     assert face.tick("nodd_alerts").skip_message == "no alert fires"
     record = Record(face.pipeline.database, at=face.pipeline.clock())
     record.gate("G7", run="r1")

@@ -15,7 +15,7 @@ from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.storage.backoff import DELIVERY
+from kfm_dagster.outbox.store import LONGEST_PAUSE
 from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration import traces
@@ -84,7 +84,7 @@ def test_a_dead_receiver_costs_no_unit(
     server.answers, clock = (lambda _: WebAnswer()), announcing.clock
     asked = len(server.asked)
     assert isinstance(clock, Clock)
-    clock.forward(DELIVERY.longest.total_seconds())
+    clock.forward(LONGEST_PAUSE.total_seconds())
     announcing.following.catch_up(announcing.followers)
     assert len({event["id"] for event in events(server)[asked:]}) == 2
     assert {(one.behind, one.last_error) for one in announcing.following.places()} == {(0, None)}

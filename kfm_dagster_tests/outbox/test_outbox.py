@@ -145,14 +145,22 @@ def test_what_fails_waits_twice_as_long_each_time(database: Database, outbox: Ou
     assert waits == [15, 30, 60, 120, 240, 480, 600, 600]
 
 
-def test_a_topic_is_its_own(database: Database, outbox: Outbox, now: Clock) -> None:
-    put(database, outbox, "a", "1")
-    other = Outbox(database, "catalog", lease=LEASE, clock=now)
-    assert other.claim(["a"]) is None
-    entry = claimed(outbox)
-    assert not other.defer(entry, "x")
-    finish(database, other, entry)
-    assert outbox.defer(entry, "x")
+def test_an_entry_is_of_its_topic_its_subject_and_its_consumer(database: Database, outbox: Outbox, now: Clock) -> None:
+    places = Outbox(database, "catalog", lease=LEASE, clock=now)
+    for consumer in ("b", "a"):
+        put(database, outbox, consumer, "2", "1")
+        assert (place := places.take(consumer, "1"))
+        assert places.take(consumer, "2")
+    entries = list(iter(lambda: outbox.claim(["b", "a"]), None))
+    assert [(entry.subject, entry.consumer) for entry in entries] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
+    finish(database, outbox, entries[0])
+    assert outbox.defer(entries[1], "down")
+    now.passes(seconds=15)
+    again = list(iter(lambda: outbox.claim(["a", "b"]), None))
+    assert [(entry.subject, entry.consumer, entry.failures) for entry in again] == [("1", "b", 1)]
+    assert places.due(["a", "b"]) is None
+    assert [outbox.renew(entry) for entry in entries] == [False, False, True, True]
+    assert places.renew(place)
 
 
 def test_a_worker_that_renews_keeps_its_entry_and_what_it_has_done(
@@ -182,6 +190,7 @@ def test_a_subject_waits_for_the_consumer_that_gets_it_first(database: Database,
     now.passes(seconds=1)
     put(database, outbox, "a", "1")
     put(database, outbox, "b", "2")
+    assert Outbox(database, "catalog", lease=LEASE, clock=now).take("a", "2")
     entry = outbox.claim(["b"], after="a")
     assert entry is not None
     assert entry.subject == "2"

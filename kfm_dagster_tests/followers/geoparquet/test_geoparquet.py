@@ -30,7 +30,7 @@ from kfm_dagster.followers.geoparquet import days, parts
 from kfm_dagster.followers.geoparquet.days import files_of, read_days
 from kfm_dagster.followers.geoparquet.follower import GeoParquet
 from kfm_dagster.followers.geoparquet.rows import to_items
-from kfm_dagster.storage.backoff import DELIVERY
+from kfm_dagster.outbox.store import LONGEST_PAUSE
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests import databases
@@ -156,7 +156,7 @@ class Deployment(RuleBasedStateMachine):
         # A process of its own each time: nothing is known but what is in the files.
         following = Following(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock)
         following.catch_up([GeoParquet(FolderPublisher(self.root))])
-        self.clock.advance(DELIVERY.longest.total_seconds())
+        self.clock.advance(LONGEST_PAUSE.total_seconds())
 
 
 Deployment.TestCase.settings = settings(max_examples=40, stateful_step_count=15)

@@ -20,7 +20,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiSession, StacApiTransaction
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
-from kfm_dagster.storage.backoff import DELIVERY
+from kfm_dagster.outbox.store import LONGEST_PAUSE
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.test_undo import unit
 from kfm_dagster_tests.followers.stac_api.api import Api
@@ -103,7 +103,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
         elif operation == "follow":
             recording.how = argument
             following.catch_up([recording], within=60)
-            clock.advance(DELIVERY.longest.total_seconds())
+            clock.advance(LONGEST_PAUSE.total_seconds())
     recording.how = "well"
     following.catch_up([recording], within=60)
     assert api.item_ids() == api.catalog_ids()
@@ -245,7 +245,7 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
     [place] = following.places()
     assert "kfm stac rebuild --collection goes-abi" in str(place.last_error)
     assert len(api.item_ids()) == 1
-    clock.advance(DELIVERY.longest.total_seconds())
+    clock.advance(LONGEST_PAUSE.total_seconds())
     following.rebuild(follower, contracts["goes-abi"])
     assert api.item_ids() == api.catalog_ids()
 
@@ -274,7 +274,7 @@ def test_a_dead_api_costs_nothing_but_a_later_try(
     assert (place.behind, place.failures) == (1, 1)
     assert "127.0.0.1" in str(place.last_error)
     assert secret not in str(place.last_error)
-    clock.advance(DELIVERY.longest.total_seconds())
+    clock.advance(LONGEST_PAUSE.total_seconds())
     assert following.catch_up([follower]) == 1
     assert api.item_ids() == api.catalog_ids()
 
