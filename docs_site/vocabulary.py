@@ -58,11 +58,12 @@ def _by_room() -> dict[str, list[Words]]:
 
 
 def _values(enum: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Each member's value, with the text beneath it."""
+    """Each member's value, with its meaning: the tuple's second text, or the text beneath."""
     for node, after in zip(enum.body, [*enum.body[1:], None], strict=True):
         if isinstance(node, ast.Assign):
-            value = node.value.value if isinstance(node.value, ast.Constant) else ast.unparse(node.value)
-            meaning = ""
+            value, meaning = node.value, ""
+            if isinstance(value, ast.Tuple):
+                value, meaning = value.elts[0], ast.literal_eval(value.elts[1])
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 meaning = str(after.value.value)
-            yield str(value), meaning
+            yield str(value.value) if isinstance(value, ast.Constant) else ast.unparse(value), meaning

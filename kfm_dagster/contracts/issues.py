@@ -141,7 +141,8 @@ class ChainIssue(StrEnum):
 
 
 ERROR_CODES: tuple[str, ...] = (
-    *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue, *ChainIssue,
+    *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue,
+    *ChainIssue,
 )  # fmt: skip
 """Codes with which a run can end an attempt as failed."""
 
