@@ -62,8 +62,8 @@ def _values(enum: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for node, after in zip(enum.body, [*enum.body[1:], None], strict=True):
         if isinstance(node, ast.Assign):
             value, meaning = node.value, ""
-            if isinstance(value, ast.Tuple):
-                value, meaning = value.elts[0], ast.literal_eval(value.elts[1])
+            if isinstance(node.value, ast.Tuple):
+                value, meaning = node.value.elts[0], ast.literal_eval(node.value.elts[1])
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 meaning = str(after.value.value)
             yield str(value.value) if isinstance(value, ast.Constant) else ast.unparse(value), meaning
