@@ -8,13 +8,12 @@ the guards, which are the database's (`sql/schema`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.alerts.plan import AlertRule, Level
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.outbox import Entry, Outbox
@@ -103,7 +102,10 @@ class Listener:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """One alert. `observed`: events within the rule's window; `place`: stage or source of the newest of them."""
+    """One alert. `observed`: events within the rule's window; `place`: stage or source of the newest of them.
+
+    No second alert is open under its `key`; receivers may drop repetitions by it.
+    """
 
     alert_id: int
     rule: AlertRule
@@ -124,18 +126,7 @@ class Alert:
     acknowledged_why: str | None
     resolved_at: datetime | None
     undelivered: int
-
-    @property
-    def key(self) -> str:
-        """Under which no second alert is open; receivers may drop what they have by it."""
-        return f"{self.rule}/{self.subject}"
-
-    def row(self) -> dict[str, Any]:
-        """Return the published form."""
-        values = {
-            name: rfc3339(value) if isinstance(value, datetime) else value for name, value in asdict(self).items()
-        }
-        return {**values, "key": self.key}
+    key: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

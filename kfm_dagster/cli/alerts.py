@@ -21,6 +21,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
+from kfm_dagster.views.view import json_row
 
 COLUMNS = ("alert_id", "level", "state", "rule", "subject", "opened_at", "observed", "last_event_at", "undelivered")
 TRIED = ("channel", "service", "answer")
@@ -48,7 +49,7 @@ def list_(*, days: int | None, as_json: bool) -> None:
     if not found and not as_json:
         click.echo("no alert fires")
         return
-    show_rows((alert.row() for alert in found), COLUMNS, as_json=as_json)
+    show_rows(map(json_row, found), COLUMNS, as_json=as_json)
 
 
 @alerts.command()
@@ -68,7 +69,7 @@ def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None
         decision = Decision(actor=actor_of(pipeline.settings, actor), reason=reason)
         taken = AlertStore(pipeline.database, clock=pipeline.clock).acknowledge(alert_id, decision)
     click.echo(
-        json.dumps(taken.row()) if as_json else f"{taken.alert_id}: {taken.key} is {taken.acknowledged_by}'s now"
+        json.dumps(json_row(taken)) if as_json else f"{taken.alert_id}: {taken.key} is {taken.acknowledged_by}'s now"
     )
 
 

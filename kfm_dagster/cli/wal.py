@@ -15,13 +15,13 @@ from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.explanations.unit_history import unit_history
-from kfm_dagster.exports.json_rows import json_row
-from kfm_dagster.exports.rejection_search import rejected_message
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
 from kfm_dagster.ledger.rejections import RejectionFilter
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import IgnoreReason
 from kfm_dagster.settings import Settings
+from kfm_dagster.views.rejections import rejected_message
+from kfm_dagster.views.view import json_row
 
 LIST_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri")
 HISTORY_COLUMNS = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
@@ -175,5 +175,5 @@ def rejected(*, reason: str | None, message_id: str | None, body: bool, limit: i
         if body and message_id is not None:
             click.echo(rejected_message(pipeline, whole_rejected_message_id(pipeline.database, message_id)))
             return
-        found = pipeline.deliveries.rejected(RejectionFilter(reason_code=reason, message_id=message_id), limit=limit)
+        found = pipeline.deliveries.rejected(RejectionFilter(reason=reason, message=message_id), limit=limit)
     show_rows(map(json_row, found), REJECTED_COLUMNS, as_json=as_json)

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from kfm_dagster.console.answers import record_of
 from kfm_dagster.console.asking import given, whole_number
+from kfm_dagster.console.operations import record_of
 from kfm_dagster.console.pages import Pages, parameters, row_id
 from kfm_dagster.console.session import came_from, own_path
 from kfm_dagster.contracts.envelope import WalId
@@ -113,7 +113,7 @@ def _of_units(pages: Pages) -> list[Route]:
             version = whole_number("version", form.fields.get("version", ""))
             wal_id = str(request.path_params["wal_id"])
             with pages.writing.database.transaction() as tx:
-                record = record_of(pages.writing, wal_id, tx=tx)
+                record = record_of(pages.writing.ledger, wal_id, tx=tx)
                 path = take(pages.writing, record, version, form.decision, tx)
             return see(path or f"/units/{wal_id}")
 

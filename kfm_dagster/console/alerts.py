@@ -16,10 +16,9 @@ from kfm_dagster.alerts.message import look_of
 from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.console.actions import decided, see
-from kfm_dagster.console.answers import alert_page
-from kfm_dagster.console.asking import given
-from kfm_dagster.console.openapi import MOST_DAYS
-from kfm_dagster.console.pages import PAGE, Pages, parameters, row_id, with_query
+from kfm_dagster.console.pages import PAGE, Pages, filter_of, row_id, with_query
+from kfm_dagster.contracts.filters import MOST_DAYS
+from kfm_dagster.views.alerts import ALERTS, AlertFilter
 
 
 def routes(pages: Pages) -> list[Route]:
@@ -27,17 +26,17 @@ def routes(pages: Pages) -> list[Route]:
     pipeline = pages.pipeline
 
     def alerts(request: Request) -> Response:
-        values = given(parameters(request), known=("rule", "days", "after"))
-        found = alert_page(pipeline, values, limit=PAGE)
+        wanted, after = filter_of(request, AlertFilter)
+        found = ALERTS.query(pipeline, wanted, after, PAGE)
         return pages.page(
             request,
             "alerts.html",
             alerts=[(alert, alert.rule.meaning, look_of(alert)) for alert in found.rows],
             rules=[*AlertRule],
-            rule=values.get("rule"),
-            days=values.get("days") or "",
+            rule=wanted.rule,
+            days=wanted.days or "",
             most_days=MOST_DAYS,
-            first_link=with_query(request, after=None) if values.get("after") else None,
+            first_link=with_query(request, after=None) if after else None,
             next_link=with_query(request, after=found.after) if found.after else None,
         )
 

@@ -1,7 +1,7 @@
-"""The JSON API below /api/v1: units, failures, gaps, datasets, status, and its OpenAPI document. Only reads.
+"""The JSON API below /api/v1 over HTTP. Only reads.
 
 Every answer is bounded, and every refusal is a problem document (RFC 9457). Belongs here: reading a request and
-writing the answer. Does not belong here: what is answered (`answers.py`), what clients are said of it (`openapi.py`).
+writing the answer. Does not belong here: what is answered, and its OpenAPI document (`operations.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from kfm_dagster.console import answers
 from kfm_dagster.console.asking import given
-from kfm_dagster.console.openapi import BASE, JSON, OPERATIONS, document
+from kfm_dagster.console.operations import JSON, PATHS
 from kfm_dagster.console.refusals import REFUSALS, refusal
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.views.view import BASE
 
 
 def routes(pipeline: Pipeline) -> list[BaseRoute]:
@@ -29,13 +29,13 @@ def routes(pipeline: Pipeline) -> list[BaseRoute]:
 
     def endpoint(path: str) -> Callable[[Request], Response]:
         def answered(request: Request) -> Response:
-            found = _ANSWERS[path](pipeline, _given(request, path) | request.path_params)
-            return Response(json.dumps(found), media_type=JSON)
+            answer = PATHS[path].answer(pipeline, _given(request, path) | request.path_params)
+            return Response(json.dumps(answer), media_type=JSON)
 
         return answered
 
     api = Starlette(
-        routes=[Route(path, endpoint(path), methods=["GET"]) for path in _ANSWERS],
+        routes=[Route(path, endpoint(path), methods=["GET"]) for path in PATHS],
         exception_handlers={**dict.fromkeys(REFUSALS, _refused), HTTPException: _no_such},
     )
     api.router.redirect_slashes = False
@@ -45,22 +45,9 @@ def routes(pipeline: Pipeline) -> list[BaseRoute]:
     return [mount]
 
 
-_ANSWERS: Mapping[str, answers.Answer] = {
-    "/units": answers.units,
-    "/units/{wal_id}": answers.unit,
-    "/failures": answers.failures,
-    "/gaps": answers.gaps,
-    "/rejections": answers.rejections,
-    "/alerts": answers.alerts,
-    "/datasets": answers.datasets,
-    "/status": answers.status,
-    "/openapi.json": lambda *_: document(),
-}
-
-
 def _given(request: Request, path: str) -> dict[str, str]:
     """Return the parameters with a value. Raises BadRequestError for one that is unknown, or given twice."""
-    known = [parameter["name"] for parameter in OPERATIONS[path].parameters if parameter["in"] == "query"]
+    known = [name for name in PATHS[path].parameters if f"{{{name}}}" not in path]
     found = given(request.query_params.multi_items(), known=known)
     return {name: value for name, value in found.items() if value}
 

@@ -21,9 +21,8 @@ from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
 from kfm_dagster.console.pages import Pages, parameters
 from kfm_dagster.contracts.cadence import floor_hour
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.views.units import failure_groups
+from kfm_dagster.views.units import FailureFilter, failure_groups
 
 HOURS = 48
 """Two days: the hour in which something began, beside the same hour of the day before."""
@@ -58,7 +57,7 @@ def routes(pages: Pages) -> list[Route]:
             hours=HOURS,
             throughput=Markup(bar_chart("Units that ended", hours, settled)),  # noqa: S704, its own numbers
             latency=Markup(line_chart("From discovery to success", hours, lines)),  # noqa: S704, its own numbers
-            groups=failure_groups(pipeline, UnitFilter(dataset=contract.id)),
+            groups=failure_groups(pipeline, FailureFilter(dataset=contract.id)),
         )
 
     return [Route("/datasets/{dataset}", dataset, methods=["GET"])]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import jinja2
@@ -24,10 +24,12 @@ from starlette.routing import Route
 
 from kfm_dagster.console.asking import BadRequestError, whole_number
 from kfm_dagster.console.session import Sessions
+from kfm_dagster.contracts.filters import Filter
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment
+from kfm_dagster.views.view import Paging
 
 LIVE_SECONDS = 15
 """From one look to the next of a live view; a page costs some hundredths of a second."""
@@ -48,6 +50,7 @@ STATIC: Mapping[str, str] = {"console.css": "text/css", "icon.svg": "image/svg+x
 _LIVE = "live"
 
 
+F = TypeVar("F", bound=Filter)
 Answer = Callable[[Request, Mapping[str, str]], Response]
 """What a form leads to, by its fields."""
 
@@ -114,6 +117,15 @@ def parameters(request: Request) -> list[tuple[str, str]]:
     if any(value != "1" for name, value in found if name == _LIVE):
         raise BadRequestError(observed=f"{_LIVE}={request.query_params[_LIVE][:40]!r}", expected=f"{_LIVE}=1 or none")
     return [(name, value) for name, value in found if name != _LIVE]
+
+
+def filter_of(request: Request, kind: type[F]) -> tuple[F, str | None]:
+    """Return the filter of a page of a list, and where the page begins. Raises BadFilterError, BadRequestError."""
+    pairs = parameters(request)
+    return (
+        kind.of_query((name, value) for name, value in pairs if name != "after"),
+        Paging.of_query((name, value) for name, value in pairs if name == "after").after,
+    )
 
 
 def row_id(request: Request, name: str) -> int:

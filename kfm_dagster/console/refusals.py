@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
 from kfm_dagster.alerts.store import UnknownAlertError
-from kfm_dagster.console.answers import UnknownUnitError
 from kfm_dagster.console.asking import BadRequestError, NotAcceptableError
+from kfm_dagster.console.operations import UnknownUnitError
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import (
     ContractError,
@@ -22,9 +22,9 @@ from kfm_dagster.errors import (
     KfmError,
 )
 from kfm_dagster.exports.explanations.explanation import UnknownRunError
-from kfm_dagster.exports.rejection_search import UnknownMessageError
 from kfm_dagster.governance.log import UnattributedDecisionError
 from kfm_dagster.recovery.replay.runs import UnknownReplayError
+from kfm_dagster.views.rejections import UnknownMessageError
 
 REFUSALS: tuple[type[Exception], ...] = (KfmError, DBAPIError, NoConnectionFreeError)
 """Errors that have a line for the client; every connection may be in use for too long."""

@@ -1,6 +1,6 @@
 """What came and could not be taken in: pages of rejections, and each message as it came. Only reads.
 
-Belongs here: those pages. Does not belong here: finding rejections (`exports/rejection_search.py`), what becomes of
+Belongs here: those pages. Does not belong here: finding rejections (`views/rejections.py`), what becomes of
 their messages (`kfm dlq`).
 """
 
@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kfm_dagster.console.asking import given
-from kfm_dagster.console.pages import PAGE, Pages, parameters, with_query
+from kfm_dagster.console.pages import PAGE, Pages, filter_of, parameters, with_query
 from kfm_dagster.contracts.issues import ParseIssue
-from kfm_dagster.exports.rejection_search import rejected_message, rejection_filter, search_rejections
 from kfm_dagster.ledger.rejections import RejectionFilter
+from kfm_dagster.views.rejections import rejected_message, rejections
 
 MOST_SHOWN = 65_536
 """Characters of a message on its page: one that SQS carries may have sixteen times as many."""
@@ -29,10 +29,8 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
     pipeline = pages.pipeline
 
     def rejected(request: Request) -> Response:
-        values = given(parameters(request), known=("reason", "message", "after"))
-        wanted = rejection_filter(values)
-        after = values.get("after") or None
-        found = search_rejections(pipeline, wanted, after=after, limit=PAGE)
+        wanted, after = filter_of(request, RejectionFilter)
+        found = rejections(pipeline, wanted, after, PAGE)
         return pages.page(
             request,
             "rejected.html",
@@ -48,7 +46,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         given(parameters(request), known=())
         message_id = str(request.path_params["message_id"])
         body = rejected_message(pipeline, message_id)
-        rows = pipeline.deliveries.rejected(RejectionFilter(message_id=message_id), limit=MOST_RECORDS)
+        rows = pipeline.deliveries.rejected(RejectionFilter(message=message_id), limit=MOST_RECORDS)
         return pages.page(
             request,
             "message.html",

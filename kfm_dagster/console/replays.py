@@ -141,7 +141,7 @@ def named_units(pipeline: Pipeline, wanted: UnitFilter) -> list[str]:
     wal_ids: list[str] = []
     after: str | None = None
     for _ in range(MOST_PAGES):
-        page = search_units(pipeline, wanted, after=after, limit=PAGE)
+        page = search_units(pipeline, wanted, after, PAGE)
         wal_ids += [row["wal_id"] for row in page.rows]
         after = page.after
         if after is None or len(wal_ids) > MOST_NAMED:

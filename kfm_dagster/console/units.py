@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.console import answers
+from kfm_dagster.console import operations
 from kfm_dagster.console.asking import given
-from kfm_dagster.console.pages import PAGE, Pages, parameters, with_query
+from kfm_dagster.console.pages import PAGE, Pages, filter_of, parameters, with_query
 from kfm_dagster.contracts.repairs import REPAIRS
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.exports.explanations.unit_history import unit_history
@@ -25,9 +25,7 @@ from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import OPERATORS, UnitFilter
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.views.units import count_units, failure_groups, search_units
-
-_AFTER = "after"
+from kfm_dagster.views.units import FailureFilter, count_units, failure_groups, search_units
 
 
 def routes(pages: Pages) -> list[Route]:
@@ -35,10 +33,8 @@ def routes(pages: Pages) -> list[Route]:
     pipeline = pages.pipeline
 
     def units(request: Request) -> Response:
-        pairs = parameters(request)
-        wanted = UnitFilter.of_query([(name, value) for name, value in pairs if name != _AFTER])
-        after = request.query_params.get(_AFTER)
-        found = search_units(pipeline, wanted, after=after, limit=PAGE)
+        wanted, after = filter_of(request, UnitFilter)
+        found = search_units(pipeline, wanted, after, PAGE)
         return pages.page(
             request,
             "units.html",
@@ -55,18 +51,19 @@ def routes(pages: Pages) -> list[Route]:
 
     def failures(request: Request) -> Response:
         dataset = given(parameters(request), known=("dataset",)).get("dataset") or None
-        groups = failure_groups(pipeline, UnitFilter(dataset=dataset))
+        groups = failure_groups(pipeline, FailureFilter(dataset=dataset))
         return pages.page(
             request, "failures.html", groups=groups, dataset=dataset, datasets=sorted(pipeline.registry.contracts)
         )
 
     def unit(request: Request) -> Response:
         given(parameters(request), known=())
-        record = answers.record_of(pipeline, str(request.path_params["wal_id"]))
+        with pipeline.database.snapshot() as view:
+            record = operations.record_of(pipeline.ledger, str(request.path_params["wal_id"]), tx=view)
         return pages.page(request, "unit.html", **history(pipeline, record))
 
     def item(request: Request) -> Response:
-        found = answers.item(pipeline, {"wal_id": str(request.path_params["wal_id"])})
+        found = operations.item(pipeline, {"wal_id": str(request.path_params["wal_id"])})
         return Response(json.dumps(found), media_type="application/geo+json")
 
     return [

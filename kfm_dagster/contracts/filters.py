@@ -5,6 +5,7 @@ Belongs here: what all filters have in common. Does not belong here: which filte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
@@ -33,6 +34,24 @@ def _moment(value: datetime | str) -> datetime:
 _DAY_OR_MOMENT = "a day or a moment of RFC 3339, such as 2025-12-03 or 2025-12-03T06:00:00Z"
 Moment = Annotated[datetime, BeforeValidator(_moment), WithJsonSchema({"type": "string", EXPECTED: _DAY_OR_MOMENT})]
 """A moment, or the beginning of a day, in UTC unless it names another zone."""
+
+
+def _digits(value: int | str) -> int | str:
+    # No more digits than a number in the database has: Python reads any script's, and thousands of them.
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,9}", value):
+        raise ValueError(value)
+    return value
+
+
+def _flag(value: object) -> object:
+    if value not in {True, False, "true", "false"}:
+        raise ValueError(value)
+    return value
+
+
+MOST_DAYS = 366
+Days = Annotated[int, Field(ge=1, le=MOST_DAYS), BeforeValidator(_digits)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 DatasetId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$", json_schema_extra={EXPECTED: "the id of a dataset"})]
 
 
@@ -64,9 +83,7 @@ class Filter(BaseModel):
     def query(self) -> list[tuple[str, str]]:
         """Return the pairs that `of_query` reads."""
         values = [(name, getattr(self, name)) for name in type(self).model_fields]
-        return [
-            (name, rfc3339(value) if isinstance(value, datetime) else str(value)) for name, value in values if value
-        ]
+        return [(name, _text(value)) for name, value in values if value]
 
     @classmethod
     def parameters(cls) -> dict[str, dict[str, Any]]:
@@ -80,8 +97,14 @@ def _parameter(schema: dict[str, Any], enums: dict[str, Any]) -> dict[str, Any]:
     """Return a field's schema without null, and with the values of its enum."""
     flat = {**schema, **schema.get("anyOf", [{}])[0]}
     flat = {**flat, **enums.get(flat.pop("$ref", "").rpartition("/")[2], {})}
-    kept = {name: value for name, value in flat.items() if name not in {"anyOf", "title"} and value is not None}
+    kept = {name: value for name, value in flat.items() if name not in {"anyOf", "$ref", "title"} and value is not None}
     return kept | {"description": schema["description"]}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    return "true" if value is True else str(value)
 
 
 def _words(schema: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from kfm_dagster.alerts.store import AlertState, AlertStore
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.followers.announcements.announcer import follower_name
@@ -25,11 +27,12 @@ from kfm_dagster.ledger.reports import FailingUnits, PendingUnits
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import BACKEND, FILES, Waiting, backlog
 from kfm_dagster.plural import counted
+from kfm_dagster.views.feeds import GAP_DAYS
 
 LATE = timedelta(minutes=15)
 """Units that have waited longer, of a dataset that no run works on, wait in vain: a tick takes seconds, a run a minute
 or two."""
-GAPS_SINCE = timedelta(days=3)
+GAPS_SINCE = timedelta(days=GAP_DAYS)
 """As `kfm gaps` looks back unless it is asked for more."""
 REJECTED_SINCE = timedelta(days=1)
 MOST_REJECTED = 1_000
@@ -45,6 +48,15 @@ class Urgency(StrEnum):
     """It goes on by itself, or somebody has decided it so."""
 
 
+class MatterRow(TypedDict):
+    """The published form of a matter."""
+
+    urgency: Urgency
+    what: str
+    since: str | None
+    next_step: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matter:
     """One thing to act on, or to know of: `next_step` is a command, `path` the console's page of it."""
@@ -55,14 +67,10 @@ class Matter:
     next_step: str
     path: str | None = None
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> MatterRow:
         """Return the published form."""
-        return {
-            "urgency": self.urgency.value,
-            "what": self.what,
-            "since": None if self.since is None else rfc3339(self.since, timespec="seconds"),
-            "next_step": self.next_step,
-        }
+        since = None if self.since is None else rfc3339(self.since, timespec="seconds")
+        return {"urgency": self.urgency, "what": self.what, "since": since, "next_step": self.next_step}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

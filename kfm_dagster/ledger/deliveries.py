@@ -230,7 +230,7 @@ class Deliveries:
         self, wanted: RejectionFilter = ANY_REJECTION, *, after: RejectionPlace | None = None, limit: int = 100
     ) -> list[KeptRejection]:
         """Return what was rejected, the newest first; the last of a page as `after` gives the next one."""
-        given = {"reason_code": wanted.reason_code, "message_id": wanted.message_id, **place_after(after)}
+        given = {"reason_code": wanted.reason, "message_id": wanted.message, **place_after(after)}
         with self._database.snapshot() as view:
             return view.rows(KeptRejection, "deliveries.rejected", given, limit=limit)
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from kfm_dagster.contracts.filters import EXPECTED, Filter
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.ledger.search import END_OF_TIME
 from kfm_dagster.redaction import redact
@@ -21,6 +24,12 @@ MAX_BODY = 1024 * 1024
 """Characters of a body that are kept: SQS carries 1 MiB. The landed batch holds all of it."""
 MAX_URI = 1400
 """Characters of an object's URI: a key has 1,024 bytes at most, a bucket's name 255, and a scheme stands before."""
+
+
+MESSAGE_ID = r"[!-~]{1,100}"
+_Message = Annotated[
+    str, Field(pattern=f"^{MESSAGE_ID}$", json_schema_extra={EXPECTED: "the beginning of a message's id"})
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +67,11 @@ class KeptRejection(RejectionPlace):
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RejectionFilter:
-    """Which rejections are meant; None is any. `message_id` is the beginning of one, and means no object."""
+class RejectionFilter(Filter):
+    """Rejections; with `message` none of an object."""
 
-    reason_code: str | None = None
-    message_id: str | None = None
+    reason: ParseIssue | None = Field(None, description="Only for this reason.")
+    message: _Message | None = Field(None, description="Only of the SQS message whose id begins so.")
 
 
 ANY_REJECTION = RejectionFilter()

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from sqlalchemy import RowMapping
 
 from kfm_dagster.contracts.envelope import CheckStatus
-from kfm_dagster.contracts.filters import EXPECTED, BadFilterError, DatasetId, Filter, Moment
+from kfm_dagster.contracts.filters import EXPECTED, BadFilterError, DatasetId, Filter, Flag, Moment
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
@@ -61,7 +61,7 @@ class UnitFilter(Filter):
     )
     until: Moment | None = Field(None, description="Only of events before then.")
     partition: _Day | None = Field(None, description="Only of this day, YYYY-MM-DD.")
-    suspect: bool = Field(default=False, description="Only with suspect integrity or metadata; kfm wal show says why.")
+    suspect: Flag = Field(default=False, description="Only with suspect integrity or metadata; kfm wal show says why.")
 
     @model_validator(mode="after")
     def _can_match(self) -> Self:

@@ -13,18 +13,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kfm_dagster.contracts.filters import BadFilterError
+from pydantic import Field, create_model
+
+from kfm_dagster.contracts.filters import BadFilterError, Moment
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import (
     MOST_FAILURES,
     Budget,
+    Operator,
     Position,
     UnitFilter,
     failures,
     index_ranges,
     walk,
 )
-from kfm_dagster.views.view import MOST_OF_A_PAGE, PAGE, Page, Parts
+from kfm_dagster.views.view import OfDataset, Page, Parts, View, require_contract
 
 MOST_EXAMINED = 10_000
 """Rows that a page or a count may examine: about 0.1 s, because the text of each is read from its table."""
@@ -41,6 +45,12 @@ UNIT_COLUMNS = (
 )
 """Fields of a unit in lists: those of its record, and the operator at which it failed."""
 _CURSOR = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+
+
+class FailureFilter(OfDataset):
+    """Failed and quarantined units of a dataset since a time."""
+
+    since: Moment | None = Field(None, description=UnitFilter.model_fields["since"].description)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,22 +71,20 @@ class FailureGroup:
 
     code: str
     dataset: str
-    operator: str | None
+    operator: Operator | None
     units: int
     first_seen: datetime
     last_seen: datetime
     exact: bool
 
 
-def search_units(parts: Parts, wanted: UnitFilter, *, after: str | None = None, limit: int = PAGE) -> Page:
+def search_units(parts: Parts, wanted: UnitFilter, after: str | None, limit: int) -> Page:
     """Return units as mappings of UNIT_COLUMNS, the newest event first; `after` of a page gives the next one.
 
-    Raises BadFilterError for a wrong `after` or `limit`, and KfmError for an unknown dataset.
+    Raises BadFilterError for a wrong `after`, and KfmError for an unknown dataset.
     """
-    if not 1 <= limit <= MOST_OF_A_PAGE:
-        raise BadFilterError(observed=f"limit {limit}", expected=f"1 to {MOST_OF_A_PAGE}")
     before = None if after is None else _position(after)
-    _require_contract(parts, wanted)
+    require_contract(parts, wanted.dataset)
     rows: list[Mapping[str, Any]] = []
     last: Position | None = None
     with parts.database.snapshot() as view:
@@ -93,7 +101,7 @@ def search_units(parts: Parts, wanted: UnitFilter, *, after: str | None = None, 
 
 def count_units(parts: Parts, wanted: UnitFilter) -> UnitCount:
     """Return how many units match, counted up to MOST_COUNTED. Raises KfmError for an unknown dataset."""
-    _require_contract(parts, wanted)
+    require_contract(parts, wanted.dataset)
     left = MOST_EXAMINED if wanted.text or wanted.operator or wanted.suspect else MOST_COUNTED
     units = 0
     with parts.database.snapshot() as view:
@@ -107,20 +115,21 @@ def count_units(parts: Parts, wanted: UnitFilter) -> UnitCount:
     return UnitCount(units=units, exact=True)
 
 
-def failure_groups(parts: Parts, wanted: UnitFilter) -> list[FailureGroup]:
+def failure_groups(parts: Parts, wanted: FailureFilter) -> list[FailureGroup]:
     """Return the groups of a dataset's failed and quarantined units since a time, most units first.
 
     Raises KfmError for an unknown dataset.
     """
-    _require_contract(parts, wanted)
+    require_contract(parts, wanted.dataset)
     groups = []
     with parts.database.snapshot() as view:
-        pairs = list(failures(view, wanted))
+        units = UnitFilter(**wanted.model_dump())
+        pairs = list(failures(view, units))
         left = MOST_ADDED_UP
         for number, pair in enumerate(pairs):
             # What a pair leaves the others may have.
             share = max(left // (len(pairs) - number), MOST_ADDED_UP // MOST_FAILURES)
-            rows = view.run("units.failure_groups", wanted.conditions() | pair, limit=share + 1).all()
+            rows = view.run("units.failure_groups", units.conditions() | pair, limit=share + 1).all()
             examined = sum(row.units for row in rows)
             left -= examined
             groups += [
@@ -138,11 +147,6 @@ def failure_groups(parts: Parts, wanted: UnitFilter) -> list[FailureGroup]:
     return sorted(groups, key=lambda group: (-group.units, group.code, group.dataset, group.operator or ""))
 
 
-def _require_contract(parts: Parts, wanted: UnitFilter) -> None:
-    if wanted.dataset is not None:
-        _ = parts.registry[wanted.dataset]
-
-
 def _position(after: str) -> Position:
     match = _CURSOR.fullmatch(after)
     try:
@@ -155,3 +159,30 @@ def _position(after: str) -> Position:
 
 def _cursor(position: Position) -> str:
     return f"{rfc3339(position[0])}_{position[1]}"
+
+
+_OPERATOR = Field(description="Operator at which the unit left the chain; null where it did not, or none complained.")
+_FIELDS: dict[str, Any] = {
+    **{name: (field.annotation, field) for name, field in NoddWalRecord.model_fields.items()},
+    "operator": (Operator | None, _OPERATOR),
+}
+UNITS = View(
+    name="units",
+    operation="searchUnits",
+    tool="search_units",
+    summary="Search units, the newest event first. A page may be short, and have a next all the same.",
+    filter=UnitFilter,
+    row=create_model("Unit", **{name: _FIELDS[name] for name in UNIT_COLUMNS}),
+    query=search_units,
+    columns=("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri"),
+    end="next",
+)
+FAILURES = View(
+    name="failures",
+    operation="listFailures",
+    tool="failures",
+    summary="Failed and quarantined units by error code, dataset and operator, most units first.",
+    filter=FailureFilter,
+    row=FailureGroup,
+    query=lambda parts, wanted, _, __: Page(rows=failure_groups(parts, wanted)),
+)

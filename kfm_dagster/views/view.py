@@ -5,17 +5,22 @@ Belongs here: what all views have in common. Does not belong here: the views (th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+from urllib.parse import urlencode
 
+from pydantic import Field
+
+from kfm_dagster.contracts.filters import DatasetId, Filter
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.storage.database import Database
 
+BASE = "/api/v1"
 PAGE = 100
 MOST_OF_A_PAGE = 1_000
-MOST_DAYS = 366
 
 
 class Parts(Protocol):
@@ -40,3 +45,65 @@ class Page:
 
     rows: Sequence[Any]
     after: str | None = None
+
+
+class Paging(Filter):
+    """Which page of a list."""
+
+    limit: int = Field(PAGE, ge=1, le=MOST_OF_A_PAGE, description="At most so many.")
+    after: str | None = Field(None, description="Where the page before ended; `next` has it.")
+
+
+class OfDataset(Filter):
+    """Rows of one dataset, or of all."""
+
+    dataset: DatasetId | None = Field(None, description="Only of this dataset.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """A list: `name` is its path and key in answers, `query` takes a filter, where to begin and how many rows.
+
+    `end` is the answer's member after the rows: the address of the next page, or whether these are all. `columns` are
+    those of a terminal's table, `tool` and `operation` the names for assistants and clients.
+    """
+
+    name: str
+    operation: str
+    tool: str
+    summary: str
+    filter: type[Filter]
+    row: type[Any]
+    query: Callable[[Parts, Any, str | None, int], Page]
+    columns: Sequence[str] = ()
+    end: Literal["next", "complete"] | None = None
+
+    def answer(self, parts: Parts, given: Mapping[str, str]) -> dict[str, Any]:
+        """Return a page as JSON values. Raises BadFilterError, and KfmError for an unknown dataset."""
+        of_page = {name: value for name, value in given.items() if self.end == "next" and name in Paging.model_fields}
+        wanted = self.filter.of_query((name, value) for name, value in given.items() if name not in of_page)
+        paging = Paging.of_query(of_page.items())
+        page = self.query(parts, wanted, paging.after, paging.limit if self.end == "next" else MOST_OF_A_PAGE)
+        answer: dict[str, Any] = {self.name: [json_row(row) for row in page.rows]}
+        if self.end == "complete":
+            answer["complete"] = page.after is None
+        if self.end == "next":
+            query = urlencode([*wanted.query(), ("limit", paging.limit), ("after", page.after or "")])
+            answer["next"] = f"{BASE}/{self.name}?{query}" if page.after else None
+        return answer
+
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """Return the JSON Schema of each parameter, by name."""
+        return self.filter.parameters() | (Paging.parameters() if self.end == "next" else {})
+
+
+def require_contract(parts: Parts, dataset: str | None) -> None:
+    """Raise ContractError for a dataset without a contract."""
+    if dataset is not None:
+        _ = parts.registry[dataset]
+
+
+def json_row(row: Mapping[str, Any] | Any) -> dict[str, Any]:
+    """Return a mapping or a dataclass with JSON values: times as texts of RFC 3339."""
+    values: Mapping[str, Any] = row if isinstance(row, Mapping) else asdict(row)
+    return {name: rfc3339(value) if isinstance(value, datetime) else value for name, value in values.items()}

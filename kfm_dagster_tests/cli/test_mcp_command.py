@@ -15,7 +15,10 @@ from kfm_dagster.settings import Settings
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
 
 SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
-TOOLS = {"search_units", "explain_unit", "item", "deployment_status", "failures", "gaps"}
+TOOLS = {
+    *("search_units", "explain_unit", "item", "deployment_status", "failures", "gaps"),
+    *("rejections", "alerts", "datasets"),
+}
 
 
 def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, NoddWalRecord], tmp_path: Path) -> None:
@@ -41,7 +44,7 @@ def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, Nodd
                 "item": {"wal_id": failed.wal_id},
                 "deployment_status": {},
                 "failures": {"dataset": "nexrad-l2"},
-                "gaps": {"days": 2},
+                "gaps": {"days": 2, "closed": True},
             }.items():
                 found[name] = await client.call_tool(name, arguments)
             return found
@@ -67,6 +70,8 @@ def test_what_is_wrong_is_one_line_for_the_assistant(ledger: dict[str, NoddWalRe
     wrong = {
         ("search_units", "status", "lost"): "observed status='lost'; expected pending or",
         ("search_units", "limit", 1_000): "less than or equal to 50",
+        ("gaps", "days", 367): "less than or equal to 366",
+        ("alerts", "after", "x"): "observed after='x'; expected what the page before gave",
         ("explain_unit", "wal_id", "x"): "there is no such unit; observed 'x'; next: search units",
         ("failures", "dataset", "no-such"): "no-such",
     }

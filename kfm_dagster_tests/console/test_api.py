@@ -13,11 +13,12 @@ from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
 from kfm_dagster.console.app import console_app
-from kfm_dagster.console.openapi import BASE, OPERATIONS, document
+from kfm_dagster.console.operations import PATHS, document
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster.views.view import BASE
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, make_bench
 
@@ -45,7 +46,7 @@ def test_the_document_is_openapi_and_names_every_route(api: TestClient) -> None:
     from openapi_spec_validator import OpenAPIV31SpecValidator
 
     OpenAPIV31SpecValidator(published).validate()
-    assert set(published["paths"]) == set(OPERATIONS)
+    assert set(published["paths"]) == set(PATHS)
 
 
 def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
@@ -129,7 +130,7 @@ def test_whatever_is_asked_the_answer_is_as_published(api: TestClient, kind: str
     ]
     schema = schemathesis.openapi.from_asgi(f"{BASE}/openapi.json", api.app)
     # Nothing can be wrong with a request that has no parameter.
-    asked = [path for path in OPERATIONS if OPERATIONS[path].parameters or kind == "POSITIVE"]
+    asked = [path for path in PATHS if PATHS[path].parameters or kind == "POSITIVE"]
     for path in asked:
 
         @settings(max_examples=EXAMPLES, database=None, deadline=None, suppress_health_check=list(HealthCheck))

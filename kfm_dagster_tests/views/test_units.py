@@ -27,7 +27,8 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.views import units
-from kfm_dagster.views.units import UnitCount, count_units, failure_groups, search_units
+from kfm_dagster.views.feeds import GAPS
+from kfm_dagster.views.units import FailureFilter, UnitCount, count_units, failure_groups, search_units
 from kfm_dagster_tests.factories import START, envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
 
@@ -51,7 +52,7 @@ class Searched:
         """Ids of every page; a page that came to its bound may be empty."""
         after = None
         while True:
-            page = search_units(self.pipeline, wanted, after=after, limit=limit)
+            page = search_units(self.pipeline, wanted, after, limit)
             assert len(page.rows) <= limit
             yield [row["wal_id"] for row in page.rows]
             after = page.after
@@ -120,7 +121,7 @@ def test_failures_are_added_up_by_code_dataset_and_operator(
 ) -> None:
     failing = [record for record in searched.records() if record.status in {Status.FAILED, Status.QUARANTINED}]
     expected = Counter((one.last_error_code, one.dataset, operator_of(one)) for one in failing)
-    groups = failure_groups(searched.pipeline, UnitFilter())
+    groups = failure_groups(searched.pipeline, FailureFilter())
     assert Counter({(one.code, one.dataset, one.operator): one.units for one in groups}) == expected
     assert len(expected) > 4
     assert all(one.exact for one in groups)
@@ -133,16 +134,16 @@ def test_failures_are_added_up_by_code_dataset_and_operator(
     ]
     assert (worst.first_seen, worst.last_seen) == (min(times), max(times))
     assert min(times) < max(times)
-    assert {one.dataset for one in failure_groups(searched.pipeline, UnitFilter(dataset="goes-abi"))} == {"goes-abi"}
-    assert failure_groups(searched.pipeline, UnitFilter(since=datetime(2026, 1, 1, tzinfo=UTC))) == []
+    assert {one.dataset for one in failure_groups(searched.pipeline, FailureFilter(dataset="goes-abi"))} == {"goes-abi"}
+    assert failure_groups(searched.pipeline, FailureFilter(since=datetime(2026, 1, 1, tzinfo=UTC))) == []
     monkeypatch.setattr(units, "MOST_ADDED_UP", 1)
-    capped = failure_groups(searched.pipeline, UnitFilter())
+    capped = failure_groups(searched.pipeline, FailureFilter())
     assert not all(one.exact for one in capped)
     assert {one.code for one in capped} == {one.code for one in groups}
 
 
 def test_the_view_names_the_operator_at_which_a_unit_failed(searched: Searched) -> None:
-    shown = {row["wal_id"]: row["operator"] for row in search_units(searched.pipeline, UnitFilter(), limit=1_000).rows}
+    shown = {row["wal_id"]: row["operator"] for row in search_units(searched.pipeline, UnitFilter(), None, 1_000).rows}
     for record in searched.records():
         failing = record.status in {Status.FAILED, Status.QUARANTINED}
         assert shown[record.wal_id] == (operator_of(record) if failing else None), record
@@ -154,6 +155,7 @@ def test_the_view_names_the_operator_at_which_a_unit_failed(searched: Searched) 
     [
         ([("colour", "red")], "a filter has no such parameter or value; observed 'colour'; expected dataset, "),
         ([("status", "failed"), ("status", "")], "observed a parameter twice"),
+        ([("suspect", "yes")], "observed suspect='yes'; expected true or false"),
         ([("status", "lost")], "observed status='lost'; expected pending or in_progress or"),
         ([("dataset", "GOES'; --")], "expected the id of a dataset"),
         ([("code", "x y")], "expected an error code"),
@@ -174,13 +176,12 @@ def test_a_wrong_filter_is_one_line(query: list[tuple[str, str]], line: str) -> 
 def test_a_wrong_page_is_one_line(searched: Searched) -> None:
     for after in ("", "x", "2025-13-03T00:00:00.000000Z_" + "0" * 8 + "-0000" * 3 + "-" + "0" * 12):
         with pytest.raises(BadFilterError):
-            search_units(searched.pipeline, UnitFilter(), after=after)
-    for limit in (0, 1_001):
-        with pytest.raises(BadFilterError, match="expected 1 to 1000"):
-            search_units(searched.pipeline, UnitFilter(), limit=limit)
-    for ask in (search_units, count_units):
+            search_units(searched.pipeline, UnitFilter(), after, 1)
+    for view in (units.UNITS, units.FAILURES, GAPS):
         with pytest.raises(KfmError, match="no-such"):
-            ask(searched.pipeline, UnitFilter(dataset="no-such"))
+            view.answer(searched.pipeline, {"dataset": "no-such"})
+    with pytest.raises(KfmError, match="no-such"):
+        count_units(searched.pipeline, UnitFilter(dataset="no-such"))
 
 
 TIMES = st.none() | st.datetimes(timezones=st.just(UTC))
@@ -194,6 +195,7 @@ TIMES = st.none() | st.datetimes(timezones=st.just(UTC))
         code=st.sampled_from([None, "missing_object"]),
         operator=st.sampled_from([None, *OPERATORS]),
         text=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=300),
+        suspect=st.booleans(),
         since=TIMES,
         until=TIMES,
     )

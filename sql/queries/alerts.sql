@@ -9,7 +9,8 @@ SELECT
     last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
     (
         SELECT count(*) FROM outbox AS w WHERE w.topic = 'alerts' AND w.subject = CAST(alerts.alert_id AS text)
-    ) AS undelivered
+    ) AS undelivered,
+    rule || '/' || subject AS key
 FROM alerts
 WHERE
     -- Since null nothing has resolved.
@@ -24,7 +25,8 @@ SELECT
     last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
     (
         SELECT count(*) FROM outbox AS w WHERE w.topic = 'alerts' AND w.subject = CAST(alerts.alert_id AS text)
-    ) AS undelivered
+    ) AS undelivered,
+    rule || '/' || subject AS key
 FROM alerts
 WHERE alert_id = :alert_id;
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kfm_dagster.exports.explanations.unit_issues import UnitIssue, issues_of
-from kfm_dagster.exports.json_rows import json_row
 from kfm_dagster.governance.log import GovernanceEntry
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
@@ -15,6 +14,7 @@ from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord
 from kfm_dagster.ledger.reports import Lease, ObjectVersion
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.choice import looked_up_states
+from kfm_dagster.views.view import json_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,224 @@
+"""The operations of the JSON API and of assistants: those of the views, and those about one unit or the deployment.
+
+Each answer is bounded, and only reads. A wrong parameter raises BadFilterError or BadRequestError, an unknown dataset
+ContractError. Does not belong here: HTTP (`api.py`), the protocol of assistants (`mcp_server.py`), queries (`views/`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from kfm_dagster import __version__
+from kfm_dagster.catalog.publisher import PublishError, open_publisher
+from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.exports.deployment_status import MatterRow, deployment_status
+from kfm_dagster.exports.explanations.unit_history import unit_history
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.queries import LedgerQueries
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster.views.registry import VIEWS
+from kfm_dagster.views.view import BASE, View
+
+JSON = "application/json"
+_REFERENCE = "#/components/schemas/{model}"
+_REFUSALS = {
+    "400": "A parameter is none that there is, or has no such value.",
+    "404": "There is no such unit, or no such dataset.",
+    "503": "The database or a store does not answer.",
+}
+
+
+class UnknownUnitError(KfmError):
+    """There is no such unit, or it has no Item."""
+
+
+class Record(NoddWalRecord):
+    """One unit with its whole history, as `kfm wal show --json` prints it."""
+
+    issues: list[dict[str, Any]]
+    versions: list[dict[str, Any]]
+    lease: list[dict[str, Any]]
+    cases: list[dict[str, Any]]
+    governance: list[dict[str, Any]]
+    history: list[dict[str, Any]]
+
+
+class StatusReport(BaseModel):
+    """What needs attention, and units by dataset and status."""
+
+    at: datetime
+    well: bool
+    matters: list[MatterRow]
+    units: dict[str, dict[str, int]]
+
+
+class Problem(BaseModel):
+    """A refusal (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One question: a GET below BASE where it has a `path`, a tool where it has the name of one.
+
+    `rows` is the model of the answer's list under `key`; without a key the answer is one of them.
+    """
+
+    name: str
+    summary: str
+    answer: Callable[[Pipeline, Mapping[str, str]], dict[str, Any]]
+    rows: Any
+    path: str | None = None
+    tool: str | None = None
+    key: str | None = None
+    end: str | None = None
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def _of_view(view: View) -> Operation:
+    return Operation(
+        name=view.operation,
+        summary=view.summary,
+        answer=view.answer,
+        rows=view.row,
+        path=f"/{view.name}",
+        tool=view.tool,
+        key=view.name,
+        end=view.end,
+        parameters=view.parameters(),
+    )
+
+
+def _unit(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
+    with pipeline.database.snapshot() as view:
+        record = record_of(pipeline.ledger, given.get("wal_id", ""), tx=view)
+    return record.model_dump(mode="json") | unit_history(pipeline, record).as_json()
+
+
+def item(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the STAC Item of a unit. Raises UnknownUnitError where there is none."""
+    with pipeline.database.snapshot() as view:
+        href = record_of(pipeline.ledger, given.get("wal_id", ""), tx=view).stac_item_href
+    try:
+        content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
+    except PublishError as error:
+        raise DependencyUnavailableError(
+            "the catalog's place does not answer", observed=error, next_step="see KFM_CATALOG_URL"
+        ) from error
+    if content is None:
+        raise UnknownUnitError("the unit has no Item in the catalog", observed=given["wal_id"])
+    document: dict[str, Any] = json.loads(content)
+    return document
+
+
+def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWalRecord:
+    """Return the record of a unit. Raises UnknownUnitError."""
+    record = ledger.get(wal_id, tx=tx)
+    if record is None:
+        raise UnknownUnitError("there is no such unit", observed=repr(wal_id[:80]), next_step="search units")
+    return record
+
+
+_WAL_ID = {"wal_id": {"type": "string", "format": "uuid", "description": "Id of the unit, a UUID."}}
+OPERATIONS: Sequence[Operation] = (
+    *map(_of_view, VIEWS),
+    Operation(
+        name="explainUnit",
+        summary="One unit: record, issues, versions, lease, quarantine cases, decisions and every change.",
+        answer=_unit,
+        rows=Record,
+        path="/units/{wal_id}",
+        tool="explain_unit",
+        parameters=_WAL_ID,
+    ),
+    Operation(
+        name="getItem",
+        summary="The STAC Item that the catalog has of a unit.",
+        answer=item,
+        rows=dict[str, Any],
+        tool="item",
+        parameters=_WAL_ID,
+    ),
+    Operation(
+        name="getStatus",
+        summary="What needs attention, with the command that helps, and units by dataset and status.",
+        answer=lambda pipeline, _: deployment_status(pipeline).as_json(),
+        rows=StatusReport,
+        path="/status",
+        tool="deployment_status",
+    ),
+    Operation(
+        name="getOpenapi",
+        summary="This document.",
+        answer=lambda *_: document(),
+        rows=dict[str, Any],
+        path="/openapi.json",
+    ),
+)
+PATHS: Mapping[str, Operation] = {operation.path: operation for operation in OPERATIONS if operation.path}
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document."""
+    models = {path: operation.rows for path, operation in PATHS.items()} | {"": Problem}
+    answers, shared = TypeAdapter.json_schemas(
+        [(path, "serialization", TypeAdapter(model)) for path, model in models.items()], ref_template=_REFERENCE
+    )
+    schemas = shared["$defs"]
+    for name, schema in schemas.items():
+        if "properties" in schema:
+            # A row has every field, whether the model has a default or not.
+            schemas[name] = schema | {"required": list(schema["properties"])}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "kfm_dagster",
+            "version": __version__,
+            "summary": "What became of every object of NOAA's that this deployment ingests. Nothing is changed by it.",
+        },
+        "servers": [{"url": BASE}],
+        "paths": {
+            path: {"get": _described(operation, answers[path, "serialization"])} for path, operation in PATHS.items()
+        },
+        "components": {"schemas": schemas},
+    }
+
+
+def _described(operation: Operation, row: Mapping[str, Any]) -> dict[str, Any]:
+    problem = {"application/problem+json": {"schema": {"$ref": _REFERENCE.format(model="Problem")}}}
+    parameters = []
+    for name, given in operation.parameters.items():
+        schema = {key: value for key, value in given.items() if key != "description"}
+        in_path = f"{{{name}}}" in str(operation.path)
+        place: dict[str, Any] = {"in": "path", "required": True} if in_path else {"in": "query"}
+        parameters.append({"name": name, **place, "description": given["description"], "schema": schema})
+    return {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "parameters": parameters,
+        "responses": {
+            "200": {"description": "OK", "content": {JSON: {"schema": _answer(operation, row)}}},
+            **{code: {"description": text, "content": problem} for code, text in _REFUSALS.items()},
+        },
+    }
+
+
+def _answer(operation: Operation, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if operation.key is None:
+        return row
+    members: dict[str, Any] = {operation.key: {"type": "array", "items": row}}
+    ends = {"next": {"type": ["string", "null"]}, "complete": {"type": "boolean"}}
+    members |= {name: schema for name, schema in ends.items() if name == operation.end}
+    return {"type": "object", "properties": members, "required": list(members)}

@@ -1,0 +1,75 @@
+"""Rejections: what came and could not be taken in, the newest first. Only reads.
+
+Does not belong here: what is kept of a rejection (`ledger/rejections.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from kfm_dagster.contracts.filters import BadFilterError
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import KfmError
+from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.ledger.rejections import MESSAGE_ID, KeptRejection, RejectionFilter, RejectionPlace
+from kfm_dagster.views.view import Page, Parts, View
+
+_CURSOR = re.compile(
+    r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_"
+    rf"(?:(?P<record>-?\d{{1,9}})_(?P<message>{MESSAGE_ID})|(?P<dataset>[a-z0-9-]{{1,40}}) (?P<uri>[^\0]{{1,1400}}))",
+    re.ASCII | re.DOTALL,
+)
+
+
+class UnknownMessageError(KfmError):
+    """No message of that id was rejected."""
+
+
+def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: int) -> Page:
+    """Return a page of rejections; `after` of a page gives the next one. Raises BadFilterError."""
+    place = None if after is None else _place(after)
+    rows = Deliveries(parts.database, clock=parts.clock).rejected(wanted, after=place, limit=limit + 1)
+    return Page(rows=rows[:limit], after=_cursor(rows[limit - 1]) if len(rows) > limit else None)
+
+
+def rejected_message(parts: Parts, message_id: str) -> str:
+    """Return a message as it came, of which a record was rejected. Raises UnknownMessageError."""
+    body = Deliveries(parts.database, clock=parts.clock).rejected_body(message_id)
+    if body is None:
+        raise UnknownMessageError(observed=repr(message_id[:80]), next_step="kfm wal rejected")
+    return body
+
+
+def _cursor(last: RejectionPlace) -> str:
+    where = f"{last.dataset} {last.object_uri}" if last.message_id is None else f"{last.record_index}_{last.message_id}"
+    return f"{rfc3339(last.rejected_at)}_{where}"
+
+
+def _place(after: str) -> RejectionPlace:
+    match = _CURSOR.fullmatch(after)
+    try:
+        if match is not None:
+            return RejectionPlace(
+                rejected_at=datetime.fromisoformat(match["at"]),
+                message_id=match["message"],
+                record_index=None if match["record"] is None else int(match["record"]),
+                dataset=match["dataset"],
+                object_uri=match["uri"],
+            )
+    except ValueError:
+        pass
+    raise BadFilterError(observed=f"after={after[:80]!r}", expected="what the page before gave")
+
+
+REJECTIONS = View(
+    name="rejections",
+    operation="searchRejections",
+    tool="rejections",
+    summary="What came and could not be taken in, with the reason, the newest first.",
+    filter=RejectionFilter,
+    row=KeptRejection,
+    query=rejections,
+    columns=("rejected_at", "reason_code", "records", "message_id", "object_uri", "detail"),
+    end="next",
+)
