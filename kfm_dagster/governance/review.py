@@ -74,9 +74,9 @@ class OverrideReview:
     def work_in(self, settings: Settings, *, tx: Transaction | None = None) -> None:
         """Record that a deployment of prod works over this database, which is prod's from then on."""
         if settings.env is Environment.PROD and not self._is_prod(tx):
-            at = self._clock()
+            row = {"value": settings.env, "at": self._clock(), "actor": settings.worker_id}
             with writing(self._database, tx) as change:
-                change.run("governance.work_in", environment=settings.env, actor=settings.worker_id, at=at)
+                change.run("deployment.add", fact="environment", reason="its processes work here", **row)
 
     def required(self, settings: Settings, decision: Decision, *, tx: Transaction | None = None) -> bool:
         """Whether an override waits for a second person.
@@ -161,7 +161,7 @@ class OverrideReview:
 
     def _is_prod(self, tx: Transaction | None) -> bool:
         with reading(self._database, tx) as view:
-            return view.run("governance.has_worked_in", environment=Environment.PROD).one_or_none() is not None
+            return Environment.PROD in view.run("deployment.values", fact="environment").scalars().all()
 
     def _open(self, proposal_id: int, tx: Transaction) -> Proposal:
         tx.run("governance.lock_review")

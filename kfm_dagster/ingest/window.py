@@ -40,7 +40,7 @@ class PartitionWindow:
         with writing(self.database, tx) as change:
             if self._stored(change) is None:
                 first_day = default_first_day(self.settings, clock=self.clock)
-                if (known := change.run("partition_window.earliest_known").scalar_one()) is not None:
+                if (known := change.run("deployment.earliest_known_day").scalar_one()) is not None:
                     first_day = min(first_day, date.fromisoformat(known))
                 self._begin(first_day, actor="kfm_dagster", reason="the first day of a new database", tx=change)
 
@@ -63,12 +63,12 @@ class PartitionWindow:
 
     def _begin(self, day: date, *, actor: str, reason: str, tx: Transaction) -> None:
         at = self.clock()
-        tx.run("partition_window.begin", first_day=day.isoformat(), at=at, actor=actor, reason=reason)
+        tx.run("deployment.add", fact="first_day", value=day.isoformat(), at=at, actor=actor, reason=reason)
 
     def _stored(self, tx: Transaction | None) -> date | None:
         with reading(self.database, tx) as view:
-            found = view.run("partition_window.first_day").scalar_one()
-        return None if found is None else date.fromisoformat(found)
+            days = view.run("deployment.values", fact="first_day").scalars().all()
+        return date.fromisoformat(days[0]) if days else None
 
 
 def default_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> date:

@@ -111,7 +111,7 @@ def roots(settings: Settings) -> list[Root]:
 def deployment_id(database: Database) -> str:
     """Return the id that a database was given when it was made."""
     with database.snapshot() as view:
-        return str(view.run("deployment.id").scalar_one())
+        return str(view.run("deployment.values", fact="id").scalar_one())
 
 
 def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> None:

@@ -81,12 +81,12 @@ def test_an_earlier_day_lowers_the_window_and_a_later_one_does_not(database: Dat
 
 @pytest.mark.clause("DAG-12")
 @pytest.mark.parametrize(
-    "typed", ["UPDATE partition_first_days SET first_day = '2025-06-01'", "DELETE FROM partition_first_days"]
+    "typed", ["UPDATE deployment SET value = '2025-06-01' WHERE fact = 'first_day'", "DELETE FROM deployment"]
 )
 def test_the_window_is_never_raised_by_hand(database: Database, typed: str) -> None:
     made = window(database, first_day=FIRST)
     made.make()
-    with pytest.raises(DBAPIError, match="partition_first_days_are_kept"), database.engine.begin() as connection:
+    with pytest.raises(DBAPIError, match="deployment_is_kept"), database.engine.begin() as connection:
         connection.execute(sa.text(typed))
     assert made.first_day() == FIRST
 

@@ -43,7 +43,7 @@ _OUTCOME: Row = {"wal_id": ONE, "attempt": 1, "at": T, "run_id": "r", "code_vers
 NO_CHANGE: Row = {"record_version": None, "from_status": None, "to_status": None}
 
 STANDING: dict[str, Sequence[Row]] = {
-    "deployment": [{"only_one": 1, "deployment_id": "a" * 32}],
+    "deployment": [{"fact": "first_day", "value": DAY, "at": T, "actor": "p", "reason": "x"}],
     "run_state": [
         {
             "dataset_id": "d.o", "run_id": "r", "lakefs_branch": "main", "inputs_hash": f"sha256:{HASH}",
@@ -78,7 +78,6 @@ STANDING: dict[str, Sequence[Row]] = {
             "object_key": "k", "records": 1, "received_at": T,
         }
     ],
-    "partition_first_days": [{"first_day": DAY, "decided_at": T, "actor": "p", "reason": "x"}],
     "catalog_collections": [{"collection_id": "c1", "dataset": "d", "title": "t"}],
     "catalog_kept_files": [{"sha256": HASH, "content": b"x", "content_bytes": 1}],
     "catalog_promotions": [
@@ -143,7 +142,6 @@ STANDING: dict[str, Sequence[Row]] = {
         },
         {"at": T, "actor": "p", "action": "override_withdrawn", "reason": "x", "details": "{}", "proposal_id": 1},
     ],
-    "deployment_environments": [{"environment": "prod", "since": T, "actor": "p"}],
     "override_units": [{"proposal_id": 1, "wal_id": ONE, "version": 1, "action": "release"}],
     "kill_switches": [
         {
@@ -270,7 +268,7 @@ STANDING: dict[str, Sequence[Row]] = {
 """Rows that every table holds, in an order in which each finds what it refers to."""
 
 ANOTHER: dict[str, Row] = {
-    "deployment": {},
+    "deployment": {"value": "1991-06-01"},
     "node_output": {"content_hash": "b" * 64},
     "etl_checkpoint": {"node": "n2"},
     "etl_wal": {"content_hash": "b" * 64},
@@ -290,7 +288,6 @@ ANOTHER: dict[str, Row] = {
     "rejected_bodies": {"message_id": "m3"},
     "rejected_objects": {"object_uri": "s3://b/2"},
     "ignored_records": {"record_index": 1},
-    "partition_first_days": {"first_day": "1991-06-01"},
     "catalog_collections": {"collection_id": "c2"},
     "catalog_kept_files": {"sha256": "b" * 64},
     "catalog_promotions": {"item_id": "i2"},
@@ -304,7 +301,6 @@ ANOTHER: dict[str, Row] = {
     "lineage_batches": {"batch_id": "b2", "href": "2"},
     "lineage_invalidations": {"batch_id": "b3", "invalidated_by": "b1"},
     "governance_log": {"wal_id": TWO, "record_version": 1},
-    "deployment_environments": {"environment": "dev"},
     "override_units": {"wal_id": TWO},
     "kill_switches": {"dataset": "b"},
     "nodd_wal_leases": {"ingest_run_id": "r2"},
@@ -327,8 +323,6 @@ ANOTHER: dict[str, Row] = {
     "backfill_days": {"dataset": "e"},
 }
 """What makes of each table's first row another one that may stand beside it."""
-TYPED = {table: rows for table, rows in STANDING.items() if table != "deployment"}
-"""The rows that are typed: that of `deployment` is made with the database, and no other may stand beside it."""
 
 TERMINAL = {"integrity_status": "ok", "metadata_status": "ok", "stac_status": "created", "provenance_status": "ok"}
 CLAIMED = {"status": "in_progress", "ingest_run_id": "r", "worker_id": "w", "last_attempt_at": T}
@@ -398,8 +392,12 @@ CASES: dict[str, list[Row]] = {
     "ignored_records_reason_is_short": [{"reason": ""}, {"reason": "x" * 61}],
     "ignored_records_names_are_bounded": [{"bucket": "x" * 256}, {"object_key": "x" * 1025}],
     "ignored_records_are_counted": [{"records": 0}, {"records": 2}],
-    "partition_first_days_day_is_a_day": [{"first_day": "yesterday"}],
-    "partition_first_days_is_attributed": [
+    "deployment_value_is_of_its_fact": [
+        {"value": "yesterday"}, {"fact": "environment", "value": "production"}, {"fact": "id", "value": "a" * 31},
+        {"fact": "mood"},
+    ],
+    "deployment_has_one_id": [{"fact": "id", "value": "a" * 32}],
+    "deployment_is_attributed": [
         {"actor": ""}, {"actor": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001},
     ],
     "catalog_kept_files_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],
@@ -468,10 +466,6 @@ CASES: dict[str, list[Row]] = {
     "governance_log_approval_is_whole": [{"approved_by": "b"}, {**NO_CHANGE, "approved_by": "b", "proposal_id": 1}],
     "governance_log_proposal_is_known": [{"proposal_id": 99}],
     "governance_log_by_proposal": [{**NO_CHANGE, "proposal_id": 1}],
-    "deployment_has_no_second_id": [{"only_one": 2}],
-    "deployment_id_has_32_characters": [{"deployment_id": "a" * 31}],
-    "deployment_environments_environment_is_known": [{"environment": "production"}],
-    "deployment_environments_is_attributed": [{"actor": ""}, {"actor": "x" * 201}],
     "override_units_version_is_known": [{"version": 9}],
     "kill_switches_one_open_per_dataset": [{"dataset": "a"}],
     "kill_switches_is_attributed": [
@@ -672,10 +666,10 @@ def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> No
     faults, cases = [], {**CASES, **_primary_keys(database)}
     with database.engine.connect() as connection, connection.begin() as filled:
         _switch_triggers_off(connection)
-        for table, rows in TYPED.items():
+        for table, rows in STANDING.items():
             for row in rows:
                 insert(connection, table, row)
-        for table in TYPED:
+        for table in STANDING:
             assert _refusal(connection, table, {}) is None
         for name, changes in cases.items():
             if name in OF_SQLITE and database.dialect != "sqlite":

@@ -31,7 +31,6 @@ from kfm_dagster_tests.storage.test_constraints import (
     ONE,
     STANDING,
     THREE,
-    TYPED,
     T,
     insert,
 )
@@ -271,7 +270,7 @@ def typed(database: Database) -> Iterator[Connection]:
     """A database in which every table holds rows; nothing stays of what is typed."""
     with database.engine.connect() as connection, connection.begin() as typing:
         with unguarded(connection, *STANDING):
-            for table, rows in TYPED.items():
+            for table, rows in STANDING.items():
                 for row in rows:
                     insert(connection, table, row)
             insert(connection, "etl_wal", {**STANDING["etl_wal"][0], **PENDING})

@@ -150,7 +150,7 @@ def test_a_role_s_own_table_in_the_way_makes_a_database_of_prod_no_other(deploym
     bench = make_bench(deployment, contracts)
     bench.bring_to("quarantined", envelope())
     bench.ledger.review.work_in(Settings(env=Environment.PROD))
-    shadow = "CREATE TEMPORARY TABLE deployment_environments (LIKE deployment_environments)"
+    shadow = "CREATE TEMPORARY TABLE deployment (LIKE deployment)"
     released = {"from_status": Status.QUARANTINED, "action": GovernanceAction.RELEASE, "decision": JANE}
     with deployment.transaction() as tx:
         tx.connection.exec_driver_sql(shadow)

@@ -103,8 +103,8 @@ def test_both_databases_refuse_by_the_same_rules() -> None:
 
     # What SQLite alone has to refuse: INSERT OR REPLACE passes by a key, and connections do without foreign keys.
     assert rules("sqlite") ^ rules("postgresql") == {
-        "foreign_keys_are_on", "kill_switches_one_open_per_dataset", "lineage_emissions_id_names_one_unit",
-        "unit_has_one_record",
+        "deployment_has_one_id", "foreign_keys_are_on", "kill_switches_one_open_per_dataset",
+        "lineage_emissions_id_names_one_unit", "unit_has_one_record",
     }  # fmt: skip
 
 

@@ -49,13 +49,6 @@ SELECT entry_id FROM governance_log
 WHERE action = :action AND dataset = :dataset AND details ->> 'run_id' = :run_id
 LIMIT 1;
 
--- name: work_in
-INSERT INTO deployment_environments (environment, since, actor) VALUES (:environment, :at, :actor)
-ON CONFLICT (environment) DO NOTHING;
-
--- name: has_worked_in
-SELECT environment FROM deployment_environments WHERE environment = :environment;
-
 -- name: propose_units
 INSERT INTO override_units (proposal_id, wal_id, version, action)
 SELECT :proposal_id, wal_id, version, action

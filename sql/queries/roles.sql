@@ -52,7 +52,6 @@ WITH decision (relation, rights) AS (
     ('rejected_bodies', 'SELECT, INSERT, DELETE'),
     ('rejected_objects', 'SELECT, INSERT'),
     ('ignored_records', 'SELECT, INSERT'),
-    ('partition_first_days', 'SELECT, INSERT'),
     ('nodd_wal_supersessions', 'SELECT, INSERT'),
     ('nodd_wal_outcomes', 'SELECT, INSERT'),
     ('size_peers', 'SELECT, INSERT, UPDATE (sizes)'),
@@ -65,8 +64,7 @@ WITH decision (relation, rights) AS (
     ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
     -- What was decided.
     ('governance_log', 'SELECT, INSERT'),
-    ('deployment', 'SELECT'),
-    ('deployment_environments', 'SELECT, INSERT'),
+    ('deployment', 'SELECT, INSERT'),
     ('override_units', 'SELECT, INSERT'),
     ('kill_switches', 'SELECT, INSERT, UPDATE (released_at, released_by, release_reason)'),
     ('quarantine_cases', 'SELECT, INSERT, UPDATE (evidence_uri, evidence_sha256, collected_at, state, closed_at, '

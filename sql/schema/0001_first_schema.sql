@@ -16,23 +16,47 @@ BEGIN
 END
 $$;
 
--- The id that marks every root of files that is written under this database (kfm_dagster/storage/roots.py).
+-- What holds of the deployment as a whole. `id` marks every root of files that is written under this database
+-- (kfm_dagster/storage/roots.py). `environment` has worked over it: once prod is one, an override waits for a second
+-- person, no matter what a client calls its own environment (WSM-21). `first_day` is the first day that it has partitions
+-- of (DAG-12); the earliest counts, because units of days that are no partition any more would never get a run.
 CREATE TABLE deployment (
-    only_one integer NOT NULL,
-    deployment_id @id NOT NULL,
-    -- Of two ids a root would be foreign to one half of the processes.
-    CONSTRAINT deployment_has_one_id PRIMARY KEY (only_one),
-    CONSTRAINT deployment_has_no_second_id CHECK (only_one = 1),
-    CONSTRAINT deployment_id_has_32_characters CHECK (length(deployment_id) = 32)
+    fact @id NOT NULL,
+    value @id NOT NULL,
+    at @time NOT NULL,
+    actor text NOT NULL,
+    reason text NOT NULL,
+    CONSTRAINT deployment_one_row_per_value PRIMARY KEY (fact, value),
+    CONSTRAINT deployment_value_is_of_its_fact CHECK (
+        CASE fact
+            WHEN 'id' THEN length(value) = 32
+            WHEN 'environment' THEN value IN ('dev', 'stage', 'prod')
+            WHEN 'first_day' THEN @is_day(value)
+            ELSE FALSE
+        END
+    ),
+    CONSTRAINT deployment_is_attributed
+    CHECK (length(actor) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000)
 ) @strict;
 
+-- Of two ids a root would be foreign to one half of the processes.
+CREATE UNIQUE INDEX deployment_has_one_id ON deployment (fact) WHERE fact = 'id';
+
 -- postgresql: its function of random bytes, as a UUID of version 4.
-INSERT INTO deployment (only_one, deployment_id) VALUES (1, replace(gen_random_uuid()::text, '-', ''));
+INSERT INTO deployment (fact, value, at, actor, reason)
+VALUES ('id', replace(gen_random_uuid()::text, '-', ''), now(), 'kfm_dagster', 'a new database');
 
 -- sqlite: its function of random bytes, which has no UUID.
-INSERT INTO deployment (only_one, deployment_id) VALUES (1, lower(hex(randomblob(16))));
+INSERT INTO deployment (fact, value, at, actor, reason)
+VALUES ('id', lower(hex(randomblob(16))), @now, 'kfm_dagster', 'a new database');
 
-@append_only(deployment, deployment_id_is_kept, (only_one));
+@append_only(deployment, deployment_is_kept, (fact, value));
+
+-- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger.
+@refuse(
+    deployment_id_is_not_replaced, INSERT ON deployment, deployment_has_one_id,
+    NEW.fact = 'id' AND EXISTS (SELECT 1 FROM deployment AS r WHERE r.fact = 'id')
+);
 
 -- Run-state: did this node already do this in this run (run-state pattern, section 1).
 CREATE TABLE run_state (
@@ -851,21 +875,6 @@ CREATE INDEX ignored_records_by_time ON ignored_records (received_at);
 
 @append_only(ignored_records, ignored_records_are_kept, (message_id, record_index));
 
--- The first day that the deployment has partitions of (DAG-12): the earliest row. Each row is an earlier day than before.
-CREATE TABLE partition_first_days (
-    first_day @id NOT NULL,
-    decided_at @time NOT NULL,
-    actor text NOT NULL,
-    reason text NOT NULL,
-    CONSTRAINT partition_first_days_one_row_per_day PRIMARY KEY (first_day),
-    CONSTRAINT partition_first_days_day_is_a_day CHECK (@is_day(first_day)),
-    CONSTRAINT partition_first_days_is_attributed
-    CHECK (length(actor) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000)
-) @strict;
-
--- Units of days that are no partition any more would never get a run.
-@append_only(partition_first_days, partition_first_days_are_kept, (first_day));
-
 -- Recovery and governance: the governance log, kill switches, leases, the order of a key's versions, outcomes.
 
 -- Recovery and governance: leases, the order of a key's versions, lanes, outcomes, the governance log, kill switches.
@@ -936,19 +945,6 @@ WHERE proposal_id IS NOT NULL AND record_version IS NULL;
     NOT (SELECT p.foreign_keys FROM pragma_foreign_keys AS p)
 );
 
--- The environments that have worked over this database; no row goes. Once prod is one of them, an override waits for a
--- second person, no matter what a client calls its own environment (WSM-21).
-CREATE TABLE deployment_environments (
-    environment @id NOT NULL,
-    since @time NOT NULL,
-    actor text NOT NULL,
-    CONSTRAINT deployment_environments_one_row_per_environment PRIMARY KEY (environment),
-    CONSTRAINT deployment_environments_environment_is_known CHECK (environment IN ('dev', 'stage', 'prod')),
-    CONSTRAINT deployment_environments_is_attributed CHECK (length(actor) BETWEEN 1 AND 200)
-) @strict;
-
-@append_only(deployment_environments, deployment_environments_are_kept, (environment));
-
 -- What an entry `override_proposed` of the governance log is about: units at the version that the proposer saw.
 CREATE TABLE override_units (
     proposal_id @bigint NOT NULL,
@@ -1011,7 +1007,7 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
     nodd_wal_records_override_is_reviewed, UPDATE ON nodd_wal_records, override_is_reviewed: wal_id: status,
     OLD.status IN ('quarantined', 'succeeded') AND NEW.status = 'pending',
     (
-        EXISTS (SELECT 1 FROM deployment_environments AS e WHERE e.environment = 'prod')
+        EXISTS (SELECT 1 FROM deployment AS e WHERE e.fact = 'environment' AND e.value = 'prod')
         OR EXISTS (
             SELECT 1 FROM governance_log AS d
             WHERE d.wal_id = NEW.wal_id AND d.record_version = NEW.version AND lower(trim(d.actor)) = 'dagster-ui'
