@@ -45,14 +45,14 @@ HELD = {
     "items": "SELECT item_id FROM catalog_items JOIN catalog_promotions USING (promotion_id, item_id)"
     " WHERE run_id = ? AND dataset = ?",
     "lineage": "SELECT batch_id FROM lineage_batches JOIN lineage_emissions USING (batch_id)"
-    " WHERE run_id = ? AND dataset = ? AND batch_id NOT IN (SELECT batch_id FROM lineage_invalidations)",
+    " WHERE run_id = ? AND dataset = ? AND invalidated_by IS NULL",
     "outputs": "SELECT dataset_id FROM run_state WHERE run_id = ? AND dataset_id LIKE ? || '.%'"
     " AND artifact_uri IS NOT NULL AND validation_summary ->> '$.rolled_back_by' IS NULL",
 }
 """What a run may hold of a dataset."""
 LINEAGE_OF = (
-    "SELECT lineage_id FROM lineage_emissions WHERE wal_id = ? AND content_sha256 = ?"
-    " AND batch_id NOT IN (SELECT batch_id FROM lineage_invalidations)"
+    "SELECT lineage_id FROM lineage_emissions JOIN lineage_batches USING (batch_id)"
+    " WHERE wal_id = ? AND content_sha256 = ? AND invalidated_by IS NULL"
 )
 """What says how an Item came about."""
 FULL_CHECK_EVERY = 25

@@ -132,9 +132,6 @@ STANDING: dict[str, Sequence[Row]] = {
             "unit_count": 1, "state": "staged", "delivery": "none", "created_at": T, "published_at": None,
         },
     ],
-    "lineage_invalidations": [
-        {"batch_id": "b1", "invalidated_by": "b3", "reason": "x", "invalidated_at": T}
-    ],
     "governance_log": [
         {
             "at": T, "actor": "p", "action": "release", "wal_id": ONE, "record_version": 2,
@@ -299,7 +296,6 @@ ANOTHER: dict[str, Row] = {
     "catalog_changes": {"item_id": "i2"},
     "announcements": {"item_id": "i2"},
     "lineage_batches": {"batch_id": "b2", "href": "2"},
-    "lineage_invalidations": {"batch_id": "b3", "invalidated_by": "b1"},
     "governance_log": {"wal_id": TWO, "record_version": 1},
     "override_units": {"wal_id": TWO},
     "kill_switches": {"dataset": "b"},
@@ -324,6 +320,7 @@ ANOTHER: dict[str, Row] = {
 }
 """What makes of each table's first row another one that may stand beside it."""
 
+INVALIDATED = {"invalidated_by": "b3", "invalidation_reason": "x", "invalidated_at": T}
 TERMINAL = {"integrity_status": "ok", "metadata_status": "ok", "stac_status": "created", "provenance_status": "ok"}
 CLAIMED = {"status": "in_progress", "ingest_run_id": "r", "worker_id": "w", "last_attempt_at": T}
 ACKNOWLEDGED = {"state": "acknowledged", "acknowledged_at": T, "acknowledged_by": "p", "acknowledged_why": "x"}
@@ -442,11 +439,12 @@ CASES: dict[str, list[Row]] = {
     "lineage_batches_delivers_published": [{"delivery": "delivered"}],
     "lineage_batches_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],
     "lineage_batches_is_not_empty": [{"unit_count": 0}],
-    "lineage_invalidations_once_per_batch": [{"batch_id": "b1", "invalidated_by": "b3"}],
-    "lineage_invalidations_batch_is_known": [{"batch_id": "b9"}],
-    "lineage_invalidations_are_published": [{"invalidated_by": "b9"}],
-    "lineage_invalidations_come_from_another_batch": [{"invalidated_by": "b3"}],
-    "lineage_invalidations_reason_is_bounded": [{"reason": ""}, {"reason": "x" * 201}],
+    "lineage_batches_invalidation_is_published": [{**INVALIDATED, "invalidated_by": "b9"}],
+    "lineage_batches_invalidation_is_of_another_batch": [{**INVALIDATED, "invalidated_by": "b2"}],
+    "lineage_batches_invalidation_is_whole": [{**INVALIDATED, column: None} for column in INVALIDATED],
+    "lineage_batches_invalidation_reason_is_bounded": [
+        {**INVALIDATED, "invalidation_reason": reason} for reason in ("", "x" * 201)
+    ],
     "governance_log_by_decision": [{"wal_id": ONE, "record_version": 2}],
     "governance_log_decision_was_carried_out": [{"record_version": 9}, {"wal_id": THREE}],
     "governance_log_entry_is_attributed": [

@@ -27,6 +27,7 @@ from kfm_dagster_tests.storage.test_constraints import (
     DAY,
     EVIDENCE,
     HASH,
+    INVALIDATED,
     LATER,
     ONE,
     STANDING,
@@ -155,7 +156,6 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), PUT.format("'catalog', 'f', 'c1'", "1, 0, 0, NULL"), "outbox_begins_undelivered"),
     ((), PUT.format("'catalog', 'f', 'c1'", "0, 0, 1, 'x'"), "outbox_begins_undelivered"),
     (("UPDATE outbox SET turn = 2",), "UPDATE outbox SET turn = 1", "outbox_keeps_its_content"),
-    ((), "UPDATE lineage_invalidations SET reason = 'another'", "lineage_is_append_only"),
     ((), "UPDATE clock_readings SET offset_seconds = 0", "clock_readings_are_append_only"),
 ]  # fmt: skip
 """What is done first and is legal, what is typed then, and the rule that refuses it."""
@@ -244,8 +244,8 @@ GUARDED = {
     ),
     "lineage_batches": Guarded(
         rule="lineage_batches_only_go_on",
-        change={"state": "published", "published_at": LATER},
-        moving=frozenset({"state", "published_at", "delivery"}),
+        change={"state": "published", "published_at": LATER, **INVALIDATED},
+        moving=frozenset({"state", "published_at", "delivery", *INVALIDATED}),
     ),
     "outbox": Guarded(
         rule="outbox_keeps_its_content",
@@ -256,7 +256,7 @@ GUARDED = {
 KEPT_ONCE_THERE = {
     "etl_steps": ("etl_steps_are_only_published", frozenset(MEASURES) | {"batch_id", "ended_at"}),
     "quarantine_cases": ("cases_are_filled_and_closed_once", frozenset(EVIDENCE)),
-    "lineage_batches": ("lineage_batches_only_go_on", frozenset({"state", "published_at"})),
+    "lineage_batches": ("lineage_batches_only_go_on", frozenset({"state", "published_at", *INVALIDATED})),
 }
 """Columns that are filled once, after which they are kept, too."""
 OTHER = {T: LATER, DAY: "2025-12-04", HASH: "b" * 64, ONE: THREE, "{}": '{"a": 1}', "p1": "p2"}

@@ -245,10 +245,10 @@ WHERE
     record.wal_id IN (@each(:wal_ids)) AND record.status = 'quarantined' AND promotion.run_id IS NOT NULL
     AND NOT EXISTS (
         SELECT 1 FROM lineage_emissions AS emission
-        LEFT JOIN lineage_invalidations AS invalidation ON emission.batch_id = invalidation.batch_id
+        INNER JOIN lineage_batches AS batch ON emission.batch_id = batch.batch_id
         WHERE
             emission.wal_id = item.wal_id AND emission.content_sha256 = item.content_sha256
-            AND invalidation.batch_id IS NULL
+            AND batch.invalidated_by IS NULL
     )
 ORDER BY promotion.dataset, promotion.run_id, item.promotion_id;
 

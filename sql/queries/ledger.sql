@@ -536,8 +536,8 @@ WHERE
                 SELECT 1 FROM catalog_items AS item
                 INNER JOIN lineage_emissions AS emission
                     ON item.wal_id = emission.wal_id AND item.content_sha256 = emission.content_sha256
-                LEFT JOIN lineage_invalidations AS invalidation ON emission.batch_id = invalidation.batch_id
-                WHERE item.wal_id = record.wal_id AND invalidation.batch_id IS NULL
+                INNER JOIN lineage_batches AS batch ON emission.batch_id = batch.batch_id
+                WHERE item.wal_id = record.wal_id AND batch.invalidated_by IS NULL
             )
         )
     );

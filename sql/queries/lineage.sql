@@ -73,21 +73,19 @@ ORDER BY waiting.failures DESC, batch.created_at, batch.batch_id, waiting.consum
 -- name: of_unit
 -- The lineage view: what stands, which is what nobody has withdrawn.
 SELECT emission.wal_id, emission.path, emission.revision, emission.lineage_id, batch.href, batch.state, batch.run_id,
-    record.object_uri, record.status, invalidation.invalidated_at
+    record.object_uri, record.status, batch.invalidated_at
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
 LEFT JOIN nodd_wal_records AS record ON record.wal_id = emission.wal_id
-LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
-WHERE emission.wal_id = :wal_id AND invalidation.batch_id IS NULL
+WHERE emission.wal_id = :wal_id AND batch.invalidated_by IS NULL
 ORDER BY batch.created_at, emission.revision, emission.path;
 
 -- name: of_lineage_id
 SELECT emission.wal_id, emission.path, emission.revision, emission.lineage_id, batch.href, batch.state, batch.run_id,
-    record.object_uri, record.status, invalidation.invalidated_at
+    record.object_uri, record.status, batch.invalidated_at
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
 LEFT JOIN nodd_wal_records AS record ON record.wal_id = emission.wal_id
-LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
 WHERE emission.lineage_id = :lineage_id;
 
 -- name: standing_batches
@@ -96,14 +94,14 @@ SELECT batch.batch_id, batch.path, batch.href
 FROM lineage_batches AS batch
 WHERE batch.run_id = :run_id AND batch.dataset = :dataset
   AND EXISTS (SELECT 1 FROM lineage_emissions AS emission WHERE emission.batch_id = batch.batch_id)
-  AND NOT EXISTS (SELECT 1 FROM lineage_invalidations AS gone WHERE gone.batch_id = batch.batch_id)
+  AND batch.invalidated_by IS NULL
 ORDER BY batch.batch_id;
 
 -- name: invalidate
 -- Returns a row when nobody has withdrawn the batch before.
-INSERT INTO lineage_invalidations (batch_id, invalidated_by, reason, invalidated_at)
-VALUES (:batch_id, :invalidated_by, :reason, :invalidated_at)
-ON CONFLICT (batch_id) DO NOTHING
+UPDATE lineage_batches SET
+    invalidated_by = :invalidated_by, invalidation_reason = :reason, invalidated_at = :invalidated_at
+WHERE batch_id = :batch_id AND invalidated_by IS NULL
 RETURNING batch_id;
 
 -- name: emissions_of_batch
@@ -112,10 +110,9 @@ WHERE batch_id = :batch_id ORDER BY wal_id;
 
 -- name: history
 SELECT emission.wal_id, emission.path, emission.revision, emission.content_sha256,
-    invalidation.batch_id IS NOT NULL AS invalidated
+    batch.invalidated_by IS NOT NULL AS invalidated
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
-LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
 WHERE emission.wal_id IN (@each(:wal_ids))
 ORDER BY batch.created_at, emission.revision;
 

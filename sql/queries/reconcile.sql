@@ -27,4 +27,4 @@ INNER JOIN lineage_emissions AS emission ON record.wal_id = emission.wal_id
 INNER JOIN lineage_batches AS batch ON emission.batch_id = batch.batch_id
 WHERE
     record.status = 'succeeded' AND record.dataset = :dataset AND record.partition_key = :day
-    AND NOT EXISTS (SELECT 1 FROM lineage_invalidations AS gone WHERE gone.batch_id = batch.batch_id);
+    AND batch.invalidated_by IS NULL;

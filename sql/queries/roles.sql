@@ -102,10 +102,10 @@ WITH decision (relation, rights) AS (
     ('catalog_promotions', 'SELECT, INSERT'),
     ('catalog_replaced_items', 'SELECT, INSERT'),
     ('catalog_withdrawals', 'SELECT, INSERT'),
-    ('lineage_batches', 'SELECT, INSERT, UPDATE (state, published_at, delivery)'),
+    ('lineage_batches', 'SELECT, INSERT, UPDATE (state, published_at, delivery, invalidated_by, '
+     || 'invalidation_reason, invalidated_at)'),
     ('lineage_emissions', 'SELECT, INSERT'),
     ('lineage_failures', 'SELECT, INSERT, UPDATE (batch_id)'),
-    ('lineage_invalidations', 'SELECT, INSERT'),
     -- What was measured, and who was notified.
     ('clock_readings', 'SELECT, INSERT'),
     ('alerts', 'SELECT, INSERT, UPDATE (state, level, level_since, last_seen_at, observed, last_event_at, run_id, '

@@ -1933,6 +1933,10 @@ CREATE TABLE lineage_batches (
     delivery text NOT NULL,
     created_at @time NOT NULL,
     published_at @time,
+    -- The batch that withdrew this one, why, and when. What it told stays in its file.
+    invalidated_by text,
+    invalidation_reason text,
+    invalidated_at @time,
     CONSTRAINT lineage_batches_one_row_per_content PRIMARY KEY (batch_id),
     -- Two batches in one file would overwrite each other.
     CONSTRAINT lineage_batches_one_file_each UNIQUE (href),
@@ -1944,18 +1948,28 @@ CREATE TABLE lineage_batches (
     CONSTRAINT lineage_batches_delivers_openlineage CHECK (delivery = 'none' OR path = 'openlineage'),
     CONSTRAINT lineage_batches_delivers_published CHECK (delivery <> 'delivered' OR state = 'published'),
     CONSTRAINT lineage_batches_sha256_is_hex CHECK (@sha256(sha256)),
-    CONSTRAINT lineage_batches_is_not_empty CHECK (unit_count > 0)
+    CONSTRAINT lineage_batches_is_not_empty CHECK (unit_count > 0),
+    -- Deferred, because which batches a transaction withdraws is known once their rows are in.
+    CONSTRAINT lineage_batches_invalidation_is_published
+    FOREIGN KEY (invalidated_by) REFERENCES lineage_batches (batch_id) DEFERRABLE INITIALLY DEFERRED,
+    -- Nothing can be withdrawn by its own publication.
+    CONSTRAINT lineage_batches_invalidation_is_of_another_batch CHECK (invalidated_by <> batch_id),
+    CONSTRAINT lineage_batches_invalidation_is_whole CHECK (
+        (invalidated_by IS NULL) = (invalidated_at IS NULL) AND (invalidated_by IS NULL) = (invalidation_reason IS NULL)
+    ),
+    CONSTRAINT lineage_batches_invalidation_reason_is_bounded CHECK (length(invalidation_reason) BETWEEN 1 AND 200)
 ) @strict;
 
 CREATE INDEX lineage_batches_by_run ON lineage_batches (run_id, dataset);
 
 @kept(lineage_batches, lineage_is_append_only, (batch_id), (href));
 
--- What a batch told stays; only its way to readers and to the backend goes on, and never back.
+-- What a batch told stays; its way to readers and to the backend goes on, never back, and it is withdrawn once.
 @refuse(
     lineage_batches_only_go_on, UPDATE ON lineage_batches, lineage_batches_only_go_on,
     @changed(batch_id, path, dataset, run_id, href, sha256, unit_count, created_at)
     OR (OLD.state = 'published' AND @changed(state, published_at))
+    OR (OLD.invalidated_by IS NOT NULL AND @changed(invalidated_by, invalidation_reason, invalidated_at))
     OR (NEW.delivery <> OLD.delivery AND NOT (OLD.delivery = 'pending' AND NEW.delivery = 'delivered'))
 );
 
@@ -2024,25 +2038,6 @@ CREATE INDEX lineage_failures_unpublished ON lineage_failures (wal_id, version) 
     OLD.status = 'in_progress' AND NEW.status = 'failed',
     INSERT INTO lineage_failures (wal_id, version) VALUES (NEW.wal_id, NEW.version)
 );
-
--- Which batches of lineage are withdrawn, and the batch that tells it. What was told stays in its files.
-CREATE TABLE lineage_invalidations (
-    batch_id text NOT NULL,
-    invalidated_by text NOT NULL,
-    reason text NOT NULL,
-    invalidated_at @time NOT NULL,
-    CONSTRAINT lineage_invalidations_once_per_batch PRIMARY KEY (batch_id),
-    CONSTRAINT lineage_invalidations_batch_is_known FOREIGN KEY (batch_id) REFERENCES lineage_batches (batch_id),
-    -- Deferred, because which batches a transaction withdraws is known once their rows are in.
-    CONSTRAINT lineage_invalidations_are_published FOREIGN KEY (invalidated_by) REFERENCES lineage_batches (batch_id)
-    DEFERRABLE INITIALLY DEFERRED,
-    -- Nothing can be withdrawn by its own publication.
-    CONSTRAINT lineage_invalidations_come_from_another_batch CHECK (invalidated_by <> batch_id),
-    CONSTRAINT lineage_invalidations_reason_is_bounded CHECK (length(reason) BETWEEN 1 AND 200)
-) @without_rowid;
-
-@append_only(lineage_invalidations, lineage_is_append_only);
-@not_repeated(lineage_invalidations, (batch_id));
 
 -- The idempotent-node pattern: what a node intended, what it last applied, and what it made (IEN-03).
 CREATE TABLE etl_wal (
