@@ -94,7 +94,6 @@ STANDING: dict[str, Sequence[Row]] = {
             "revision": 1, "west": None, "start_at": T, "end_at": T, "summaries": "{}", "updated_at": T,
         }
     ],
-    "catalog_withdrawals": [{"promotion_id": 1, "withdrawn_at": T}],
     "catalog_items": [
         {
             "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "page": 1, "content_sha256": HASH,
@@ -289,7 +288,6 @@ ANOTHER: dict[str, Row] = {
     "catalog_kept_files": {"sha256": "b" * 64},
     "catalog_promotions": {"item_id": "i2"},
     "catalog_replaced_items": {"promotion_id": 2},
-    "catalog_withdrawals": {"promotion_id": 2},
     "catalog_items": {"item_id": "i2"},
     "catalog_pages": {"page": 2},
     "catalog_summaries": {"value": "2"},
@@ -406,7 +404,6 @@ CASES: dict[str, list[Row]] = {
         {"before_revision": None, "before_sha256": None, "before_promotion_id": 1},
     ],
     "catalog_replaced_items_promotion_is_logged": [{"promotion_id": 9}],
-    "catalog_withdrawals_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_one_row_per_item": [{"item_id": "i1", "page": 2}],
     "catalog_items_collection_exists": [{"collection_id": "c9"}],

@@ -135,10 +135,8 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "UPDATE catalog_items SET updated_at = updated_at", "catalog_items_revision_grows_by_one"),
     ((), "UPDATE catalog_items SET revision = revision + 2", "catalog_items_revision_grows_by_one"),
     ((), "UPDATE catalog_items SET revision = revision + 1, page = 2", "catalog_items_keep_their_home"),
-    ((), "UPDATE catalog_promotions SET run_id = 'another'", "undo_log_is_append_only"),
     ((), "UPDATE catalog_replaced_items SET revision = 9", "undo_log_is_append_only"),
     ((), "UPDATE catalog_kept_files SET content_bytes = 9", "undo_log_is_append_only"),
-    ((), "UPDATE catalog_withdrawals SET withdrawn_at = '2025-01-01T00:00:00Z'", "undo_log_is_append_only"),
     ((), "UPDATE lineage_emissions SET lineage_id = 'x'", "lineage_is_append_only"),
     ((), "DELETE FROM lineage_batches", "lineage_is_append_only"),
     ((), "UPDATE lineage_batches SET state = 'published', published_at = NULL", "lineage_batches_"),
@@ -242,6 +240,9 @@ GUARDED = {
         change={"attempts": 1},
         moving=frozenset(STANDING["announcements"][0]) - {"subscription", "collection_id", "item_id"},
     ),
+    "catalog_promotions": Guarded(
+        rule="undo_log_is_append_only", change={"withdrawn_at": LATER}, moving=frozenset({"withdrawn_at"})
+    ),
     "lineage_batches": Guarded(
         rule="lineage_batches_only_go_on",
         change={"state": "published", "published_at": LATER, **INVALIDATED},
@@ -256,6 +257,7 @@ GUARDED = {
 KEPT_ONCE_THERE = {
     "etl_steps": ("etl_steps_are_only_published", frozenset(MEASURES) | {"batch_id", "ended_at"}),
     "quarantine_cases": ("cases_are_filled_and_closed_once", frozenset(EVIDENCE)),
+    "catalog_promotions": ("undo_log_is_append_only", frozenset({"withdrawn_at"})),
     "lineage_batches": ("lineage_batches_only_go_on", frozenset({"state", "published_at", *INVALIDATED})),
 }
 """Columns that are filled once, after which they are kept, too."""
@@ -362,11 +364,14 @@ def test_a_checkpoint_names_what_was_applied(typed: Connection) -> None:
 
 
 def test_an_item_leaves_when_its_promotion_is_withdrawn(typed: Connection) -> None:
-    delete = "DELETE FROM catalog_items"
-    assert _refusal(typed, delete) is None
-    with unguarded(typed, "catalog_items"):
-        typed.exec_driver_sql("UPDATE catalog_items SET promotion_id = 2")
+    delete, withdraw = (
+        "DELETE FROM catalog_items",
+        f"UPDATE catalog_promotions SET withdrawn_at = '{T}' WHERE promotion_id",
+    )
+    typed.exec_driver_sql(f"{withdraw} = 2")
     assert "items_leave_by_an_undo" in str(_refusal(typed, delete))
+    typed.exec_driver_sql(f"{withdraw} = 1")
+    assert _refusal(typed, delete) is None
 
 
 def test_a_lease_is_of_claims_that_stand(typed: Connection) -> None:

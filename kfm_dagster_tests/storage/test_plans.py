@@ -26,7 +26,6 @@ GROWING = {
     "catalog_items",
     "catalog_promotions",
     "catalog_replaced_items",
-    "catalog_withdrawals",
     "etl_wal",
     "lineage_emissions",
     "nodd_wal_delivery_units",

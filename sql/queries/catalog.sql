@@ -90,10 +90,8 @@ INSERT INTO catalog_kept_files (sha256, content, content_bytes) VALUES (:sha256,
 ON CONFLICT (sha256) DO NOTHING;
 
 -- name: withdraw
-INSERT INTO catalog_withdrawals (promotion_id, withdrawn_at)
-SELECT promotion_id, @as_time(:withdrawn_at) FROM catalog_promotions
-WHERE promotion_id IN (@each(:promotion_ids, bigint))
-ON CONFLICT (promotion_id) DO NOTHING;
+UPDATE catalog_promotions SET withdrawn_at = :withdrawn_at
+WHERE promotion_id IN (@each(:promotion_ids, bigint)) AND withdrawn_at IS NULL;
 
 -- name: drop_empty_page
 DELETE FROM catalog_pages
@@ -228,9 +226,7 @@ SELECT
     promotion.promotion_id, promotion.run_id, promotion.dataset, promotion.item_id,
     promotion.partition_key AS partition,
     promotion.after_sha256, promotion.before_promotion_id, promotion.before_revision, promotion.before_sha256,
-    EXISTS (
-        SELECT 1 FROM catalog_withdrawals AS withdrawal WHERE withdrawal.promotion_id = promotion.promotion_id
-    ) AS withdrawn
+    promotion.withdrawn_at IS NOT NULL AS withdrawn
 FROM catalog_promotions AS promotion
 WHERE promotion.collection_id = :collection_id AND promotion.item_id IN (@each(:item_ids))
 ORDER BY promotion.promotion_id;

@@ -67,15 +67,14 @@ SELECT
     promotion.logged_at, record.object_uri, record.object_version, made.run_id, made.node, made.step,
     CASE
         WHEN item.item_id IS NOT NULL THEN 'current'
-        WHEN withdrawal.promotion_id IS NOT NULL THEN 'withdrawn'
+        WHEN promotion.withdrawn_at IS NOT NULL THEN 'withdrawn'
         ELSE 'replaced'
     END AS state,
-    CASE WHEN item.item_id IS NULL THEN coalesce(withdrawal.withdrawn_at, later.replaced_at) END AS ended_at
+    CASE WHEN item.item_id IS NULL THEN coalesce(promotion.withdrawn_at, later.replaced_at) END AS ended_at
 FROM catalog_promotions AS promotion
 LEFT JOIN catalog_items AS item
     ON promotion.collection_id = item.collection_id AND promotion.item_id = item.item_id
     AND promotion.promotion_id = item.promotion_id
-LEFT JOIN catalog_withdrawals AS withdrawal ON promotion.promotion_id = withdrawal.promotion_id
 LEFT JOIN (
     SELECT before_promotion_id, max(logged_at) AS replaced_at FROM catalog_promotions
     WHERE before_promotion_id IS NOT NULL
@@ -92,7 +91,7 @@ LEFT JOIN (
     GROUP BY payload -> 'context' ->> 'run_id', payload -> 'context' ->> 'dataset'
 ) AS made ON promotion.run_id = made.named_run AND promotion.dataset = made.dataset
 WHERE
-    item.item_id IS NOT NULL OR withdrawal.promotion_id IS NOT NULL OR later.before_promotion_id IS NOT NULL
+    item.item_id IS NOT NULL OR promotion.withdrawn_at IS NOT NULL OR later.before_promotion_id IS NOT NULL
 ORDER BY promotion.promotion_id;
 
 -- name: claims

@@ -99,9 +99,8 @@ WITH decision (relation, rights) AS (
      || 'sequencer, revision, west, south, east, north, start_at, end_at, summaries, updated_at, promotion_id), '
      || 'DELETE'),
     ('catalog_kept_files', 'SELECT, INSERT'),
-    ('catalog_promotions', 'SELECT, INSERT'),
+    ('catalog_promotions', 'SELECT, INSERT, UPDATE (withdrawn_at)'),
     ('catalog_replaced_items', 'SELECT, INSERT'),
-    ('catalog_withdrawals', 'SELECT, INSERT'),
     ('lineage_batches', 'SELECT, INSERT, UPDATE (state, published_at, delivery, invalidated_by, '
      || 'invalidation_reason, invalidated_at)'),
     ('lineage_emissions', 'SELECT, INSERT'),

@@ -1677,6 +1677,8 @@ CREATE TABLE catalog_promotions (
     -- Bytes of the file that stood there; null where none did.
     before_sha256 text,
     logged_at @time NOT NULL,
+    -- When it was undone: then it is nothing to go back to.
+    withdrawn_at @time,
     CONSTRAINT catalog_promotions_after_is_sha256 CHECK (@sha256(after_sha256)),
     -- Bytes that nobody has kept cannot be put back.
     CONSTRAINT catalog_promotions_before_is_kept FOREIGN KEY (before_sha256) REFERENCES catalog_kept_files (sha256),
@@ -1689,7 +1691,14 @@ CREATE INDEX catalog_promotions_by_run ON catalog_promotions (run_id, collection
 
 CREATE INDEX catalog_promotions_by_item ON catalog_promotions (collection_id, item_id);
 
-@append_only(catalog_promotions, undo_log_is_append_only, (promotion_id));
+@kept(catalog_promotions, undo_log_is_append_only, (promotion_id));
+@refuse(
+    catalog_promotions_are_withdrawn_once, UPDATE ON catalog_promotions, undo_log_is_append_only,
+    OLD.withdrawn_at IS NOT NULL OR @changed(
+        promotion_id, run_id, dataset, collection_id, item_id, partition_key, wal_id, after_sha256,
+        before_promotion_id, before_revision, before_sha256, logged_at
+    )
+);
 
 -- The index row that a promotion replaced; the columns are those of catalog_items.
 CREATE TABLE catalog_replaced_items (
@@ -1720,18 +1729,6 @@ CREATE TABLE catalog_replaced_items (
 ) @strict;
 
 @append_only(catalog_replaced_items, undo_log_is_append_only, (promotion_id));
-
--- Which promotions were undone: such a one is nothing to go back to.
-CREATE TABLE catalog_withdrawals (
-    promotion_id @bigint NOT NULL,
-    withdrawn_at @time NOT NULL,
-    CONSTRAINT catalog_withdrawals_once_per_promotion PRIMARY KEY (promotion_id),
-    CONSTRAINT catalog_withdrawals_promotion_is_logged
-    FOREIGN KEY (promotion_id) REFERENCES catalog_promotions (promotion_id)
-) @without_rowid;
-
-@append_only(catalog_withdrawals, undo_log_is_append_only);
-@not_repeated(catalog_withdrawals, (promotion_id));
 
 -- The catalog's index: what stands in the published STAC catalog. Files are written from it, never the other way round.
 CREATE TABLE catalog_collections (
@@ -1804,7 +1801,9 @@ CREATE INDEX catalog_items_by_unit ON catalog_items (wal_id);
 -- An Item leaves the index when the promotion that it stands by is undone, which the log says first (ADR 012).
 @refuse(
     catalog_items_leave_by_an_undo, DELETE ON catalog_items, items_leave_by_an_undo,
-    NOT EXISTS (SELECT 1 FROM catalog_withdrawals AS withdrawal WHERE withdrawal.promotion_id = OLD.promotion_id)
+    NOT EXISTS (
+        SELECT 1 FROM catalog_promotions AS p WHERE p.promotion_id = OLD.promotion_id AND p.withdrawn_at IS NOT NULL
+    )
 );
 @not_truncated(catalog_items, items_leave_by_an_undo);
 
