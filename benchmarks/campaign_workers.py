@@ -26,6 +26,7 @@ from kfm_dagster.ingest.chain import run_chain
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.settings import Settings
 from kfm_dagster.worker.resident import Worker
 from kfm_dagster.worker.run_locks import RunLocks
@@ -47,14 +48,14 @@ def _patient(contract: DatasetContract) -> DatasetContract:
 
 def receive(pipeline: Pipeline) -> None:
     """Take in what the queue has."""
-    take_in(pipeline)
+    take_in(pipeline, ProcessState())
 
 
 def keep(pipeline: Pipeline) -> None:
     """Look after the ledger. Claims of dead workers come back when their lease runs out."""
     pipeline.ledger.release_lost()
     pipeline.ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units)
-    pipeline.acknowledge()
+    pipeline.acknowledger.acknowledge()
     pipeline.lineage.publish_staged()
 
 

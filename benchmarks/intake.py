@@ -30,6 +30,7 @@ from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.settings import Settings, environment
 
 
@@ -67,7 +68,7 @@ def measure(home: Path, bodies: Sequence[str], place: Place, *, dataset: str) ->
         ):
             received, ticks, cpu, began = 0, 0, cpu_seconds_of(pids), time.monotonic()
             while received < len(bodies):
-                received += take_in(pipeline).received
+                received += take_in(pipeline, ProcessState()).received
                 ticks += 1
             seconds, cpu = time.monotonic() - began, cpu_seconds_of(pids) - cpu
     return Intake(

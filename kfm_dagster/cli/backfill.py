@@ -21,9 +21,8 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.backfill.days import cancel_backfill, start_backfill
+from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.backfill.progress import (
     Backfill,
     BackfillState,
@@ -34,6 +33,7 @@ from kfm_dagster.recovery.backfill.progress import (
     newest_backfills,
 )
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
 
 LIST_COLUMNS = ("backfill_id", "state", "datasets", "first_day", "last_day", "days_listed", "days", "actor", "reason")
 DAY_COLUMNS = (
@@ -73,8 +73,8 @@ def run(
     decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline() as pipeline:
         before = pipeline.window.first_day()
-        started = start_backfill(
-            pipeline, datasets=datasets, first_day=first.date(), last_day=last.date(), decision=decision
+        started = Backfills.of(pipeline).start(
+            datasets=datasets, first_day=first.date(), last_day=last.date(), decision=decision
         )
         first_day = pipeline.window.first_day()
         left_out = days_left_out(pipeline.registry, started)
@@ -115,7 +115,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
             return
         backfill_id = whole_backfill_id(pipeline.database, backfill_id)
         found = find_backfill(pipeline.database, backfill_id)
-        days = _follow(pipeline, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
+        days = _follow(pipeline.database, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
         left_out = days_left_out(pipeline.registry, found)
     if not as_json:
         click.echo(f"{backfill_id}: {found.reason} ({found.actor})")
@@ -138,11 +138,11 @@ def cancel(*, backfill_id: str, reason: str, change_ref: str | None, actor: str 
     decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline() as pipeline:
         backfill_id = whole_backfill_id(pipeline.database, backfill_id)
-        ended = cancel_backfill(pipeline, backfill_id, decision=decision)
+        ended = Backfills.of(pipeline).cancel(backfill_id, decision=decision)
     click.echo(f"{backfill_id} is cancelled, {ended.days_listed} of {_days(ended)} days had been listed")
 
 
-def _follow(pipeline: Pipeline, backfill_id: str) -> list[DayProgress]:
+def _follow(database: Database, backfill_id: str) -> list[DayProgress]:
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -155,8 +155,8 @@ def _follow(pipeline: Pipeline, backfill_id: str) -> list[DayProgress]:
     task = bar.add_task(backfill_id, total=None, days="")
     with bar:
         while True:
-            found = find_backfill(pipeline.database, backfill_id)
-            days = day_progress(pipeline.database, backfill_id)
+            found = find_backfill(database, backfill_id)
+            days = day_progress(database, backfill_id)
             units = sum(sum(day.units.values()) for day in days)
             done = units - sum(day.open_units for day in days)
             text = f"{found.days_listed} of {_days(found)} days listed"

@@ -15,8 +15,8 @@ from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision, UnattributedDecisionError, decision_in
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
@@ -67,11 +67,11 @@ def actor_of(settings: Settings, actor: str | None) -> str:
     return actor or settings.actor or _user()
 
 
-def records_of(pipeline: Pipeline, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
+def records_of(ledger: Ledger, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
     """Return the records named by id or prefix, each once. Raises KfmError for one that is not there."""
     found = []
-    for wal_id in dict.fromkeys(whole_wal_id(pipeline.database, given, tx=tx) for given in wal_ids):
-        record = pipeline.ledger.get(wal_id, tx=tx)
+    for wal_id in dict.fromkeys(whole_wal_id(ledger.database, given, tx=tx) for given in wal_ids):
+        record = ledger.get(wal_id, tx=tx)
         if record is None:
             raise unknown_record(wal_id)
         found.append(record)

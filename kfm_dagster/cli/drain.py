@@ -40,14 +40,14 @@ def drain(*, timeout: int, as_json: bool) -> None:
     pipeline = Pipeline.open(settings)
     started = utc_now()
     try:
-        hold_roots(pipeline)
+        hold_roots(pipeline.settings, pipeline.database)
         with (
             drain_bar(Console(stderr=True)) as report,
             Deployment(Path(settings.home), environment={}) as deployment,
         ):
             drain_queue(deployment, pipeline, timeout_seconds=timeout, report=report)
-        flush_lineage(pipeline, _say)
-        say_what_is_held(pipeline, _say)
+        flush_lineage(pipeline.lineage, _say)
+        say_what_is_held(pipeline.ledger, _say)
         result = account(pipeline, since=started)
     finally:
         pipeline.close()

@@ -17,8 +17,8 @@ from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 
 COLUMNS = ("dataset", "engaged_at", "engaged_by", "expires_at", "change_ref", "reason")
@@ -48,7 +48,7 @@ def on(*, dataset: str, expires: str | None, reason: str, change_ref: str | None
     """
     decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline() as pipeline:
-        name = _named(pipeline, dataset)
+        name = _named(pipeline.registry, dataset)
         expires_at = None if expires is None else _moment(expires, now=pipeline.clock())
         pipeline.ledger.switches.engage(name, decision, expires_at=expires_at)
     until = "until it is switched on again" if expires_at is None else f"until {rfc3339(expires_at)}"
@@ -82,10 +82,10 @@ def list_switches(*, as_json: bool) -> None:
     show_rows([_row(switch) for switch in engaged.values()], COLUMNS, as_json=as_json)
 
 
-def _named(pipeline: Pipeline, dataset: str) -> str:
+def _named(registry: ContractRegistry, dataset: str) -> str:
     if dataset == ALL:
         return EVERY_DATASET
-    return pipeline.registry[dataset].id
+    return registry[dataset].id
 
 
 def _moment(text: str, *, now: datetime) -> datetime:

@@ -17,6 +17,7 @@ from kfm_dagster.cli.decision_options import actor_option, change_ref_option, de
 from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DependencyUnavailableError, ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -81,7 +82,7 @@ def reconcile(
     with _opened(settings, repairing=decision is not None) as pipeline, _bar() as bar:
         wanted = [pipeline.registry[name].id for name in datasets] or [one.id for one in pipeline.registry]
         today = pipeline.clock().date()
-        for dataset, day in _days(pipeline, wanted, _window(today, days, first, last)):
+        for dataset, day in _days(pipeline.registry, wanted, _window(today, days, first, last)):
             compared = _compared(pipeline, dataset, day, bar, read=read)
             row: dict[str, Any] = {"dataset": dataset, "day": day.isoformat(), "objects": compared.objects}
             row |= {"units": compared.units, "items": compared.items, **compared.counts()}
@@ -103,7 +104,7 @@ def reconcile(
 def _opened(settings: Settings, *, repairing: bool) -> Iterator[Pipeline]:
     """Open the deployment, whose files are compared. Raises ForeignRootError where they are another one's."""
     with opened_pipeline(settings, read_only=not repairing) as pipeline:
-        hold_roots(pipeline) if repairing else refuse_foreign_roots(pipeline)
+        (hold_roots if repairing else refuse_foreign_roots)(pipeline.settings, pipeline.database)
         yield pipeline
 
 
@@ -115,12 +116,10 @@ def _window(today: date, days: int, first: datetime | None, last: datetime | Non
     return [begin + timedelta(days=number) for number in range((end - begin).days + 1)]
 
 
-def _days(pipeline: Pipeline, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:
+def _days(registry: ContractRegistry, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:
     """Return each day that objects of a dataset are of: of some, a month or a year has one."""
     return [
-        (name, day)
-        for name in datasets
-        for day in sorted({pipeline.registry.grammars[name].day_holding(day) for day in days})
+        (name, day) for name in datasets for day in sorted({registry.grammars[name].day_holding(day) for day in days})
     ]
 
 

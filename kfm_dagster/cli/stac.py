@@ -97,7 +97,7 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     Example: kfm stac rebuild --collection goes-abi
     """
     with opened_pipeline() as pipeline:
-        hold_roots(pipeline)
+        hold_roots(pipeline.settings, pipeline.database)
         if place != PgstacFollower.name:
             show_rows(_refilled(pipeline, place, collections), REFILLED_COLUMNS, as_json=as_json)
             return ExitCode.DONE

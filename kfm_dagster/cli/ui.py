@@ -65,7 +65,7 @@ def ui(*, port: int, cloud: str) -> None:
         else:
             preflight(settings, connect(settings).depth)
             with closing(Pipeline.open(settings)) as pipeline:
-                hold_roots(pipeline)
+                hold_roots(pipeline.settings, pipeline.database)
         console.print("starting the Dagster code server, daemon, web server and console ...")
         deployment = stack.enter_context(
             Deployment(settings.home, environment=own, web_port=port, console_port=console_port)
@@ -128,8 +128,8 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
         feed.deliver(item)
     stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
     with closing(Pipeline.open(settings)) as pipeline:
-        hold_roots(pipeline)
-        begin_with(pipeline, SAMPLE_DAY)
+        hold_roots(pipeline.settings, pipeline.database)
+        begin_with(pipeline.window, SAMPLE_DAY)
     return _Served(
         day=SAMPLE_DAY,
         mending=list(mending_commands(servers, settings.home / "samples")),

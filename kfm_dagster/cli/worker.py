@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -42,14 +41,14 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
     refuse_unwritable_home(settings.home)
     preflight(settings, connect(settings).depth)
     # Only here, because importing Dagster takes seconds.
+    from kfm_dagster.defs.display import Places  # noqa: PLC0415
     from kfm_dagster.defs.runless import RunlessReports  # noqa: PLC0415
 
     with closing(Pipeline.open(settings)) as pipeline:
-        hold_roots(pipeline)
-        # Its answers tell the time, as they do where sensors receive.
-        pipeline.connect_queue = partial(connect, dates=pipeline.calibration.answers)
+        hold_roots(settings, pipeline.database)
         home = Path(os.environ.get("DAGSTER_HOME") or settings.home.absolute() / "dagster")
-        with closing(RunlessReports(home, pipeline, warn=_warn)) as reports:
+        places, run_states = Places.of(settings), pipeline.stages.run_states
+        with closing(RunlessReports(home, pipeline.ledger, run_states, places, warn=_warn)) as reports:
             resident = Worker(
                 pipeline=pipeline,
                 locks=RunLocks.of(settings),

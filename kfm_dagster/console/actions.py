@@ -20,7 +20,6 @@ from kfm_dagster.console.asking import given, whole_number
 from kfm_dagster.console.operations import record_of
 from kfm_dagster.console.pages import Pages, parameters, row_id
 from kfm_dagster.console.session import came_from, own_path
-from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.governance.log import Decision, decision_in
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -30,6 +29,7 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery import overrides
 from kfm_dagster.recovery.quarantined import open_versions
+from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.storage.database import Transaction
 
 DECISIONS = "/decisions"
@@ -161,7 +161,7 @@ def _of_review(pages: Pages) -> list[Route]:
 
     def approve(request: Request, fields: Mapping[str, str]) -> Response:
         form = decided(pages, request, fields)
-        done = overrides.approve(pages.writing, row_id(request, "proposal_id"), form.decision)
+        done = overrides.approve(ReplayEngine(pipeline=pages.writing), row_id(request, "proposal_id"), form.decision)
         return see(f"/replays/{done.replay_run_id}" if done.replay_run_id else DECISIONS)
 
     def withdraw(request: Request, fields: Mapping[str, str]) -> Response:
@@ -181,16 +181,20 @@ def _release(
     pipeline: Pipeline, record: NoddWalRecord, version: int, decision: Decision, tx: Transaction
 ) -> str | None:
     decision.require_change_ref()
-    seen = open_versions(pipeline, [record], version=version, to_status=Status.PENDING, tx=tx)
-    proposal = overrides.release(pipeline, seen, decision=decision, replay_reason=ReplayReason.INCIDENT, tx=tx)
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+    seen = open_versions(cases, [record], version=version, to_status=Status.PENDING, tx=tx)
+    proposal = overrides.release(
+        pipeline.ledger, seen, settings=pipeline.settings, decision=decision, replay_reason=ReplayReason.INCIDENT, tx=tx
+    )
     return None if proposal is None else DECISIONS
 
 
 def _discard(
     pipeline: Pipeline, record: NoddWalRecord, version: int, decision: Decision, tx: Transaction
 ) -> str | None:
-    seen: dict[WalId, int] = open_versions(pipeline, [record], version=version, to_status=Status.QUARANTINED, tx=tx)
-    QuarantineCases(pipeline.database, clock=pipeline.clock).discard(seen, decision=decision, tx=tx)
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+    seen = open_versions(cases, [record], version=version, to_status=Status.QUARANTINED, tx=tx)
+    cases.discard(seen, decision=decision, tx=tx)
     return None
 
 

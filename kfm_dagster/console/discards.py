@@ -30,7 +30,7 @@ def routes(pages: Pages) -> list[Route]:
 
     def dry_run(request: Request) -> Response:
         wanted = _quarantined(parameters(request))
-        plan = plan_discard(pipeline, named_units(pipeline, wanted))
+        plan = plan_discard(pipeline.database, named_units(pipeline, wanted))
         return pages.page(request, "discard_plan.html", query=wanted.query(), plan=plan)
 
     def discard(request: Request, fields: Mapping[str, str]) -> Response:
@@ -39,7 +39,7 @@ def routes(pages: Pages) -> list[Route]:
         wanted = _quarantined(list(filters.items()))
         wal_ids = named_units(pages.writing, wanted)
         with pages.writing.database.transaction() as tx:
-            plan = plan_discard(pages.writing, wal_ids, tx=tx)
+            plan = plan_discard(pages.writing.database, wal_ids, tx=tx)
             plan.require_seen(form.fields.get("seen", ""))
             cases = QuarantineCases(pages.writing.database, clock=pages.writing.clock)
             cases.discard(plan.versions, decision=form.decision, tx=tx)

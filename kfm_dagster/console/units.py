@@ -98,7 +98,7 @@ def _evidence(pipeline: Pipeline, case: QuarantineCase) -> Mapping[str, Any] | N
     if case.evidence is None:
         return None
     try:
-        return read_evidence(pipeline, case.evidence)
+        return read_evidence(pipeline.store, case.evidence)
     except (ArtifactError, DependencyUnavailableError) as error:
         # The rest of the history is worth seeing all the same.
         return {"lost": str(error.observed)}

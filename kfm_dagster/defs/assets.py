@@ -160,18 +160,14 @@ def _first_node(
         landing=tuple(config.landing),
         limit=pipeline.settings.max_units_per_run,
         lane=config.lane,
-        account=_account(pipeline, config, dataset=dataset, day=day),
+        account=DayListing(clock=pipeline.clock, backfill_id=config.backfill_id, dataset=dataset, day=day)
+        if config.backfill_id
+        else None,
     )
 
 
 def _decision(replay: ReplayOf, run_id: str) -> Decision:
     return Decision(actor=DAGSTER_UI, reason=replay.reason, change_ref=replay.change_ref, dagster_run_id=run_id)
-
-
-def _account(pipeline: Pipeline, config: MessageParseConfig, *, dataset: str, day: str) -> DayListing | None:
-    if config.backfill_id is None:
-        return None
-    return DayListing(pipeline=pipeline, backfill_id=config.backfill_id, dataset=dataset, day=day)
 
 
 def _later(dataset: str, kind: type[ChainNode]) -> Callable[..., Iterator[Any]]:
@@ -183,7 +179,7 @@ def _later(dataset: str, kind: type[ChainNode]) -> Callable[..., Iterator[Any]]:
         stage_io: dg.ResourceParam[StageIOManager],
     ) -> Iterator[Any]:
         parts = {"dataset": dataset, "partition": context.partition_key, "run_id": root_run_id(context.run)}
-        node = kind(pipeline=pipeline.get(), **parts)
+        node = kind(pipeline=pipeline.get(), read_ahead=pipeline.state().read_ahead, **parts)
         yield from run_stage(context, node, upstream, wal, stage_io)
 
     return run_operator

@@ -33,12 +33,14 @@ from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.arrival_table import read_table
 from kfm_dagster.ingest.nodes import MetadataExtract, Settle, StacRegister
 from kfm_dagster.ingest.path_arrivals import product_of
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.staged import StagedNode
+from kfm_dagster.storage.artifacts import Artifacts
+from kfm_dagster.storage.database import Database
 
 _NO_COUNTS = {
     "checks",
@@ -158,19 +160,19 @@ def _took(account: NodeAccount | None) -> Mapping[str, float | int | str]:
     return account.took if account else {}
 
 
-def arrivals_metadata(pipeline: Pipeline, batch: StageBatch) -> dict[str, Any]:
+def arrivals_metadata(artifacts: Artifacts, batch: StageBatch) -> dict[str, Any]:
     """Return what a materialisation of `path_arrival` shows besides its units: the table's rows, and their plot."""
     summary = batch.state.validation_summary
     table = product_of(summary)
     shown: dict[str, Any] = {"rows": summary["rows"], "table": table.uri, "paths": product_of(summary, "paths").uri}
-    if picture := arrival_plot(read_table(pipeline.artifacts, table)):
+    if picture := arrival_plot(read_table(artifacts, table)):
         shown["arrivals"] = dg.MetadataValue.md(picture)
     return shown
 
 
-def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
+def account_of(database: Database, run_states: RunStateStore, dataset_id: str, run_id: str) -> NodeAccount:
     """Return what a node has recorded in a root run."""
-    return Explanations(database=pipeline.database, run_states=pipeline.stages.run_states).node(dataset_id, run_id)
+    return Explanations(database=database, run_states=run_states).node(dataset_id, run_id)
 
 
 def footprint_picture(units: Sequence[Envelope]) -> str | None:

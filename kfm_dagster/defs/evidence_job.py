@@ -6,12 +6,13 @@ evidence is collected (`ingest/evidence.py`).
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
+from datetime import datetime
+
 import dagster as dg
 
 from kfm_dagster.defs.one_line import redacted, refuse_foreign_roots
 from kfm_dagster.defs.resources import PipelineResource
-from kfm_dagster.ingest.evidence import collect_evidence
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ledger.cases import QuarantineCases
 
 EVIDENCE_JOB = "nodd_evidence"
@@ -29,9 +30,9 @@ def evidence_job() -> dg.JobDefinition:
     )
     @redacted
     def collect(pipeline: PipelineResource) -> int:
-        opened, collected = pipeline.get(), 0
-        refuse_foreign_roots(opened)
-        while bundles := collect_evidence(opened):
+        refuse_foreign_roots(pipeline)
+        collector, collected = EvidenceCollector.of(pipeline.get()), 0
+        while bundles := collector.collect():
             collected += bundles
         return collected
 
@@ -46,10 +47,10 @@ def evidence_job() -> dg.JobDefinition:
     return nodd_evidence
 
 
-def evidence_runs(pipeline: Pipeline) -> list[dg.RunRequest]:
+def evidence_runs(cases: QuarantineCases, *, at: datetime) -> list[dg.RunRequest]:
     """Return the request for a run of the job where cases lack their evidence, named by the oldest of them."""
-    turn = int(pipeline.clock().timestamp()) // PATIENCE_SECONDS
+    turn = int(at.timestamp()) // PATIENCE_SECONDS
     return [
         dg.RunRequest(run_key=f"{oldest.key.wal_id}@{oldest.key.version}/{turn}", job_name=EVIDENCE_JOB)
-        for oldest in QuarantineCases(pipeline.database, clock=pipeline.clock).due(limit=1)
+        for oldest in cases.due(limit=1)
     ]

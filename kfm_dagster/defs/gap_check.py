@@ -17,7 +17,7 @@ from kfm_dagster.defs.one_line import one_line, redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.exports.gap_picture import GapPicture, gap_picture
 from kfm_dagster.exports.gap_svg import draw
-from kfm_dagster.ingest.feed_watch import FeedReport, look_at_feeds
+from kfm_dagster.ingest.feed_watch import FeedReport, FeedWatch
 from kfm_dagster.plural import counted
 
 CHECK = dg.AssetCheckKey(QUEUE_KEY, "feeds_are_whole")
@@ -39,7 +39,7 @@ def feed_check() -> dg.AssetChecksDefinition:
     @redacted
     def feeds_are_whole(pipeline: PipelineResource) -> dg.AssetCheckResult:
         opened = pipeline.get()
-        look_at_feeds(opened)
+        FeedWatch.of(opened).look()
         return dg.AssetCheckResult(severity=dg.AssetCheckSeverity.WARN, **_found(gap_picture(opened, days=DAYS)))
 
     return feeds_are_whole
@@ -59,7 +59,7 @@ def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
     @one_line
     def nodd_gaps(context: dg.ScheduleEvaluationContext) -> dg.SkipReason:
         opened = pipeline.get()
-        report = look_at_feeds(opened)
+        report = FeedWatch.of(opened).look()
         picture = gap_picture(opened, days=DAYS)
         first_of_day = opened.clock().hour == 0 and bool(picture.rows)
         if report.changed or report.closed or first_of_day:

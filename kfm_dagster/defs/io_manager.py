@@ -11,6 +11,7 @@ from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_tags import tag_run
 from kfm_dagster.errors import KfmError
+from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import Settle
 from kfm_dagster.ingest.path_arrivals import NODE
@@ -48,7 +49,11 @@ class StageIOManager(dg.ConfigurableIOManager):
         """Return which content a stage is: its own, or what it skips for."""
         if stage.content is not None:
             return stage.content.content_hash
-        return account_of(self.pipeline.get(), stage.kind, stage.run_id).content_hash
+        return self._account(stage).content_hash
+
+    def _account(self, stage: StagedNode) -> NodeAccount:
+        opened = self.pipeline.get()
+        return account_of(opened.database, opened.stages.run_states, stage.kind, stage.run_id)
 
     def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
         """Commit the stage; the materialisation carries what became of its units, and an observation that it skipped.
@@ -68,7 +73,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         if maker is not None:
             self._remember(dataset, batch)
         day = self.wal.get().day(dataset=dataset, partition=context.partition_key)
-        account = account_of(pipeline, obj.kind, obj.run_id)
+        account = self._account(obj)
         run = context.step_context.dagster_run
         if batch.skipped is not None:
             by = batch.applied_by
@@ -82,7 +87,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         context.add_output_metadata(
             {
                 **stage_metadata(noun, batch, day=day, places=Places.of(pipeline.settings), account=account),
-                **(arrivals_metadata(pipeline, batch) if noun == NODE else {}),
+                **(arrivals_metadata(pipeline.artifacts, batch) if noun == NODE else {}),
             }
         )
 

@@ -8,9 +8,8 @@ from typing import ParamSpec, TypeVar
 
 import dagster as dg
 
+from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import DependencyUnavailableError, ForeignRootError, KfmError
-from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.redaction import redacted_error
 
 Given = ParamSpec("Given")
@@ -31,10 +30,11 @@ def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipR
     return ticked
 
 
-def refuse_foreign_roots(pipeline: Pipeline) -> None:
+def refuse_foreign_roots(pipeline: PipelineResource) -> None:
     """Raise dg.Failure, in one line, where roots are another deployment's or do not answer. Asked once per process."""
+    opened = pipeline.get()
     try:
-        hold_roots(pipeline)
+        pipeline.state().hold_roots(opened.settings, opened.database)
     except KfmError as error:
         raise dg.Failure(description=str(error), allow_retries=not isinstance(error, ForeignRootError)) from None
 

@@ -68,7 +68,9 @@ def path_sensors(
     )
     @one_line
     def nodd_paths(_: dg.SensorEvaluationContext) -> dg.SensorResult:
-        found = [one for one in days_to_compute(pipeline.get()) if days.has_partition_key(one.day)]
+        opened = pipeline.get()
+        due = days_to_compute(opened.ledger, opened.nodes, at=opened.clock())
+        found = [one for one in due if days.has_partition_key(one.day)]
         if not found:
             return dg.SensorResult(skip_reason="every day whose units have ended has its arrivals")
         return dg.SensorResult(

@@ -5,7 +5,8 @@ One process keeps one open pipeline per database: without it, each tick or step 
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
-from functools import cache, partial
+from collections import defaultdict
+from functools import cache
 from typing import TYPE_CHECKING
 
 import boto3
@@ -15,6 +16,7 @@ from pydantic import Field
 
 from kfm_dagster.governance.review import OverrideReview
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, Queue, bounded, connect
 from kfm_dagster.settings import Settings
@@ -22,6 +24,8 @@ from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
+
+_STATES: defaultdict[Settings, ProcessState] = defaultdict(ProcessState)
 
 
 class SqsQueueResource(ResourceWithBoto3Configuration):
@@ -71,7 +75,7 @@ class WalResource(dg.ConfigurableResource[Ledger]):
 
     def get(self) -> Ledger:
         """Return the ledger of the process's open pipeline. Raises KfmError with one line on what is wrong."""
-        return open_pipeline(self.settings()).ledger
+        return open_pipeline(self.settings(), SqsQueueResource()).ledger
 
 
 class PipelineResource(dg.ConfigurableResource[Pipeline]):
@@ -82,21 +86,21 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
 
     def get(self) -> Pipeline:
         """Return the process's open pipeline. Raises KfmError with one line on what is wrong."""
-        pipeline = open_pipeline(self.wal.settings())
-        # Its answers tell the time, so that the clock is measured at no cost wherever a sensor ticks.
-        pipeline.connect_queue = partial(self.queue.connect, dates=pipeline.calibration.answers)
-        pipeline.connect_dead_letters = self.queue.connect_dead_letters
-        return pipeline
+        return open_pipeline(self.wal.settings(), self.queue)
+
+    def state(self) -> ProcessState:
+        """Return what this process remembers of the deployment."""
+        return _STATES[self.wal.settings()]
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Publish the lineage of a run's steps when the run is over: without a daemon there is no sensor to do it."""
-        if context.run is not None and (opened := self.get()).held:
-            opened.lineage.publish_staged()
+        if context.run is not None and self.state().held:
+            self.get().lineage.publish_staged()
 
 
 @cache
-def open_pipeline(settings: Settings) -> Pipeline:
-    """Open a pipeline once per process and settings."""
-    pipeline = Pipeline.open(settings)
+def open_pipeline(settings: Settings, queue: SqsQueueResource) -> Pipeline:
+    """Open a pipeline once per process, settings and queue."""
+    pipeline = Pipeline.open(settings, connect_queue=queue.connect, connect_dead_letters=queue.connect_dead_letters)
     OverrideReview(pipeline.database, clock=pipeline.clock).work_in(settings)
     return pipeline

@@ -2,7 +2,9 @@
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
@@ -11,9 +13,9 @@ from kfm_dagster.defs.old_runs import OldRuns
 from kfm_dagster.defs.one_line import one_line, redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.retention.opening import retention_of
 from kfm_dagster.retention.policy import RETENTION, RetentionPolicy
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 
 RETENTION_JOB = "retention"
@@ -34,7 +36,7 @@ def retention_job() -> dg.JobDefinition:
     @redacted
     def remove_what_is_old(context: dg.OpExecutionContext, pipeline: PipelineResource) -> dict[str, Any]:
         try:
-            removed = _removed(context, pipeline.get())
+            removed = _removed(context, pipeline.get().settings, pipeline.get().clock)
         except KfmError as error:
             raise dg.Failure(description=str(error), allow_retries=False) from None
         context.add_output_metadata({kind: dg.MetadataValue.json(found) for kind, found in removed.items()})
@@ -70,14 +72,13 @@ def retention_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
     return nodd_retention
 
 
-def _removed(context: dg.OpExecutionContext, opened: Pipeline) -> dict[str, Any]:
-    settings = opened.settings
+def _removed(context: dg.OpExecutionContext, settings: Settings, clock: Callable[[], datetime]) -> dict[str, Any]:
     removed: dict[str, Any] = {}
     with ExitStack() as stack:
         database = Database.open(settings.retention_url)
         stack.callback(database.dispose)
         runs = OldRuns(instance=context.instance, database=database)
-        retention = retention_of(settings, database, runs=runs, clock=opened.clock)
+        retention = retention_of(settings, database, runs=runs, clock=clock)
         for one in retention.run(actor=ACTOR):
             removed[one.kind.value] = {"older": one.old, "removed": one.removed, "bytes": one.bytes}
             context.log.info("%s: %s of %s that are older were removed", one.kind, one.removed, one.old)

@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from functools import partial
 
 import dagster as dg
@@ -23,13 +24,16 @@ from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, un
 from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
-from kfm_dagster.ingest.preflight import ensure_ready
+from kfm_dagster.ingest.requested_runs import RequestedRuns
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.reports import PendingPartition
-from kfm_dagster.recovery.backfill.days import AdvanceReport, advance_backfills
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 from kfm_dagster.recovery.backfill.scheduled import begin_due_listings
-from kfm_dagster.recovery.intents import advance_intents
-from kfm_dagster.recovery.replay.engine import advance_replays
+from kfm_dagster.recovery.intents import IntentReplay
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.settings import Settings
 
 BACKFILL_INTERVALS = 2
 """A day that a backfill lists takes longer, and mostly there is no backfill."""
@@ -63,15 +67,17 @@ def ingest_sensors(
     )
     @one_line
     def nodd_messages(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        opened = pipeline.get()
-        ensure_ready(opened)
-        report = take_in(opened)
-        if not report.landed:
-            opened.asked.record(context.sensor_name, (), at=opened.clock())
-            return dg.SensorResult(skip_reason=_why_no_run(opened, report))
-        planned = _plan(context, opened, partial(_landed, report), days=days, landed=report.landed)
+        opened, state = pipeline.get(), pipeline.state()
+        state.ensure_ready(opened.settings, opened.database)
+        report = take_in(opened, state)
+        planned: list[PlannedRun] = []
+        if report.landed:
+            planned = _plan(context, opened, state.requested, partial(_landed, report), days=days, landed=report.landed)
+        else:
+            state.requested.record(context.sensor_name, (), at=opened.clock())
         if not planned:
-            return dg.SensorResult(skip_reason=_why_no_run(opened, report))
+            limit, today = opened.settings.max_in_flight_units, opened.clock().date()
+            return dg.SensorResult(skip_reason=_why_no_run(opened.ledger, report, limit=limit, today=today))
         return dg.SensorResult(run_requests=[planned_run(run) for run in planned])
 
     @dg.sensor(
@@ -85,15 +91,15 @@ def ingest_sensors(
     )
     @one_line
     def nodd_ledger(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        opened, ledger = pipeline.get(), wal.get()
+        opened, state, ledger = pipeline.get(), pipeline.state(), wal.get()
         # Before evidence, lineage and Items are written, and units keep their attempts while no run could store theirs.
-        ensure_ready(opened)
+        state.ensure_ready(opened.settings, opened.database)
         say, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
-        dead = DeadRuns(context, leased=ledger.leases.held, unleased=opened.asked.unleased, now=opened.clock())
-        look_after(opened, ledger, dead=dead, warn=warn)
+        dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
+        look_after(opened, state, ledger, dead=dead, warn=warn)
         dead.forget_ended()
-        advance_replays(opened, say=say)
-        advance_intents(opened, say=say)
+        ReplayEngine(pipeline=opened).advance_all(say=say)
+        IntentReplay(pipeline=opened).advance(state.intents, say=say)
         cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
         def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
@@ -102,10 +108,10 @@ def ingest_sensors(
             context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
             return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
 
-        requests = [planned_run(run) for run in _plan(context, opened, ready, days=days, landed={})]
-        requests += evidence_runs(opened)
+        requests = [planned_run(run) for run in _plan(context, opened, state.requested, ready, days=days, landed={})]
+        requests += evidence_runs(QuarantineCases(opened.database, clock=opened.clock), at=opened.clock())
         if not requests:
-            return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(opened, days))
+            return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(ledger, days, today=opened.clock().date()))
         return dg.SensorResult(run_requests=requests)
 
     @dg.sensor(
@@ -119,13 +125,15 @@ def ingest_sensors(
     )
     @one_line
     def nodd_backfill(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        opened = pipeline.get()
-        for backfill_id in begin_due_listings(opened):
+        opened, requested = pipeline.get(), pipeline.state().requested
+        backfills = Backfills.of(opened)
+        for backfill_id in begin_due_listings(backfills, opened.settings):
             context.log.info("%s is begun: a listing is due by a contract's schedule", backfill_id)
-        with opened.asked.lock:
-            report = AdvanceReport() if no_backfill_runs(opened.database) else _advance(context, opened, days)
+        with requested.lock:
+            idle = no_backfill_runs(opened.database)
+            report = AdvanceReport() if idle else _advance(context, backfills, opened.settings, days)
             listings = [(request.day, Lane.BULK) for request in report.requests]
-            opened.asked.record(context.sensor_name, listings, at=opened.clock())
+            requested.record(context.sensor_name, listings, at=opened.clock())
         if not report.requests:
             return dg.SensorResult(skip_reason=report.reason)
         return dg.SensorResult(run_requests=[listing_run(request) for request in report.requests])
@@ -133,10 +141,11 @@ def ingest_sensors(
     return [nodd_messages, nodd_ledger, nodd_backfill]
 
 
-def _advance(context: dg.SensorEvaluationContext, pipeline: Pipeline, days: dg.PartitionsDefinition) -> AdvanceReport:
-    limit = pipeline.settings.bulk_runs(run_slots(context.instance))
-    listing = listing_days(context.instance)
-    return advance_backfills(pipeline, listing=listing, limit=limit, known=days.has_partition_key)
+def _advance(
+    context: dg.SensorEvaluationContext, backfills: Backfills, settings: Settings, days: dg.PartitionsDefinition
+) -> AdvanceReport:
+    limit = settings.bulk_runs(run_slots(context.instance))
+    return backfills.advance(listing=listing_days(context.instance), limit=limit, known=days.has_partition_key)
 
 
 def _to_log(context: dg.SensorEvaluationContext, level: int) -> Callable[[str], None]:
@@ -151,6 +160,7 @@ def _to_log(context: dg.SensorEvaluationContext, level: int) -> Callable[[str], 
 def _plan(
     context: dg.SensorEvaluationContext,
     pipeline: Pipeline,
+    requested: RequestedRuns,
     chosen: Callable[[Sequence[PendingPartition]], Sequence[PendingPartition]],
     *,
     days: dg.PartitionsDefinition,
@@ -158,14 +168,14 @@ def _plan(
 ) -> list[PlannedRun]:
     """Plan runs over some of what waits in the given days and is on, within the limits of the lanes."""
     off = KillSwitchPolicy.now(pipeline.ledger.switches)
-    with pipeline.asked.lock:
+    with requested.lock:
         if not pipeline.ledger.pending_by_partition():
             chosen(())
-            pipeline.asked.record(context.sensor_name, (), at=pipeline.clock())
+            requested.record(context.sensor_name, (), at=pipeline.clock())
             return []
-        asked = pipeline.asked.by_others(context.sensor_name, at=pipeline.clock())
+        others = requested.by_others(context.sensor_name, at=pipeline.clock())
         # Before what is pending: a run that ends in between would have taken what waits only by the earlier look.
-        runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(asked)
+        runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(others)
         on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
         waiting, unknown = of_known_days(on, days.has_partition_key)
         bulk_waits = runs.of(Lane.BULK) > 0 or any(entry.lane is Lane.BULK for entry in waiting)
@@ -177,9 +187,9 @@ def _plan(
             max_units_per_run=pipeline.settings.max_units_per_run,
             salt=newest_runs(context.instance),
         )
-        pipeline.asked.record(context.sensor_name, [(run.partition, run.lane) for run in planned], at=pipeline.clock())
+        requested.record(context.sensor_name, [(run.partition, run.lane) for run in planned], at=pipeline.clock())
     if unknown and planned:
-        context.log.warning(_why_unknown(pipeline, unknown))
+        context.log.warning(why_unknown(unknown, today=pipeline.clock().date().isoformat()))
     return planned
 
 
@@ -191,14 +201,14 @@ def _seen(entry: PendingPartition) -> str:
     return f"{entry.partition}/{entry.lane}"
 
 
-def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:
-    off = KillSwitchPolicy.now(pipeline.ledger.switches)
+def _why_no_run(ledger: Ledger, report: IntakeReport, *, limit: int, today: date) -> str:
+    off = KillSwitchPolicy.now(ledger.switches)
     if report.off:
         return f"nothing is received, messages stay safe in the queue: {off.sentences()}"
     if report.full:
         return (
-            f"{units_in_flight(pipeline, Lane.LIVE, off)} live units are in flight, the limit is "
-            f"{pipeline.settings.max_in_flight_units} (KFM_MAX_IN_FLIGHT_UNITS); messages stay safe in the queue"
+            f"{units_in_flight(ledger, Lane.LIVE, off, today=today)} live units are in flight, the limit is "
+            f"{limit} (KFM_MAX_IN_FLIGHT_UNITS); messages stay safe in the queue"
         )
     waiting = (
         f"; {report.unverified} messages wait on the queue: their topic's certificate cannot be fetched"
@@ -214,17 +224,13 @@ def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:
     )
 
 
-def _why_nothing_is_asked_for(pipeline: Pipeline, days: dg.PartitionsDefinition) -> str:
-    off = KillSwitchPolicy.now(pipeline.ledger.switches)
-    known, unknown = of_known_days(pipeline.ledger.pending_by_partition(), days.has_partition_key)
+def _why_nothing_is_asked_for(ledger: Ledger, days: dg.PartitionsDefinition, *, today: date) -> str:
+    off = KillSwitchPolicy.now(ledger.switches)
+    known, unknown = of_known_days(ledger.pending_by_partition(), days.has_partition_key)
     waiting: Counter[str] = Counter()
     for entry in known:
         switch = off.of(entry.dataset)
         waiting[sentence(switch) if switch else "an active run or a later tick will take them"] += entry.units
     reasons = [f"{units} units are pending; {why}" for why, units in waiting.items()]
-    reasons += [_why_unknown(pipeline, unknown)] if unknown else []
+    reasons += [why_unknown(unknown, today=today.isoformat())] if unknown else []
     return "; ".join(reasons) or "nothing is pending in the ledger"
-
-
-def _why_unknown(pipeline: Pipeline, unknown: Mapping[str, int]) -> str:
-    return why_unknown(unknown, today=pipeline.clock().date().isoformat())

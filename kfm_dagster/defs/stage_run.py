@@ -32,7 +32,7 @@ def run_stage(
     stage_io: StageIOManager,
 ) -> Iterator[Any]:
     """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
-    refuse_foreign_roots(node.pipeline)
+    refuse_foreign_roots(stage_io.pipeline)
     key = context.asset_key
     day = partial(wal.get().day, dataset=dataset_of(key), partition=context.partition_key)
     console = wal.settings().console_url

@@ -22,7 +22,8 @@ from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.ingest.progress import Progress
-from kfm_dagster.recovery.backfill.days import start_backfill
+from kfm_dagster.ingest.window import PartitionWindow
+from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.settings import FeedKind, Settings, environment
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
@@ -75,14 +76,14 @@ def run_demo(
             pipeline = Pipeline.open(settings)
             earlier = sum(pipeline.deliveries.counts().values())
             try:
-                hold_roots(pipeline)
+                hold_roots(settings, pipeline.database)
                 say("publishing objects and their notifications ...")
                 expected = feed_demo(pipeline, feed, objects, all_datasets=all_datasets)
                 say("starting the Dagster code server and daemon ...")
                 with Deployment(home, environment={}) as deployment:
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
-                flush_lineage(pipeline, say)
-                say_what_is_held(pipeline, say)
+                flush_lineage(pipeline.lineage, say)
+                say_what_is_held(pipeline.ledger, say)
                 result = account(pipeline, since=started)
                 return replace(
                     result,
@@ -107,7 +108,7 @@ def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datas
         published = _feed_folder(pipeline, feed, objects)
         return Expected(ends=dict.fromkeys(published.published, ANY_END), skipped=published.skipped)
     samples = publish_samples(feed)
-    begin_with(pipeline, SAMPLE_DAY)
+    begin_with(pipeline.window, SAMPLE_DAY)
     ends = dict.fromkeys(samples.objects, SOUND) | dict.fromkeys((samples.truncated, samples.missing), SPOILT)
     if all_datasets:
         with TemporaryDirectory(prefix="kfm-demo-") as folder:
@@ -120,12 +121,12 @@ def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
     """Publish a folder; its days become partitions before a message is received. What no topic announces is listed."""
     published = feed.from_folder(objects)
     if published.first_day is not None:
-        begin_with(pipeline, published.first_day)
+        begin_with(pipeline.window, published.first_day)
     for dataset, day in sorted(published.unannounced):
-        start_backfill(pipeline, datasets=[dataset], first_day=day, last_day=day, decision=_UNANNOUNCED)
+        Backfills.of(pipeline).start(datasets=[dataset], first_day=day, last_day=day, decision=_UNANNOUNCED)
     return published
 
 
-def begin_with(pipeline: Pipeline, day: date) -> None:
+def begin_with(window: PartitionWindow, day: date) -> None:
     """Lower the partition window to a day of the demo's objects."""
-    pipeline.window.lower(day, actor="kfm demo", reason="objects of the demo")
+    window.lower(day, actor="kfm demo", reason="objects of the demo")

@@ -12,6 +12,8 @@ from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence
 from kfm_dagster.ingest.path_days import days_to_compute
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.backfill.progress import UnlistedDays, listed_backfills, unlisted_days
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -44,14 +46,14 @@ class _Backfills:
         return bool(self.coming or self.ending)
 
     @classmethod
-    def now(cls, pipeline: Pipeline) -> _Backfills:
+    def now(cls, ledger: Ledger) -> _Backfills:
         """Look once."""
-        off = KillSwitchPolicy.now(pipeline.ledger.switches)
-        found = cls(coming=[], held={}, ending=listed_backfills(pipeline.database))
-        for days in unlisted_days(pipeline.database):
+        off = KillSwitchPolicy.now(ledger.switches)
+        found = cls(coming=[], held={}, ending=listed_backfills(ledger.database))
+        for days in unlisted_days(ledger.database):
             if (switch := off.of(days.dataset)) is not None:
                 found.held.setdefault(sentence(switch), []).append(days)
-            elif days.dataset not in pipeline.registry.contracts:
+            elif days.dataset not in ledger.registry.contracts:
                 found.held.setdefault(f"no contract names {days.dataset}", []).append(days)
             else:
                 found.coming.append(days)
@@ -68,14 +70,14 @@ def drain(
     dying; nothing is lost, the next drain goes on.
     """
     deadline = time.monotonic() + timeout_seconds
-    replays = ReplayEngine(pipeline=pipeline)
+    ledger, replays = pipeline.ledger, ReplayEngine(pipeline=pipeline)
     quiet, paths_until = 0, None
     while True:
-        now = progress(pipeline)
+        now = progress(pipeline.queue, ledger)
         report(now)
-        backfills, replaying = _Backfills.now(pipeline), replays.at_work()
+        backfills, replaying = _Backfills.now(ledger), replays.at_work()
         idle = now.drained and not replaying and not backfills.at_work
-        if idle and days_to_compute(pipeline):
+        if idle and days_to_compute(ledger, pipeline.nodes, at=pipeline.clock()):
             paths_until = paths_until or time.monotonic() + PATHS_SECONDS
             idle = time.monotonic() > paths_until
         quiet = quiet + 1 if idle else 0
@@ -90,15 +92,15 @@ def drain(
         time.sleep(POLL_SECONDS)
 
 
-def say_what_is_held(pipeline: Pipeline, say: Callable[[str], None]) -> None:
+def say_what_is_held(ledger: Ledger, say: Callable[[str], None]) -> None:
     """Say which days of backfills a drain has left to a person, and why: a line for each reason."""
-    for why, found in _Backfills.now(pipeline).held.items():
+    for why, found in _Backfills.now(ledger).held.items():
         say(f"{_days(found)} not listed: {why}")
 
 
-def flush_lineage(pipeline: Pipeline, say: Callable[[str], None]) -> None:
+def flush_lineage(lineage: Lineage, say: Callable[[str], None]) -> None:
     """Publish what the last runs of a deployment that has ended left, which no sensor will: their last steps."""
-    if (error := pipeline.lineage.flush()) is not None:
+    if (error := lineage.flush()) is not None:
         say(f"lineage waits for its backend: {error}")
 
 

@@ -57,7 +57,7 @@ def pushing(pipeline: Pipeline, depths: Callable[[], Mapping[str, int]]) -> Abst
             _LOG.warning("no metrics are exported: the database does not answer")
 
     seconds = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", _INTERVAL_MILLISECONDS)) / 1000
-    return pipeline.repeating(push, seconds=seconds, name="otlp-metrics")
+    return pipeline.threads.repeating(push, seconds=seconds, name="otlp-metrics")
 
 
 def metrics_data(pipeline: Pipeline, depths: Mapping[str, int], *, at: int) -> MetricsData:

@@ -35,6 +35,7 @@ def run_chain(first: MessageParse, *, pause: Callable[[float], None] | None = No
         "dataset": first.dataset,
         "partition": first.partition,
         "run_id": first.run_id,
+        "read_ahead": first.read_ahead,
     }
     outputs: list[StageBatch] = []
     for node in (first, *(kind(**shared) for kind in chain()[1:])):

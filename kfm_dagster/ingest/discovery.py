@@ -258,7 +258,7 @@ class MessageParse(ChainNode):
 
     def _enter(self, chunk: Sequence[Envelope]) -> bool:
         with self.pipeline.database.transaction() as tx:
-            entered = enter_listed(self.pipeline, chunk, tx)
+            entered = enter_listed(self.pipeline.ledger, self.pipeline.deliveries, chunk, tx)
             return self.account is None or self.account.counted(
                 tx, listed=len(chunk), created=len(entered.created), requeued=len(entered.requeued)
             )

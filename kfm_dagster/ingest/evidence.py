@@ -19,18 +19,23 @@ from obstore.exceptions import BaseError
 
 from kfm_dagster.catalog.store import CatalogUndoError
 from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError, KfmError
 from kfm_dagster.ingest.evidence_bundle import FoundMessage, FoundObject, ObjectState, bundle_of
-from kfm_dagster.ingest.orphans import take_back_orphans
+from kfm_dagster.ingest.orphans import OrphanedItems
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.threads import Threads
 from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase, QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
+from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.s3 import Store
 
 FOLDER = "evidence"
 EDGE_BYTES = 512
@@ -53,92 +58,141 @@ class _Facts:
     message: FoundMessage | None
 
 
-def collect_evidence(pipeline: Pipeline, *, limit: int = LIMIT) -> int:
-    """Make the evidence of quarantined units that have none, the oldest cases first; return the number of bundles.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvidenceCollector:
+    """Collects the evidence of a deployment's cases."""
 
-    Never raises for what a store does: a landing zone or artifact store that does not answer leaves the cases to the
-    next call, as an Item that cannot be taken back leaves its case; an object that cannot be read is what the evidence
-    says. What cannot be made of one case's message or object is left out with a note (SEC-12).
-    """
-    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
-    due = cases.due(limit=limit)
-    end = time.monotonic() + BUDGET_SECONDS
-    collected = 0
-    for start in range(0, len(due), _PART):
-        if time.monotonic() > end:
-            break
+    cases: QuarantineCases
+    bundles: Artifacts
+    landing: Landing
+    objects: ObjectStores
+    registry: ContractRegistry
+    orphans: OrphanedItems
+    threads: Threads
+    withholding: bool
+    """Whether sensitive areas are set, so that the content of no object may be shown."""
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> EvidenceCollector:
+        """Return the collector of a deployment."""
+        stages = pipeline.stages.lifecycle.store
+        return cls(
+            cases=QuarantineCases(pipeline.database, clock=pipeline.clock),
+            bundles=evidence_bundles(pipeline.store),
+            landing=pipeline.landing,
+            objects=pipeline.objects,
+            registry=pipeline.registry,
+            orphans=OrphanedItems(catalog=pipeline.catalog, ledger=pipeline.ledger, stages=stages),
+            threads=pipeline.threads,
+            withholding=pipeline.settings.sensitive_areas is not None,
+        )
+
+    def collect(self, *, limit: int = LIMIT) -> int:
+        """Make the evidence of quarantined units that have none, oldest first; return the number of bundles.
+
+        Never raises for what a store does: a landing zone or artifact store that does not answer leaves the cases to
+        the next call, as an Item that cannot be taken back leaves its case; an object that cannot be read is what the
+        evidence says. What cannot be made of one case's message or object is left out with a note (SEC-12).
+        """
+        due = self.cases.due(limit=limit)
+        end = time.monotonic() + BUDGET_SECONDS
+        collected = 0
+        for start in range(0, len(due), _PART):
+            if time.monotonic() > end:
+                break
+            try:
+                collected += self._collect(self._without_orphans(due[start : start + _PART]))
+            except (BaseError, OSError, DependencyUnavailableError) as error:
+                _LOG.warning("evidence is not stored yet, the next collection tries again: %s", type(error).__name__)
+                break
+        return collected
+
+    def _without_orphans(self, part: Sequence[DueCase]) -> Sequence[DueCase]:
+        """Take back the units' Items without lineage; return the cases of those that have none any more."""
         try:
-            collected += _collect(pipeline, cases, _without_orphans(pipeline, due[start : start + _PART]))
-        except (BaseError, OSError, DependencyUnavailableError) as error:
-            _LOG.warning("evidence is not stored yet, the next collection tries again: %s", type(error).__name__)
-            break
-    return collected
+            self.orphans.take_back({case.key.wal_id for case in part})
+        except CatalogUndoError as error:
+            _LOG.warning("%s", error)
+            return [case for one in part if len(part) > 1 for case in self._without_orphans([one])]
+        return part
+
+    def _collect(self, due: Sequence[DueCase]) -> int:
+        def store(facts: _Facts) -> ArtifactReference:
+            try:
+                found = self._look(facts.record, reason=facts.case.reason)
+                content = bundle_of(facts.case, facts.record, facts.history, found=found, message=facts.message)
+            except KfmError:  # of the deployment, so of every case
+                raise
+            except Exception as error:  # of this case's message or object, so of no other case
+                shown = redacted_error(error)
+                _LOG.exception("the evidence of %s has no message and no object", facts.record.wal_id, exc_info=shown)
+                note = FoundObject(state=ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
+                content = bundle_of(facts.case, facts.record, facts.history, found=note, message=None)
+            return self.bundles.put(content, suffix="json")
+
+        known = self._facts(due)
+        stored = self.threads.concurrently(store, known)
+        return self.cases.attach({facts.case.key: reference for facts, reference in zip(known, stored, strict=True)})
+
+    def _facts(self, due: Sequence[DueCase]) -> list[_Facts]:
+        histories = self.cases.histories(case.key.wal_id for case in due)
+        # As it stood when it was quarantined, wherever the record is by now.
+        until = [(case, histories[case.key.wal_id][: case.key.version]) for case in due]
+        records = [(case, replay_history(history), history) for case, history in until]
+        messages = self._messages([record for _, record, _ in records])
+        return [
+            _Facts(case=case, record=record, history=history, message=messages.get(record.sqs_message_id or ""))
+            for case, record, history in records
+        ]
+
+    def _messages(self, records: Sequence[NoddWalRecord]) -> Mapping[str, FoundMessage]:
+        deliveries = self.cases.messages(record.sqs_message_id for record in records if record.sqs_message_id)
+        landed: dict[str, Mapping[str, SqsMessage] | str] = {}
+        for digest in sorted({delivery.landing for delivery in deliveries.values()}):
+            try:
+                landed[digest] = {message.message_id: message for message in self.landing.read(digest)}
+            except ArtifactError as error:
+                landed[digest] = str(error)
+        return {name: _found_message(delivery, landed[delivery.landing]) for name, delivery in deliveries.items()}
+
+    def _look(self, record: NoddWalRecord, *, reason: str) -> FoundObject:
+        """Look at the object as it stands: its head, and both ends where they may be shown."""
+        if reason in _OVERWRITTEN:
+            return FoundObject(state=ObjectState.OVERWRITTEN, why=reason)
+        try:
+            contract = self.registry[record.dataset]
+        except ContractError:
+            return FoundObject(state=ObjectState.UNREADABLE, why="the dataset has no contract any more")
+        shown = _may_be_shown(contract, record) and not self.withholding
+        try:
+            handle = self.objects.open(contract, record.object_uri)
+            head, first = handle.probe(EDGE_BYTES) if shown else (handle.head(), b"")
+            # An object shorter than both ends is told by its first bytes and what follows them.
+            start = max(head.size - EDGE_BYTES, len(first))
+            last = handle.read(start, head.size - start) if shown and start < head.size else b""
+        except ObjectReadError as error:
+            absent = error.code is IntegrityIssue.MISSING_OBJECT
+            return FoundObject(state=ObjectState.ABSENT if absent else ObjectState.UNREADABLE, why=str(error.observed))
+        return FoundObject(
+            state=ObjectState.PRESENT if shown else ObjectState.WITHHELD,
+            size=head.size,
+            version=head.etag,
+            content_type=head.content_type,
+            last_modified=head.last_modified,
+            first=first,
+            last=last,
+        )
 
 
-def read_evidence(pipeline: Pipeline, reference: ArtifactReference) -> dict[str, Any]:
+def evidence_bundles(store: Store) -> Artifacts:
+    """Return the bundles of a deployment's store."""
+    return Artifacts(store, folder=FOLDER)
+
+
+def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:
     """Read a bundle back. Raises ArtifactError when it is gone or is not the one that was stored."""
-    content: dict[str, Any] = orjson.loads(_bundles(pipeline).get(reference))
+    content: dict[str, Any] = orjson.loads(evidence_bundles(store).get(reference))
     return content
-
-
-def _bundles(pipeline: Pipeline) -> Artifacts:
-    return Artifacts(pipeline.store, folder=FOLDER)
-
-
-def _without_orphans(pipeline: Pipeline, part: Sequence[DueCase]) -> Sequence[DueCase]:
-    """Take back the units' Items without lineage; return the cases of those that have none any more."""
-    try:
-        take_back_orphans(pipeline, {case.key.wal_id for case in part})
-    except CatalogUndoError as error:
-        _LOG.warning("%s", error)
-        return [case for one in part if len(part) > 1 for case in _without_orphans(pipeline, [one])]
-    return part
-
-
-def _collect(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase]) -> int:
-    bundles = _bundles(pipeline)
-
-    def store(facts: _Facts) -> ArtifactReference:
-        try:
-            found = _look(pipeline, facts.record, reason=facts.case.reason)
-            content = bundle_of(facts.case, facts.record, facts.history, found=found, message=facts.message)
-        except KfmError:  # of the deployment, so of every case
-            raise
-        except Exception as error:  # of what this case's message or object holds: the other cases have their evidence
-            shown = redacted_error(error)
-            _LOG.exception("the evidence of %s has no message and no object", facts.record.wal_id, exc_info=shown)
-            note = FoundObject(state=ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
-            content = bundle_of(facts.case, facts.record, facts.history, found=note, message=None)
-        return bundles.put(content, suffix="json")
-
-    known = _facts(pipeline, cases, due)
-    stored = pipeline.concurrently(store, known)
-    return cases.attach({facts.case.key: reference for facts, reference in zip(known, stored, strict=True)})
-
-
-def _facts(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase]) -> list[_Facts]:
-    histories = cases.histories(case.key.wal_id for case in due)
-    # As it stood when it was quarantined, wherever the record is by now.
-    until = [(case, histories[case.key.wal_id][: case.key.version]) for case in due]
-    records = [(case, replay_history(history), history) for case, history in until]
-    messages = _messages(pipeline, cases, [record for _, record, _ in records])
-    return [
-        _Facts(case=case, record=record, history=history, message=messages.get(record.sqs_message_id or ""))
-        for case, record, history in records
-    ]
-
-
-def _messages(
-    pipeline: Pipeline, cases: QuarantineCases, records: Sequence[NoddWalRecord]
-) -> Mapping[str, FoundMessage]:
-    deliveries = cases.messages(record.sqs_message_id for record in records if record.sqs_message_id)
-    landed: dict[str, Mapping[str, SqsMessage] | str] = {}
-    for digest in sorted({delivery.landing for delivery in deliveries.values()}):
-        try:
-            landed[digest] = {message.message_id: message for message in pipeline.landing.read(digest)}
-        except ArtifactError as error:
-            landed[digest] = str(error)
-    return {name: _found_message(delivery, landed[delivery.landing]) for name, delivery in deliveries.items()}
 
 
 def _found_message(delivery: AnnouncingMessage, batch: Mapping[str, SqsMessage] | str) -> FoundMessage:
@@ -147,35 +201,6 @@ def _found_message(delivery: AnnouncingMessage, batch: Mapping[str, SqsMessage] 
     message = batch.get(delivery.message_id)
     why = None if message else "the landed batch does not hold the message"
     return FoundMessage(delivery=delivery, landed=message, why=why)
-
-
-def _look(pipeline: Pipeline, record: NoddWalRecord, *, reason: str) -> FoundObject:
-    """Look at the object as it stands: its head, and both ends where they may be shown."""
-    if reason in _OVERWRITTEN:
-        return FoundObject(state=ObjectState.OVERWRITTEN, why=reason)
-    try:
-        contract = pipeline.registry[record.dataset]
-    except ContractError:
-        return FoundObject(state=ObjectState.UNREADABLE, why="the dataset has no contract any more")
-    shown = _may_be_shown(contract, record) and pipeline.settings.sensitive_areas is None
-    try:
-        handle = pipeline.objects.open(contract, record.object_uri)
-        head, first = handle.probe(EDGE_BYTES) if shown else (handle.head(), b"")
-        # An object shorter than both ends is told by its first bytes and what follows them.
-        start = max(head.size - EDGE_BYTES, len(first))
-        last = handle.read(start, head.size - start) if shown and start < head.size else b""
-    except ObjectReadError as error:
-        absent = error.code is IntegrityIssue.MISSING_OBJECT
-        return FoundObject(state=ObjectState.ABSENT if absent else ObjectState.UNREADABLE, why=str(error.observed))
-    return FoundObject(
-        state=ObjectState.PRESENT if shown else ObjectState.WITHHELD,
-        size=head.size,
-        version=head.etag,
-        content_type=head.content_type,
-        last_modified=head.last_modified,
-        first=first,
-        last=last,
-    )
 
 
 def _may_be_shown(contract: DatasetContract, record: NoddWalRecord) -> bool:

@@ -48,7 +48,7 @@ class Heartbeat:
         """Tick now, and every interval until the block ends."""
         self.tick()
         name = f"heartbeat-{self._run_id}"
-        with self._pipeline.repeating(self.tick, seconds=self.interval_seconds, name=name):
+        with self._pipeline.threads.repeating(self.tick, seconds=self.interval_seconds, name=name):
             yield
 
     def tick(self) -> None:
@@ -79,7 +79,7 @@ class Heartbeat:
                 and now - message.received_at >= timedelta(seconds=self._timeouts[message.dataset]) / 2
             ]
             if due:
-                self._pipeline.postpone(due)
+                self._pipeline.acknowledger.postpone(due)
             if len(held) < BATCH:
                 return
             after = held[-1].message_id

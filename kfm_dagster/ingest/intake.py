@@ -22,8 +22,9 @@ from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
 from kfm_dagster.ingest.late_sidecar import complete
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ingest.recording import created_of, ensure_units, record_messages
-from kfm_dagster.ingest.verified_messages import of_known_senders
+from kfm_dagster.ingest.verified_messages import of_known_senders, verdicts_on
 from kfm_dagster.ingest.volume_end import close
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
@@ -76,6 +77,7 @@ _COUNTS = (
 
 def take_in(
     pipeline: Pipeline,
+    state: ProcessState,
     *,
     wait_seconds: int = FIRST_WAIT_SECONDS,
     budget_seconds: float | None = None,
@@ -92,11 +94,13 @@ def take_in(
     StoreAccessError where the landing zone refuses it; then it is visible again at once.
     """
     settings = pipeline.settings
-    deleted = pipeline.acknowledge()
+    deleted = pipeline.acknowledger.acknowledge()
     off = KillSwitchPolicy.now(pipeline.ledger.switches)
     if switches := off.of_queue(pipeline.registry, settings.sqs_primary_queue):
         return IntakeReport(deleted=deleted, off=tuple(switches))
-    room = settings.max_in_flight_units - units_in_flight(pipeline, Lane.LIVE, off)
+    room = settings.max_in_flight_units - units_in_flight(
+        pipeline.ledger, Lane.LIVE, off, today=pipeline.clock().date()
+    )
     if room <= 0:
         return IntakeReport(deleted=deleted, full=True)
     further = () if most is None else (most,)
@@ -115,10 +119,10 @@ def take_in(
         report = record(pipeline, messages)
     except StoreAccessError:
         # What is not stored waits in the queue, and the preflight of the next tick receives nothing.
-        pipeline.ready = False
+        state.ready = False
         pipeline.queue.change_visibility([(message.receipt_handle or "", 0) for message in messages])
         raise
-    return dataclasses.replace(report, deleted=deleted + pipeline.acknowledge())
+    return dataclasses.replace(report, deleted=deleted + pipeline.acknowledger.acknowledge())
 
 
 def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
@@ -129,7 +133,9 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
     """
     report = IntakeReport()
     for part in in_parts(messages):
-        known = of_known_senders(pipeline, part)
+        verdicts = verdicts_on(part, deliveries=pipeline.deliveries, signatures=pipeline.signatures)
+        first_wait = pipeline.settings.retry_backoff_seconds
+        known = of_known_senders(zip(part, verdicts, strict=True), queue=pipeline.queue, first_wait=first_wait)
         report = report.joined(IntakeReport(unverified=len(part) - len(known)))
         if known:
             report = report.joined(_record(pipeline, known))
@@ -147,12 +153,12 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]
     ]
     off = KillSwitchPolicy.now(pipeline.ledger.switches)
     with pipeline.database.transaction() as tx:
-        ensured, parsed = ensure_units(pipeline, parsed, tx=tx)
+        ensured, parsed = ensure_units(pipeline.ledger, parsed, tx=tx)
         failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
         requeued = pipeline.ledger.requeue(failed, reason="retry", tx=tx)
-        completions = complete(pipeline, parsed, tx)
-        closings = close(pipeline, created_of(ensured, parsed), tx)
-        record_messages(pipeline, messages, parsed, queue=queue, landing_sha256=landed.digest, tx=tx)
+        completions = complete(pipeline.ledger, parsed, tx)
+        closings = close(pipeline.ledger, created_of(ensured, parsed), tx)
+        record_messages(pipeline.deliveries, messages, parsed, queue=queue, landing_sha256=landed.digest, tx=tx)
     changes = _visibility(messages, parsed, off=off, ended=_ended(ensured), now=pipeline.clock())
     if changes:
         pipeline.queue.change_visibility(changes)

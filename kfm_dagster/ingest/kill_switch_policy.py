@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from math import ceil
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch, KillSwitchError, KillSwitches
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
 
 
@@ -76,16 +76,15 @@ def sentence(switch: KillSwitch) -> str:
     )
 
 
-def units_in_flight(pipeline: Pipeline, lane: Lane, off: KillSwitchPolicy) -> int:
+def units_in_flight(ledger: Ledger, lane: Lane, off: KillSwitchPolicy, *, today: date) -> int:
     """Count the units of a lane that are on their way.
 
     Units that wait for a switch or for their day do not count: they would hold up the others.
     """
-    today = pipeline.clock().date()
-    units = pipeline.ledger.in_flight(lane, today=today)
+    units = ledger.in_flight(lane, today=today)
     if not off.engaged:
         return units
-    pending = pipeline.ledger.pending_by_partition()
+    pending = ledger.pending_by_partition()
     return units - sum(
         entry.units
         for entry in pending

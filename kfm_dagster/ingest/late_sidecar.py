@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kfm_dagster.contracts.envelope import COMPLETED_BY, Envelope, Lane, RawReference
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.operators.message_parse import ParsedMessage
 from kfm_dagster.storage.database import Transaction
 
@@ -27,7 +27,7 @@ class Announcement:
     message_id: str
 
 
-def complete(pipeline: Pipeline, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
+def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
     """Make a pending unit for each object whose Item lacks a sidecar that these messages announce; return how many.
 
     An object that nobody has read yet, or that is to be read again, needs none: the run that reads it finds the
@@ -35,12 +35,12 @@ def complete(pipeline: Pipeline, parsed: Iterable[ParsedMessage], tx: Transactio
     unit waits in the bulk lane, and the message waits for nothing: the record says what is to be done.
     """
     # Of several announcements of one object the last counts: reading it again finds every sidecar.
-    announced = {one.object_uri: one for one in _announcements(parsed, pipeline.registry)}
+    announced = {one.object_uri: one for one in _announcements(parsed, ledger.registry)}
     if not announced:
         return 0
-    lacking = pipeline.ledger.lacking_sidecars(announced, tx=tx)
+    lacking = ledger.lacking_sidecars(announced, tx=tx)
     units = [completion_of(unit, announced[unit.object_uri]) for unit in lacking]
-    return len(pipeline.ledger.ensure(units, lane=Lane.BULK, tx=tx).created) if units else 0
+    return len(ledger.ensure(units, lane=Lane.BULK, tx=tx).created) if units else 0
 
 
 def completion_of(unit: Envelope, sidecar: Announcement) -> Envelope:

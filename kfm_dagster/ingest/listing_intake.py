@@ -10,11 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.volume_end import close
+from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rejections import RejectedObject
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Transaction
 
 
@@ -26,14 +27,13 @@ class Entered:
     requeued: Collection[WalId]
 
 
-def enter_listed(pipeline: Pipeline, chunk: Sequence[Envelope], tx: Transaction) -> Entered:
+def enter_listed(ledger: Ledger, deliveries: Deliveries, chunk: Sequence[Envelope], tx: Transaction) -> Entered:
     """Give listed objects their records, in the bulk lane, and let failed ones in again. Entering twice is no harm."""
-    ledger = pipeline.ledger
     ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
     failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
     requeued = ledger.requeue(failed, reason=ReplayReason.BACKFILL, tx=tx)
-    close(pipeline, (unit for unit in chunk if unit.wal_id in ensured.created), tx)
-    pipeline.deliveries.reject_objects(
+    close(ledger, (unit for unit in chunk if unit.wal_id in ensured.created), tx)
+    deliveries.reject_objects(
         [
             RejectedObject(dataset=unit.dataset, object_uri=unit.object_uri, detail=ensured.refused[unit.wal_id])
             for unit in chunk

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.idempotent_node.wal import Intents
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.redaction import error_text
+from kfm_dagster.stages.lifecycle import StageLifecycle
 
 
 def give_back(
-    pipeline: Pipeline,
     ledger: Ledger,
     *,
+    intents: Intents,
+    lifecycle: StageLifecycle,
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
 ) -> None:
@@ -30,13 +32,13 @@ def give_back(
     without_stages: Collection[str] = ()
     try:
         without_claims = dead(ledger.in_progress_runs())
-        without_intents = dead(pipeline.nodes.intents.pending_runs())
-        without_stages = dead(pipeline.stages.lifecycle.store.unfinished_runs())
+        without_intents = dead(intents.pending_runs())
+        without_stages = dead(lifecycle.store.unfinished_runs())
     except Exception as error:
         warn(f"Dagster's run storage does not say which runs are dead: {error_text(error)}")
-    pipeline.nodes.intents.fail_runs(without_intents)
-    pipeline.stages.lifecycle.close(without_stages)
-    pipeline.nodes.intents.give_up_overtaken()
+    intents.fail_runs(without_intents)
+    lifecycle.close(without_stages)
+    intents.give_up_overtaken()
     report = ledger.release_lost(run_ids=without_claims)
     if report.requeued or report.quarantined:
         warn(

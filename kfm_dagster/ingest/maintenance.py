@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterable
 from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.errors import DatabaseUnavailableError, KfmError
-from kfm_dagster.ingest.feed_watch import watch_feeds
+from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.redaction import redacted_error
 
@@ -23,6 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 def look_after(
     pipeline: Pipeline,
+    state: ProcessState,
     ledger: Ledger,
     *,
     dead: Callable[[Iterable[str]], Collection[str]],
@@ -38,16 +40,21 @@ def look_after(
     def retry() -> None:
         due.update(ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units))
 
+    def watch() -> None:
+        state.feeds_due = FeedWatch.of(pipeline).watch(state.feeds_due)
+
     def publish() -> None:
         if (failure := pipeline.lineage.flush()) is not None:
             # Recorded events wait; ingestion does not.
             warn(failure)
 
     steps: dict[str, Callable[[], object]] = {
-        "giving back what dead runs held": lambda: give_back(pipeline, ledger, dead=dead, warn=warn),
+        "giving back what dead runs held": lambda: give_back(
+            ledger, intents=pipeline.nodes.intents, lifecycle=pipeline.stages.lifecycle, dead=dead, warn=warn
+        ),
         "letting due retries in": retry,
-        "deleting finished messages": pipeline.acknowledge,
-        "watching feeds": lambda: watch_feeds(pipeline),
+        "deleting finished messages": pipeline.acknowledger.acknowledge,
+        "watching feeds": watch,
         "publishing lineage": publish,
         "following the catalog": lambda: pipeline.following.catch_up(pipeline.followers),
     }

@@ -35,6 +35,8 @@ from kfm_dagster.stages.gates.verdict import Gate, Verdict, of_every_gate
 from kfm_dagster.stages.node import StageNode
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.read_ahead import ReadAhead
+from kfm_dagster.telemetry.traces import traced
 
 UnitStep = Callable[[Envelope], Envelope]
 Results = Mapping[WalId, bytes]
@@ -78,6 +80,8 @@ class ChainNode(StageNode):
     partition: str
     run_id: str
     received: Sequence[Envelope] = field(default=(), repr=False)
+    read_ahead: dict[str, ReadAhead] = field(default_factory=dict, repr=False)
+    """What a step read of each dataset's objects for the step after it; the process gives it."""
     partition_facts: PartitionFacts | None = field(default=None, init=False, repr=False)
     """What the ledger had of the partition when the gates looked; None where they had no reason to."""
 
@@ -190,6 +194,11 @@ class ChainNode(StageNode):
     def working(self) -> AbstractContextManager[None]:
         attempts = {unit.wal_id: unit.attempt for unit in self.received}
         return Heartbeat(self.pipeline, run_id=self.run_id, attempts=attempts).keeping()
+
+    def each(self, step: UnitStep) -> list[Envelope]:
+        """Take a step with every unit, on as many threads as read at once; in the batch's order."""
+        step = traced(self.operator, step, dataset=self.public)
+        return self.pipeline.threads.concurrently(step, self.received)
 
     def results(self, batch: Sequence[Envelope]) -> Results:
         """Return what the node made of each unit: its section."""

@@ -21,7 +21,7 @@ from typing_extensions import override
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus, WalId
 from kfm_dagster.governance.rules import hard_fails
 from kfm_dagster.ingest.discovery import MessageParse, Source
-from kfm_dagster.ingest.feed_watch import follow_feeds, record_day
+from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.masked import masking_params, record_maskings, rules_of
 from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, each_alone, in_chunks
 from kfm_dagster.ledger.store import SettleReport
@@ -38,7 +38,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.telemetry.otlp import flush_traces
 from kfm_dagster.telemetry.totals import Total, Totals
-from kfm_dagster.telemetry.traces import traced, traced_batch
+from kfm_dagster.telemetry.traces import traced_batch
 
 __all__ = [
     "IntegrityCheck",
@@ -79,7 +79,7 @@ class IntegrityCheck(ChainNode):
         reader = self.pipeline.readers.get(self.contract.metadata_extract.reader)
         # A folder makes nobody wait, so nothing is kept of its files.
         wanted = reader.first_bytes if objects.remote and isinstance(reader, LeadingReader) else 0
-        self.pipeline.read_ahead[self.dataset] = heads
+        self.read_ahead[self.dataset] = heads
 
         def check(unit: Envelope) -> Envelope:
             handle = objects.open(self.contract, unit.object_uri)
@@ -92,7 +92,7 @@ class IntegrityCheck(ChainNode):
             return unit.evolve(integrity=integrity_unreadable(self.contract, error))
 
         alone = each_alone(check, fail=fail)
-        return self.pipeline.concurrently(traced(self.operator, alone, dataset=self.public), self.received)
+        return self.each(alone)
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -118,7 +118,7 @@ class MetadataExtract(ChainNode):
         grammar = self.pipeline.registry.grammars[self.dataset]
         # Here, because what is sensitive must not even be stored, and what is refused must not be registered.
         rules = rules_of(self)
-        objects, heads = self.pipeline.objects, self.pipeline.read_ahead.pop(self.dataset, ReadAhead())
+        objects, heads = self.pipeline.objects, self.read_ahead.pop(self.dataset, ReadAhead())
 
         def extract(unit: Envelope) -> Envelope:
             if unit.failure is not None or unit.integrity is None:
@@ -143,7 +143,7 @@ class MetadataExtract(ChainNode):
             return unit.evolve(metadata=metadata_unreadable(self.contract, error))
 
         alone = each_alone(extract, fail=fail)
-        return self.pipeline.concurrently(traced(self.operator, alone, dataset=self.public), self.received)
+        return self.each(alone)
 
     @override
     def params(self) -> Mapping[str, Any]:
@@ -300,7 +300,7 @@ class Settle(ChainNode):
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         self.report = self.pipeline.ledger.settle(made, run_id=self.run_id, tx=tx)
         if not self.sampled:
-            follow_feeds(self.pipeline, self.contract, made, tx)
+            FeedWatch.of(self.pipeline).follow(self.contract, made, tx)
         return made
 
     @override
@@ -330,9 +330,9 @@ class Settle(ChainNode):
                 "%d results of %s differ from earlier ones: %s", len(self.report.mismatched), self.dataset, first
             )
         if any(unit.raw.sqs_message_id for unit in batch):
-            self.pipeline.acknowledge(retrying=self.report.failed)
+            self.pipeline.acknowledger.acknowledge(retrying=self.report.failed)
         if self.partition_facts is not None:
-            record_day(self.pipeline, self.contract, self.partition_facts, run_id=self.run_id)
+            FeedWatch.of(self.pipeline).record_day(self.contract, self.partition_facts, run_id=self.run_id)
         self.pipeline.following.catch_up(self.pipeline.followers)
         flush_traces()
 

@@ -6,14 +6,15 @@ Belongs here: which days. Does not belong here: asking Dagster for them (`defs/p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ingest.path_arrivals import NODE, READER
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
 
 LOOKS_BACK = timedelta(days=2)
 """Metadata older than this have been asked for long since, or by a person."""
@@ -36,22 +37,21 @@ def radars(registry: ContractRegistry) -> list[DatasetContract]:
     return [contract for contract in registry if contract.metadata_extract.reader == READER]
 
 
-def days_to_compute(pipeline: Pipeline) -> list[PathDay]:
+def days_to_compute(ledger: Ledger, nodes: IdempotentNodes, *, at: datetime) -> list[PathDay]:
     """Return the days with metadata newer than their table, no unit that is still at work, and no table of late."""
-    now = pipeline.clock()
+
+    def has_ended(dataset: str, day: str) -> bool:
+        counts = ledger.day(dataset=dataset, partition=day).counts
+        return not any(counts[status] for status in AT_WORK)
+
     return [
         PathDay(dataset=contract.id, day=day, content_hash=output.content_hash)
-        for contract in radars(pipeline.registry)
-        for day, output in pipeline.nodes.outputs_ahead(
+        for contract in radars(ledger.registry)
+        for day, output in nodes.outputs_ahead(
             f"{contract.id}.{MetadataExtract.operator}",
             later=f"{contract.id}.{NODE}",
-            since=now - LOOKS_BACK,
-            before=now - PAUSE,
+            since=at - LOOKS_BACK,
+            before=at - PAUSE,
         ).items()
-        if output.record["units"] and _has_ended(pipeline, contract.id, day)
+        if output.record["units"] and has_ended(contract.id, day)
     ]
-
-
-def _has_ended(pipeline: Pipeline, dataset: str, day: str) -> bool:
-    counts = pipeline.ledger.day(dataset=dataset, partition=day).counts
-    return not any(counts[status] for status in AT_WORK)

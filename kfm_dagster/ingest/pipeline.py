@@ -1,38 +1,35 @@
 """The pipeline's parts, put together from settings: one object that nodes, sensors and commands share.
 
-Belongs here: construction and the one thing that needs queue and ledger together (acknowledging). Opening a pipeline
-connects to the database; the queue is connected on first use, because a backfill needs none.
+Belongs here: construction, and nothing that is done with the parts. Opening a pipeline connects to the database; the
+queue is connected on first use, because a backfill needs none.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.discovery import FollowerContext, FollowerSources
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
-from kfm_dagster.failpoints import clock_skew, with_context
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.failpoints import clock_skew
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
+from kfm_dagster.ingest.acknowledgement import Acknowledger
 from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.configuration import Configuration
-from kfm_dagster.ingest.requested_runs import RequestedRuns
+from kfm_dagster.ingest.threads import Threads
 from kfm_dagster.ingest.window import PartitionWindow
-from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
+from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.gaps import Gaps
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
@@ -50,8 +47,8 @@ from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
-from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.storage.s3 import Store
+from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 from kfm_dagster.telemetry.otlp import configure_traces
 
@@ -60,9 +57,6 @@ if TYPE_CHECKING:
 
 LOCKFILE = "requirements.lock"
 """Beside the package in a checkout, bundled with it in a wheel."""
-Due = TypeVar("Due", bound=DueMessage)
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 
 
 def utc_now() -> datetime:
@@ -105,22 +99,19 @@ class Pipeline:
     card: Card = field(default_factory=Card.load)
     sources: FollowerSources | None = None
     """Of followers; None: those that are installed, loaded when they are needed."""
-    connect_queue: Callable[[Settings], Queue] = connect
+    connect_queue: Callable[[Settings, AnswerDates], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
-    asked: RequestedRuns = field(default_factory=RequestedRuns)
-    """What this process's sensors have asked for."""
-    read_ahead: dict[str, ReadAhead] = field(default_factory=dict, init=False, repr=False)
-    """What integrity-check read of each dataset's objects, until metadata-extract takes it."""
-    feeds_due: datetime | None = field(default=None, init=False, repr=False)
-    """When this process looks at the feeds next (`feed_watch.py`); None: at once."""
-    ready: bool = field(default=False, init=False)
-    """Whether its stores took what was written when they were last asked (`preflight.py`)."""
-    held: bool = field(default=False, init=False)
-    """Whether its roots are marked as this deployment's (`preflight.py`)."""
 
     @classmethod
-    def open(cls, settings: Settings, *, read_only: bool = False) -> Pipeline:
+    def open(
+        cls,
+        settings: Settings,
+        *,
+        read_only: bool = False,
+        connect_queue: Callable[[Settings, AnswerDates], Queue] = connect,
+        connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters,
+    ) -> Pipeline:
         """Read the configuration and open the database, for looking only if so said. Raises KfmError with one line."""
         # Before the database, which opening makes: a refusal leaves nothing behind.
         read = Configuration.load(settings)
@@ -134,6 +125,8 @@ class Pipeline:
             card=read.card,
             sources=read.followers,
             energy=read.energy,
+            connect_queue=connect_queue,
+            connect_dead_letters=connect_dead_letters,
         )
         if not read_only:
             opened.window.make()
@@ -248,12 +241,28 @@ class Pipeline:
     @cached_property
     def queue(self) -> Queue:
         """The primary queue. Raises QueueUnavailableError when it does not answer."""
-        return self.connect_queue(self.settings)
+        # Its answers tell the time, so that the clock is measured at no cost wherever messages are received.
+        return self.connect_queue(self.settings, self.calibration.answers)
 
     @cached_property
     def dead_letters(self) -> Queue:
         """The dead-letter queue; makes no request."""
         return self.connect_dead_letters(self.settings)
+
+    @cached_property
+    def threads(self) -> Threads:
+        """The threads that read objects, and keep leases."""
+        return Threads(most=self.settings.read_threads)
+
+    @cached_property
+    def acknowledger(self) -> Acknowledger:
+        """What deletes and postpones messages."""
+        return Acknowledger(
+            deliveries=self.deliveries,
+            primary=lambda: self.queue,
+            dead_letters=lambda: self.dead_letters,
+            dead_letter_queue=self.settings.sqs_dlq_queue,
+        )
 
     @cached_property
     def nodes(self) -> IdempotentNodes:
@@ -289,63 +298,3 @@ class Pipeline:
             card=self.card.machine,
             lakefs_branch=self.settings.lakefs_branch,
         )
-
-    def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
-        """Do the work on everything, on as many threads as read at once; in the batch's order."""
-        with ThreadPoolExecutor(max_workers=self.settings.read_threads) as pool:
-            return list(pool.map(with_context(work), batch))
-
-    @contextmanager
-    def repeating(self, tick: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
-        """Tick every so many seconds until the block ends, on a thread that ends with it."""
-        over = threading.Event()
-
-        def keep(over: threading.Event) -> None:
-            while not over.wait(seconds):
-                tick()
-
-        thread = threading.Thread(target=with_context(keep), args=(over,), name=name, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-    def acknowledge(self, *, retrying: Collection[WalId] = (), limit: int = 10_000) -> int:
-        """Delete the messages whose units are all terminal; let those of retrying units come back when they are due.
-
-        Each from the queue that it was last received from: a drain receives from the dead-letter queue. Returns the
-        number of deleted messages. Harmless to repeat: what SQS did not take stays due.
-        """
-        if retrying:
-            self.postpone(self.deliveries.due_for_backoff(retrying))
-        return sum(
-            self._delete(queue, finished)
-            for queue, finished in self._by_queue(self.deliveries.due_for_deletion(limit=limit))
-        )
-
-    def postpone(self, messages: Iterable[DueBackoff]) -> None:
-        """Keep messages out of sight for so many seconds from now, each on the queue that it was last received from."""
-        for queue, postponed in self._by_queue(messages):
-            queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in postponed])
-
-    def _delete(self, queue: Queue, due: Sequence[DueMessage]) -> int:
-        refused = set(queue.delete([entry.receipt_handle for entry in due]))
-        taken = [entry for entry in due if entry.receipt_handle not in refused]
-        self.deliveries.mark_acknowledged(taken)
-        return len(taken)
-
-    def _by_queue(self, messages: Iterable[Due]) -> Iterator[tuple[Queue, list[Due]]]:
-        drained: list[Due] = []
-        received: list[Due] = []
-        for message in messages:
-            (drained if message.queue == self.settings.sqs_dlq_queue else received).append(message)
-        if received:
-            yield self.queue, received
-        if drained:
-            try:
-                _ = self.dead_letters.url
-            except QueueUnavailableError:
-                return  # without it today's messages come and go all the same; its own stay due
-            yield self.dead_letters, drained

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from kfm_dagster.errors import KfmError, PreflightError
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.choice import DELTA
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.answering import refuse_unwritable
+from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 
 
@@ -42,30 +42,17 @@ def preflight(settings: Settings, *further: Callable[[], object]) -> None:
         raise PreflightError(observed=" | ".join(wrong))
 
 
-def ensure_ready(pipeline: Pipeline) -> None:
-    """Ask the stores once per process, and again until all is well. Raises PreflightError and ForeignRootError.
-
-    The queue is not asked: receiving from one that is not there, or that refuses, receives nothing and says so.
-    """
-    if not pipeline.ready:
-        preflight(pipeline.settings)
-        hold_roots(pipeline)
-        pipeline.ready = True
-
-
-def hold_roots(pipeline: Pipeline) -> None:
-    """Mark the roots as this deployment's, once per process; whatever writes files asks first.
+def hold_roots(settings: Settings, database: Database) -> None:
+    """Mark the roots as this deployment's; whatever writes files asks first.
 
     Raises ForeignRootError, StoreAccessError and DependencyUnavailableError.
     """
-    if not pipeline.held:
-        hold(roots(pipeline.settings), deployment_id(pipeline.database))
-        pipeline.held = True
+    hold(roots(settings), deployment_id(database))
 
 
-def refuse_foreign_roots(pipeline: Pipeline) -> None:
+def refuse_foreign_roots(settings: Settings, database: Database) -> None:
     """Raise what `hold_roots` would, and write nothing."""
-    refuse_foreign(roots(pipeline.settings), deployment_id(pipeline.database))
+    refuse_foreign(roots(settings), deployment_id(database))
 
 
 def _refusal(ask: Callable[[], object]) -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.notifications.sqs import Queue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +25,11 @@ class Progress:
         return self.queued == 0 and self.in_flight == 0 and self.waiting == 0
 
 
-def progress(pipeline: Pipeline) -> Progress:
+def progress(queue: Queue, ledger: Ledger) -> Progress:
     """Look once. Raises QueueUnavailableError or DatabaseUnavailableError."""
-    depth = pipeline.queue.depth()
+    depth = queue.depth()
     totals = dict.fromkeys(Status, 0)
-    for by_status in pipeline.ledger.counts().values():
+    for by_status in ledger.counts().values():
         for status, units in by_status.items():
             totals[status] += units
     return Progress(

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.issues import ParseIssue
-from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
+from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.reports import EnsureResult
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import ParsedMessage
 from kfm_dagster.storage.database import Transaction
@@ -25,11 +25,11 @@ from kfm_dagster.telemetry.totals import RecordUse, Total, Totals
 
 
 def ensure_units(
-    pipeline: Pipeline, parsed: Sequence[ParsedMessage], *, lane: Lane = Lane.LIVE, tx: Transaction
+    ledger: Ledger, parsed: Sequence[ParsedMessage], *, lane: Lane = Lane.LIVE, tx: Transaction
 ) -> tuple[EnsureResult, list[ParsedMessage]]:
     """Give every unit of the messages its record; return the messages with refused units as rejections."""
     units = {unit.wal_id: unit for one in parsed for unit in one.envelopes}
-    ensured = pipeline.ledger.ensure(units.values(), lane=lane, tx=tx)
+    ensured = ledger.ensure(units.values(), lane=lane, tx=tx)
     return ensured, [one.without(ensured.refused) for one in parsed]
 
 
@@ -39,7 +39,7 @@ def created_of(ensured: EnsureResult, parsed: Sequence[ParsedMessage]) -> list[E
 
 
 def record_messages(
-    pipeline: Pipeline,
+    deliveries: Deliveries,
     messages: Sequence[SqsMessage],
     parsed: Sequence[ParsedMessage],
     *,
@@ -53,8 +53,8 @@ def record_messages(
     """
 
     def write(part: Sequence[tuple[Delivery, list[Rejection]]]) -> None:
-        pipeline.deliveries.record([delivery for delivery, _ in part], tx=tx)
-        pipeline.deliveries.reject([entry for _, rejections in part for entry in rejections], tx=tx)
+        deliveries.record([delivery for delivery, _ in part], tx=tx)
+        deliveries.reject([entry for _, rejections in part for entry in rejections], tx=tx)
 
     entries = [
         (delivery_of(message, one, queue=queue, landing_sha256=landing_sha256), rejections_of(message, one))

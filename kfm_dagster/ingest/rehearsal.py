@@ -125,7 +125,7 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
     return Rehearsal(
         uri=uri,
         status=record.status if record else None,
-        item=_item(pipeline, unit),
+        item=_item(Path(pipeline.settings.catalog), unit),
         findings=(*_issues(unit, Severity.FAILED), *_gates(outputs)),
         suspect=tuple(_issues(unit, Severity.SUSPECT)),
     )
@@ -201,9 +201,9 @@ def _gates(outputs: Sequence[StageBatch]) -> Iterator[str]:
             yield from (f"{verdict.gate}: {finding.what}" for finding in verdict.findings)
 
 
-def _item(pipeline: Pipeline, unit: Envelope) -> Mapping[str, Any] | None:
+def _item(catalog: Path, unit: Envelope) -> Mapping[str, Any] | None:
     if unit.stac is None or unit.stac.item_id is None:
         return None
-    (file,) = Path(pipeline.settings.catalog).rglob(f"{unit.stac.item_id}.json")
+    (file,) = catalog.rglob(f"{unit.stac.item_id}.json")
     item: Mapping[str, Any] = orjson.loads(file.read_bytes())
     return item

@@ -28,10 +28,6 @@ class RequestedRuns:
     """What the last tick of each sensor asked for, by partition and lane. Hold `lock` from looking until `tell`."""
 
     lock: Lock = field(default_factory=Lock)
-    intents: set[int] = field(default_factory=set)
-    """Failed intents that the ledger's sensor has revisited."""
-    unleased: dict[str, datetime] = field(default_factory=dict)
-    """Since when the ledger's sensor has seen runs without a lease that Dagster does not know."""
     _of: dict[str, tuple[datetime, Counter[tuple[str, Lane]]]] = field(default_factory=dict)
 
     def record(self, sensor: str, runs: Iterable[tuple[str, Lane]], *, at: datetime) -> None:

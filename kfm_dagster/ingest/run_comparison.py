@@ -18,6 +18,7 @@ from kfm_dagster.ingest.nodes import Settle, chain
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import Replay, StageState
+from kfm_dagster.stages.run_contract import StageRunner
 
 
 class RunReplayRefusedError(ConfigurationError):
@@ -62,7 +63,8 @@ def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[St
     Looks at the units that the run brought to success. Raises RunReplayRefusedError where the plan or the run does not
     allow a replay, StoreSilentError where an object's store does not answer: then nothing is known.
     """
-    outputs = {node: _output(pipeline, dataset, node.operator, run_id) for node in chain()}
+    plan = pipeline.card.replay_plan.replay
+    outputs = {node: _output(pipeline.stages, plan, f"{dataset}.{node.operator}", run_id) for node in chain()}
     # What failed there is no result of it: another attempt may have gone another way.
     succeeded = {unit.wal_id for unit in outputs[Settle].envelopes if unit.failure is None}
     original = {
@@ -76,14 +78,13 @@ def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[St
             yield _compared(node.kind, node.results(original[kind]), node.rerun())
 
 
-def _output(pipeline: Pipeline, dataset: str, operator: str, run_id: str) -> StageBatch:
+def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> StageBatch:
     """Return what a stage of the run saved. Raises RunReplayRefusedError."""
-    plan, stage = pipeline.card.replay_plan.replay, f"{dataset}.{operator}"
     if not plan.enabled:
         raise RunReplayRefusedError(
             observed="replay.enabled false", next_step="see replay_plan.yaml (KFM_CONFIGS_DIR), or kfm replay run"
         )
-    attempt = pipeline.stages.lifecycle.store.newest(run_id, stage)
+    attempt = stages.lifecycle.store.newest(run_id, stage)
     saved = attempt is not None and attempt.state is StageState.SUCCEEDED
     if plan.require_checkpoint and not (saved and attempt is not None and attempt.checkpoint_uri is not None):
         raise RunReplayRefusedError(
@@ -91,7 +92,7 @@ def _output(pipeline: Pipeline, dataset: str, operator: str, run_id: str) -> Sta
             expected="a run whose every stage succeeded and saved one (state_machine.yaml, checkpoints)",
             next_step="kfm explain names the runs and what they did; kfm replay run does units again without one",
         )
-    output = pipeline.stages.load_output(stage, run_id)
+    output = stages.load_output(stage, run_id)
     if output is None:
         raise RunReplayRefusedError(
             observed=f"{stage} has no output in run {run_id}, or it was taken back",

@@ -6,11 +6,16 @@ fetched: it waits on its queue, longer each time. Does not belong here: verifyin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.notifications.verdict import Authenticity, SenderVerdict
+
+if TYPE_CHECKING:
+    from kfm_dagster.notifications.authenticity import Signatures
 
 FIRST_WAIT_SECONDS = 60.0
 """How long a message waits for its certificate at first (KFM_RETRY_BACKOFF_SECONDS overrides it)."""
@@ -18,27 +23,28 @@ WAIT_FACTOR = 4
 """Each wait is so many times the one before: five receives, after which a queue gives up, last for almost six hours."""
 
 
-def verdicts_on(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[SenderVerdict]:
+def verdicts_on(
+    messages: Sequence[SqsMessage], *, deliveries: Deliveries, signatures: Signatures
+) -> list[SenderVerdict]:
     """Return a verdict on each message, in their order; one that was verified before is not verified again."""
-    verified = pipeline.deliveries.verified(message.message_id for message in messages)
-    return pipeline.signatures.verdicts(messages, verified=verified)
+    verified = deliveries.verified(message.message_id for message in messages)
+    return signatures.verdicts(messages, verified=verified)
 
 
-def of_known_senders(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[tuple[SqsMessage, SenderVerdict]]:
+def of_known_senders(
+    judged: Iterable[tuple[SqsMessage, SenderVerdict]], *, queue: Queue, first_wait: float | None
+) -> list[tuple[SqsMessage, SenderVerdict]]:
     """Return the messages on which there is a verdict; the others go back to the queue and wait."""
-    judged = list(zip(messages, verdicts_on(pipeline, messages), strict=True))
-    waits = [
-        (message.receipt_handle or "", _wait(pipeline, message))
-        for message, verdict in judged
-        if verdict.authenticity is Authenticity.UNKNOWN
-    ]
+    known: list[tuple[SqsMessage, SenderVerdict]] = []
+    waits: list[tuple[str, int]] = []
+    for message, verdict in judged:
+        if verdict.authenticity is Authenticity.UNKNOWN:
+            first = FIRST_WAIT_SECONDS if first_wait is None else first_wait
+            # The queue bounds it to what SQS allows.
+            wait = int(first * WAIT_FACTOR ** min(max(message.receive_count - 1, 0), 8))
+            waits.append((message.receipt_handle or "", wait))
+        else:
+            known.append((message, verdict))
     if waits:
-        pipeline.queue.change_visibility(waits)
-    return [(message, verdict) for message, verdict in judged if verdict.authenticity is not Authenticity.UNKNOWN]
-
-
-def _wait(pipeline: Pipeline, message: SqsMessage) -> int:
-    given = pipeline.settings.retry_backoff_seconds
-    first = FIRST_WAIT_SECONDS if given is None else given
-    # The queue bounds it to what SQS allows.
-    return int(first * WAIT_FACTOR ** min(max(message.receive_count - 1, 0), 8))
+        queue.change_visibility(waits)
+    return known

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 from kfm_dagster.contracts.envelope import CLOSED, Envelope, Lane
 from kfm_dagster.ingest.late_sidecar import read_again
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Transaction
 
 
-def close(pipeline: Pipeline, created: Iterable[Envelope], tx: Transaction) -> int:
+def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     """Make a pending unit for each volume without an end that these new units show to be over; return how many.
 
     In the transaction that admits them, and in both directions: a chunk closes the volume before its own, and its own
@@ -22,10 +22,10 @@ def close(pipeline: Pipeline, created: Iterable[Envelope], tx: Transaction) -> i
     same age as its chunk, whose number and CLOSED are its precedence: it replaces the chunk's Item, and a later chunk
     replaces both.
     """
-    feeds = pipeline.registry.chunk_feeds
+    feeds = ledger.registry.chunk_feeds
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]
     if not chunks:
         return 0
-    endless = pipeline.ledger.endless_volumes(chunks, tx=tx)
+    endless = ledger.endless_volumes(chunks, tx=tx)
     units = [read_again(chunk, version=CLOSED, message_id=chunk.raw.sqs_message_id) for chunk in endless]
-    return len(pipeline.ledger.ensure(units, lane=Lane.BULK, tx=tx).created) if units else 0
+    return len(ledger.ensure(units, lane=Lane.BULK, tx=tx).created) if units else 0

@@ -59,7 +59,7 @@ class LedgerChanges(LedgerQueries):
         reasons: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(database)
-        self._registry = registry
+        self.registry = registry
         self._worker_id = worker_id
         self._clock = clock
         self._retry_backoff_seconds = retry_backoff_seconds
@@ -98,7 +98,7 @@ class LedgerChanges(LedgerQueries):
 
     def _rules(self, tx: Transaction) -> list[Any]:
         """Replay policy of the datasets that have a contract and are not switched off."""
-        return list(replay_rules(self._registry, without=self.switches.off((c.id for c in self._registry), tx=tx)))
+        return list(replay_rules(self.registry, without=self.switches.off((c.id for c in self.registry), tx=tx)))
 
     def _decide(
         self,
@@ -154,7 +154,7 @@ class LedgerChanges(LedgerQueries):
                 for row in attempts:
                     record_attempt(
                         row,
-                        dataset=self._registry.public_id(row.dataset),
+                        dataset=self.registry.public_id(row.dataset),
                         error=error[row.wal_id],
                         ended_at=at,
                         unit=made.get(row.wal_id),

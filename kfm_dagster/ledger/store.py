@@ -294,8 +294,8 @@ class Ledger(LedgerChanges):
             return frozenset(wal_ids_of(rows))
 
     def _admit(self, units: Sequence[Envelope], *, lane: Lane, tx: Transaction) -> EnsureResult:
-        peers = SizePeers.of(units, self._registry, tx)
-        batch = [unit_row(peers.held_against(unit), self._registry[unit.dataset]) for unit in units]
+        peers = SizePeers.of(units, self.registry, tx)
+        batch = [unit_row(peers.held_against(unit), self.registry[unit.dataset]) for unit in units]
         rows = tx.run("ledger.ensure", batch=batch, at=self._clock(), actor=self._worker_id, lane=lane)
         created = frozenset(WalId(row.wal_id) for row in rows)
         peers.keep(created, tx)
@@ -310,7 +310,7 @@ class Ledger(LedgerChanges):
     def _verdicts(self, units: Sequence[Envelope]) -> Verdicts:
         return decide(
             units,
-            self._registry,
+            self.registry,
             now=self._clock(),
             base_seconds=self._retry_backoff_seconds,
             human_review=self.human_review,
@@ -326,7 +326,7 @@ class Ledger(LedgerChanges):
         """Why those of the failed units that get no further attempt get none."""
         found = {WalId(row.wal_id) for row in failures}
         exhausted = {wal_id: reason for wal_id, reason in verdicts.given_up.items() if wal_id in found}
-        overdue = verdicts.overdue(failures, self._registry)
+        overdue = verdicts.overdue(failures, self.registry)
         return overdue | exhausted | self._superseded(found, tx)
 
     def _let_in_again(
@@ -356,7 +356,7 @@ class Ledger(LedgerChanges):
         )
 
     def _exhausted(self, rows: Iterable[Any]) -> dict[WalId, str]:
-        limits = {contract.id: contract.retry.max_attempts for contract in self._registry}
+        limits = {contract.id: contract.retry.max_attempts for contract in self.registry}
         return {
             WalId(row.wal_id): LedgerCode.ATTEMPTS_EXHAUSTED
             for row in rows

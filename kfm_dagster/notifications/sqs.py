@@ -51,10 +51,10 @@ DEFAULT_REGION = "us-east-1"
 
 def connect(
     settings: Settings,
+    dates: AnswerDates | None = None,
     *,
     name: str | None = None,
     client: SQSClient | None = None,
-    dates: AnswerDates | None = None,
 ) -> Queue:
     """Make a Queue for the settings' primary queue, or the named one; makes no request. `dates` hears every answer.
 

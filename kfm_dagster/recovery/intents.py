@@ -74,124 +74,123 @@ class IntentPlan:
         }
 
 
-def plans(pipeline: Pipeline, *, dataset: str | None = None) -> Iterator[IntentPlan]:
-    """Yield what a replay would do with each failed intent of the product's nodes, oldest first; changes nothing."""
-    off = KillSwitchPolicy.now(pipeline.ledger.switches)
-    for intent in pipeline.nodes.intents.unresolved():
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntentReplay:
+    """Replays the failed intents of a deployment's nodes, which it makes again."""
+
+    pipeline: Pipeline
+
+    def plans(self, *, dataset: str | None = None) -> Iterator[IntentPlan]:
+        """Yield what a replay would do with each failed intent of the chain's nodes, oldest first; changes nothing."""
+        off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
+        for intent in self.pipeline.nodes.intents.unresolved():
+            context = intent.payload["context"]
+            ours = (
+                context.get("operator") in {*operators(), NODE}
+                and context["dataset"] in self.pipeline.registry.contracts
+            )
+            if ours and intent.status is IntentStatus.FAILED and dataset in {None, context["dataset"]}:
+                switch = off.of(context["dataset"])
+                try:
+                    yield _held(intent, sentence(switch)) if switch else self._plan(intent)
+                except ArtifactError as gone:
+                    yield _held(intent, str(gone))
+
+    def carry_out(self, plan: IntentPlan) -> IntentPlan:
+        """Do what a plan says of its intent, letting units in excepted; return what is left of it.
+
+        Raises StageFailedError where a stage that is run again fails again, and what store and database raise.
+        """
+        context = plan.intent.payload["context"]
+        if plan.action is IntentAction.RUN:
+            parts = {name: context[name] for name in ("dataset", "partition", "run_id")}
+            node = PathArrivals(pipeline=self.pipeline, **parts)
+            self.pipeline.stages.commit(self.pipeline.stages.run(node, run_id=node.run_id, upstream=None))
+            return replace(plan, why="it is applied")
+        if plan.action is IntentAction.ENTER:
+            self._listing_node(plan.intent).transform()
+            plan = self._of_the_first_node(plan.intent)
+        if plan.action is IntentAction.CLOSE:
+            self.pipeline.nodes.intents.resolve(plan.intent, IntentStatus.SKIPPED)
+        return plan
+
+    def advance(self, revisited: set[int], *, say: Callable[[str], None]) -> None:
+        """Revisit failed intents, each once: enter the listings that failed runs kept, close what is done.
+
+        What waits for a person is left to `kfm replay intents`, which says why.
+        """
+        for plan in islice((one for one in self.plans() if one.intent.wal_id not in revisited), INTENTS_PER_TICK):
+            if plan.action in {IntentAction.ENTER, IntentAction.CLOSE}:
+                done = self.carry_out(plan)
+                say(f"intent {plan.intent.wal_id} of {plan.intent.node} is replayed ({plan.action}): {done.why}")
+            revisited.add(plan.intent.wal_id)
+
+    def _plan(self, intent: Intent) -> IntentPlan:
+        payload = intent.payload
+        if payload["context"]["operator"] == NODE:
+            return IntentPlan(intent=intent, action=IntentAction.RUN, why="it failed in every attempt of its run")
+        if payload["context"]["operator"] != MessageParse.operator:
+            return self._of_a_batch(intent)
+        if "replay_of" in payload["params"]:
+            return _held(intent, "a replay of a run is started by a person")
+        # A backfill's has the names of what it lists, and no file.
+        listed = payload["params"]["source"] == Source.LISTING and "checksum" in payload["inputs"][0]
+        return self._of_a_listing(intent) if listed else self._of_the_first_node(intent)
+
+    def _of_a_listing(self, intent: Intent) -> IntentPlan:
+        if refused := intent.payload["context"].get("refused"):
+            return _held(intent, f"its day was not listed whole ({refused}); start the run again")
+        node = self._listing_node(intent)
+        if any(intent.payload["params"].get(name) != value for name, value in node.params().items()):
+            return _held(intent, "the contract has changed since; start the run again")
+        listed = [unit.wal_id for entry in node.listing if (unit := parse_listed(node.contract, entry)) is not None]
+        if not (unknown := set(listed) - set(self.pipeline.ledger.statuses(listed))):
+            return self._of_the_first_node(intent)
+        why = f"{len(unknown)} objects that it listed are not in the ledger"
+        return IntentPlan(intent=intent, action=IntentAction.ENTER, why=why)
+
+    def _listing_node(self, intent: Intent) -> MessageParse:
+        """Return the first node of a run with the listing that it had kept. Raises ArtifactError."""
+        payload = intent.payload
+        context, params, [kept] = payload["context"], payload["params"], payload["inputs"]
+        return MessageParse(
+            pipeline=self.pipeline,
+            dataset=context["dataset"],
+            partition=context["partition"],
+            run_id=context["run_id"],
+            source=Source.LISTING,
+            limit=params["limit"],
+            lane=params["lane"],
+            listing=kept_listing(self.pipeline.artifacts, kept),
+        )
+
+    def _of_the_first_node(self, intent: Intent) -> IntentPlan:
+        """Wait for the run that claims what waits; with nothing waiting, there is nothing to claim."""
         context = intent.payload["context"]
-        ours = context.get("operator") in {*operators(), NODE} and context["dataset"] in pipeline.registry.contracts
-        if ours and intent.status is IntentStatus.FAILED and dataset in {None, context["dataset"]}:
-            switch = off.of(context["dataset"])
-            yield _held(intent, sentence(switch)) if switch else _plan_or_hold(pipeline, intent)
+        waits = self.pipeline.ledger.holds(
+            dataset=context["dataset"], partition=context["partition"], statuses=(Status.PENDING, Status.IN_PROGRESS)
+        )
+        if waits:
+            return IntentPlan(intent=intent, action=IntentAction.WAIT, why="units of its day are pending or in work")
+        return IntentPlan(intent=intent, action=IntentAction.CLOSE, why="no unit of its day waits")
 
-
-def carry_out(pipeline: Pipeline, plan: IntentPlan) -> IntentPlan:
-    """Do what a plan says of its intent, letting units in excepted; return what is left of it.
-
-    Raises StageFailedError where a stage that is run again fails again, and what store and database raise.
-    """
-    context = plan.intent.payload["context"]
-    if plan.action is IntentAction.RUN:
-        parts = {name: context[name] for name in ("dataset", "partition", "run_id")}
-        node = PathArrivals(pipeline=pipeline, **parts)
-        pipeline.stages.commit(pipeline.stages.run(node, run_id=node.run_id, upstream=None))
-        return replace(plan, why="it is applied")
-    if plan.action is IntentAction.ENTER:
-        _listing_node(pipeline, plan.intent).transform()
-        plan = _of_the_first_node(pipeline, plan.intent)
-    if plan.action is IntentAction.CLOSE:
-        pipeline.nodes.intents.resolve(plan.intent, IntentStatus.SKIPPED)
-    return plan
-
-
-def advance_intents(pipeline: Pipeline, *, say: Callable[[str], None]) -> None:
-    """Revisit failed intents, each once in this process: enter the listings that failed runs kept, close what is done.
-
-    What waits for a person is left to `kfm replay intents`, which says why.
-    """
-    revisited = pipeline.asked.intents
-    for plan in islice((one for one in plans(pipeline) if one.intent.wal_id not in revisited), INTENTS_PER_TICK):
-        if plan.action in {IntentAction.ENTER, IntentAction.CLOSE}:
-            done = carry_out(pipeline, plan)
-            say(f"intent {plan.intent.wal_id} of {plan.intent.node} is replayed ({plan.action}): {done.why}")
-        revisited.add(plan.intent.wal_id)
-
-
-def _plan_or_hold(pipeline: Pipeline, intent: Intent) -> IntentPlan:
-    try:
-        return _plan(pipeline, intent)
-    except ArtifactError as gone:
-        return _held(intent, str(gone))
-
-
-def _plan(pipeline: Pipeline, intent: Intent) -> IntentPlan:
-    payload = intent.payload
-    if payload["context"]["operator"] == NODE:
-        return IntentPlan(intent=intent, action=IntentAction.RUN, why="it failed in every attempt of its run")
-    if payload["context"]["operator"] != MessageParse.operator:
-        return _of_a_batch(pipeline, intent)
-    if "replay_of" in payload["params"]:
-        return _held(intent, "a replay of a run is started by a person")
-    # A backfill's has the names of what it lists, and no file.
-    listed = payload["params"]["source"] == Source.LISTING and "checksum" in payload["inputs"][0]
-    return _of_a_listing(pipeline, intent) if listed else _of_the_first_node(pipeline, intent)
-
-
-def _of_a_listing(pipeline: Pipeline, intent: Intent) -> IntentPlan:
-    if refused := intent.payload["context"].get("refused"):
-        return _held(intent, f"its day was not listed whole ({refused}); start the run again")
-    node = _listing_node(pipeline, intent)
-    if any(intent.payload["params"].get(name) != value for name, value in node.params().items()):
-        return _held(intent, "the contract has changed since; start the run again")
-    listed = [unit.wal_id for entry in node.listing if (unit := parse_listed(node.contract, entry)) is not None]
-    if not (unknown := set(listed) - set(pipeline.ledger.statuses(listed))):
-        return _of_the_first_node(pipeline, intent)
-    why = f"{len(unknown)} objects that it listed are not in the ledger"
-    return IntentPlan(intent=intent, action=IntentAction.ENTER, why=why)
-
-
-def _listing_node(pipeline: Pipeline, intent: Intent) -> MessageParse:
-    """Return the first node of a run with the listing that it had kept. Raises ArtifactError."""
-    payload = intent.payload
-    context, params, [kept] = payload["context"], payload["params"], payload["inputs"]
-    return MessageParse(
-        pipeline=pipeline,
-        dataset=context["dataset"],
-        partition=context["partition"],
-        run_id=context["run_id"],
-        source=Source.LISTING,
-        limit=params["limit"],
-        lane=params["lane"],
-        listing=kept_listing(pipeline.artifacts, kept),
-    )
-
-
-def _of_the_first_node(pipeline: Pipeline, intent: Intent) -> IntentPlan:
-    """Wait for the run that claims what waits; with nothing waiting, there is nothing to claim."""
-    context = intent.payload["context"]
-    waits = pipeline.ledger.holds(
-        dataset=context["dataset"], partition=context["partition"], statuses=(Status.PENDING, Status.IN_PROGRESS)
-    )
-    if waits:
-        return IntentPlan(intent=intent, action=IntentAction.WAIT, why="units of its day are pending or in work")
-    return IntentPlan(intent=intent, action=IntentAction.CLOSE, why="no unit of its day waits")
-
-
-def _of_a_batch(pipeline: Pipeline, intent: Intent) -> IntentPlan:
-    batch = intent.payload["inputs"][-1]
-    content = pipeline.artifacts.get(ArtifactReference(uri=batch["uri"], sha256=batch["checksum"]))
-    found = pipeline.ledger.statuses([unit.wal_id for unit in from_parquet(content)])
-    of: dict[Status, Sequence[WalId]] = {
-        status: sorted(wal_id for wal_id, now in found.items() if now is status) for status in Status
-    }
-    if waiting := len(of[Status.PENDING]) + len(of[Status.IN_PROGRESS]):
-        return IntentPlan(intent=intent, action=IntentAction.WAIT, why=f"{waiting} of its units are pending or in work")
-    if failed := of[Status.FAILED]:
-        why = f"{len(failed)} of its units have failed"
-        return IntentPlan(intent=intent, action=IntentAction.LET_IN, why=why, units=tuple(failed))
-    if quarantined := of[Status.QUARANTINED]:
-        return _held(intent, f"{len(quarantined)} of its units are in quarantine; kfm release lets them in")
-    return IntentPlan(intent=intent, action=IntentAction.CLOSE, why="its units have succeeded")
+    def _of_a_batch(self, intent: Intent) -> IntentPlan:
+        batch = intent.payload["inputs"][-1]
+        content = self.pipeline.artifacts.get(ArtifactReference(uri=batch["uri"], sha256=batch["checksum"]))
+        found = self.pipeline.ledger.statuses([unit.wal_id for unit in from_parquet(content)])
+        of: dict[Status, Sequence[WalId]] = {
+            status: sorted(wal_id for wal_id, now in found.items() if now is status) for status in Status
+        }
+        if waiting := len(of[Status.PENDING]) + len(of[Status.IN_PROGRESS]):
+            return IntentPlan(
+                intent=intent, action=IntentAction.WAIT, why=f"{waiting} of its units are pending or in work"
+            )
+        if failed := of[Status.FAILED]:
+            why = f"{len(failed)} of its units have failed"
+            return IntentPlan(intent=intent, action=IntentAction.LET_IN, why=why, units=tuple(failed))
+        if quarantined := of[Status.QUARANTINED]:
+            return _held(intent, f"{len(quarantined)} of its units are in quarantine; kfm release lets them in")
+        return IntentPlan(intent=intent, action=IntentAction.CLOSE, why="its units have succeeded")
 
 
 def _held(intent: Intent, why: str) -> IntentPlan:

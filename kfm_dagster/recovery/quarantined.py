@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ExitCode, IllegalTransitionError, KfmError, RecordMovedError
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 
 
@@ -53,9 +52,9 @@ class DiscardPlan:
             )
 
 
-def plan_discard(pipeline: Pipeline, wal_ids: Sequence[str], *, tx: Transaction | None = None) -> DiscardPlan:
+def plan_discard(database: Database, wal_ids: Sequence[str], *, tx: Transaction | None = None) -> DiscardPlan:
     """Return what discarding the named units would come to. Changes nothing."""
-    with reading(pipeline.database, tx) as view:
+    with reading(database, tx) as view:
         rows = view.run("evidence.discardable", wal_ids=sorted(set(wal_ids))).all()
     return DiscardPlan(
         named=len(set(wal_ids)),
@@ -65,7 +64,7 @@ def plan_discard(pipeline: Pipeline, wal_ids: Sequence[str], *, tx: Transaction 
 
 
 def open_versions(
-    pipeline: Pipeline,
+    cases: QuarantineCases,
     records: Sequence[NoddWalRecord],
     *,
     version: int | None,
@@ -77,7 +76,6 @@ def open_versions(
     Raises RecordMovedError for another version than a given one, IllegalTransitionError for a unit that is not
     quarantined, CaseConflictError for one that was discarded.
     """
-    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     for record in records:
         if version is not None and record.version != version:
             raise RecordMovedError(record.wal_id, version=version, found=record.version)

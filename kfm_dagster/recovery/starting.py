@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.review import Command
-from kfm_dagster.recovery.backfill.days import start_backfill
+from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.plan import PlannedReplay
 from kfm_dagster.recovery.replay.selection import Mode, Selection
@@ -34,7 +34,8 @@ def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Sta
     if selection.spec.mode is Mode.BACKFILL:
         first, last = selection.days
         datasets = datasets_of(selection, engine.pipeline.registry)
-        begun = start_backfill(engine.pipeline, datasets=datasets, first_day=first, last_day=last, decision=decision)
+        backfills = Backfills.of(engine.pipeline)
+        begun = backfills.start(datasets=datasets, first_day=first, last_day=last, decision=decision)
         return Started(plan=plan, backfill_id=begun.backfill_id)
     if not plan.units:
         return Started(plan=plan)

@@ -14,13 +14,13 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.ingest.chain import run_chain
-from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
 from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.preflight import ensure_ready
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.redaction import error_text, is_own
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.worker.run_locks import RunLocks
@@ -95,6 +95,7 @@ class Worker:
     locks: RunLocks
     report: Callable[[WorkedBatch], None]
     warn: Callable[[str], None]
+    state: ProcessState = field(default_factory=ProcessState, init=False)
     batches: int = field(default=0, init=False)
     """Batches that have claimed units."""
     _last_batch: int | None = field(default=None, init=False)
@@ -139,16 +140,16 @@ class Worker:
 
     def _round(self) -> bool:
         """Take in and work once; return whether there was nothing to do."""
-        ensure_ready(self.pipeline)
+        self.state.ensure_ready(self.pipeline.settings, self.pipeline.database)
         left = self._look() if time.monotonic() >= self._next_look else set()
         wait = 0 if left else LONG_POLL_SECONDS
-        taken = take_in(self.pipeline, wait_seconds=wait, budget_seconds=GATHER_SECONDS, most=self._most)
+        taken = take_in(self.pipeline, self.state, wait_seconds=wait, budget_seconds=GATHER_SECONDS, most=self._most)
         # What is of tomorrow waits until its day begins.
         for key in sorted(key for key in {*taken.landed, *left} if key[1] <= self._today):
             self._work_off(key, taken.landed.get(key, ()))
         idle = not left and _is_empty(taken)
         if idle or time.monotonic() >= self._next_evidence:
-            collect_evidence(self.pipeline)
+            EvidenceCollector.of(self.pipeline).collect()
             self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
         if taken.off or taken.full:
             # Nothing was received, so nothing was waited for.
@@ -159,7 +160,9 @@ class Worker:
         """Look after the ledger; return the days of which something is due, or was left pending by others."""
         gone = {*self.locks.dead(), *self._ended}
         ledger = self.pipeline.ledger
-        due = look_after(self.pipeline, ledger, dead=lambda runs: [one for one in runs if one in gone], warn=self.warn)
+        due = look_after(
+            self.pipeline, self.state, ledger, dead=lambda runs: [one for one in runs if one in gone], warn=self.warn
+        )
         self.locks.forget(gone)
         self._ended -= gone
         now = time.monotonic()
@@ -231,7 +234,8 @@ class Worker:
         return WorkedBatch(dataset=dataset, partition=partition, run_id=run_id, outputs=outputs, seconds=seconds)
 
     def _on_its_way(self) -> int:
-        return units_in_flight(self.pipeline, Lane.LIVE, KillSwitchPolicy.now(self.pipeline.ledger.switches))
+        ledger, today = self.pipeline.ledger, self.pipeline.clock().date()
+        return units_in_flight(ledger, Lane.LIVE, KillSwitchPolicy.now(ledger.switches), today=today)
 
     def _rest(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -25,6 +25,7 @@ from fault_injection.plan import parse_plan
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ingest.progress import progress
 from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
@@ -90,7 +91,7 @@ class World:
         pipeline = open_pipeline(
             self.home, self.root / "objects", url=self.url, retry_backoff_seconds=1, configs_dir=configs
         )
-        pipeline.connect_queue = lambda settings: connect(settings, name=self.queue)
+        pipeline.connect_queue = lambda settings, dates: connect(settings, dates, name=self.queue)
         pipeline.lineage = Lineage.open(
             pipeline.database,
             url=pipeline.settings.lineage,
@@ -114,13 +115,13 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     # Nobody else works here, so every run that holds a claim is dead.
     pipeline.ledger.release_lost(run_ids=pipeline.ledger.in_progress_runs())
     pipeline.ledger.retry_due(now=clock(), limit=100)
-    take_in(pipeline)
+    take_in(pipeline, ProcessState())
     for entry in pipeline.ledger.pending_by_partition():
         run_chain(pipeline, entry.dataset, entry.partition, f"run-{uuid.uuid4()}", Source.LEDGER)
     pipeline.lineage.publish_staged()
     pipeline.lineage.deliver()
-    pipeline.acknowledge()
-    if not progress(pipeline).drained or any(_undelivered(pipeline)):
+    pipeline.acknowledger.acknowledge()
+    if not progress(pipeline.queue, pipeline.ledger).drained or any(_undelivered(pipeline)):
         return False
     # A backfill over what is done: it lists the day and finds nothing to do.
     assert not run_chain(pipeline, "nexrad-l2", DAY.isoformat(), f"run-{uuid.uuid4()}", Source.LISTING).envelopes

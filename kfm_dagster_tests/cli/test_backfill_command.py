@@ -9,7 +9,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.recovery.backfill.days import DayListing, advance_backfills
+from kfm_dagster.recovery.backfill.days import Backfills, DayListing
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F401, fixtures
 from kfm_dagster_tests.factories import START, envelope, failed, finished
@@ -89,10 +89,10 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
         looks.append(seconds)
         pipeline = Pipeline.open(Settings.load())
         if len(looks) == 1:
-            advance_backfills(pipeline, listing=(), limit=1)
+            Backfills.of(pipeline).advance(listing=(), limit=1)
         if len(looks) == 2:
             unit = envelope(dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/hrrr.20251203/conus/x.grib2")
-            account = DayListing(pipeline=pipeline, backfill_id=backfill_id, dataset="hrrr", day="2025-12-03")
+            account = DayListing(clock=pipeline.clock, backfill_id=backfill_id, dataset="hrrr", day="2025-12-03")
             with pipeline.database.transaction() as tx:
                 assert account.opened(tx)
                 pipeline.ledger.ensure([unit], lane=Lane.BULK, tx=tx)
@@ -103,7 +103,7 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
             if end is failed:
                 reason = Decision(actor="ada", reason="no object")
                 pipeline.ledger.quarantine([claimed.wal_id], reason_code="missing_object", decision=reason)
-            assert advance_backfills(pipeline, listing=(), limit=1).finished == (backfill_id,)
+            assert Backfills.of(pipeline).advance(listing=(), limit=1).finished == (backfill_id,)
         pipeline.close()
 
     monkeypatch.setattr(command.time, "sleep", work)

@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
     monkeypatch.setenv("COLUMNS", "200")
     pipeline = Pipeline.open(Settings.load())
-    hold_roots(pipeline)
+    hold_roots(pipeline.settings, pipeline.database)
     landed = pipeline.landing.land([])
     received_long_ago(pipeline.database, landed)
     file = Path(pipeline.settings.storage) / landed.uri

@@ -44,7 +44,7 @@ def deployment(home: Path, stac_api_url: str, monkeypatch: pytest.MonkeyPatch) -
     """A deployment with a STAC API, and four Items that both have."""
     monkeypatch.setenv("KFM_STAC_API_DSN", stac_api_url.replace("+psycopg2", ""))
     pipeline = Pipeline.open(Settings.load())
-    hold_roots(pipeline)
+    hold_roots(pipeline.settings, pipeline.database)
     contracts = ContractRegistry.load()
     for batch in ([goes(0), goes(1), goes(2)], [nexrad()]):
         pipeline.catalog.register(of_run(contracts, "run", batch), fence=open_fence)
@@ -132,7 +132,7 @@ def test_geoparquet_that_somebody_removed_is_written_again(
     monkeypatch.setenv("KFM_GEOPARQUET", "true")
     settings = Settings.load()
     pipeline = Pipeline.open(settings)
-    hold_roots(pipeline)
+    hold_roots(pipeline.settings, pipeline.database)
     pipeline.catalog.register(of_run(ContractRegistry.load(), "run", [goes(0), goes(1)]), fence=open_fence)
     pipeline.following.catch_up(pipeline.followers)
     pipeline.close()

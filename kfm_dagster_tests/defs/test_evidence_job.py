@@ -8,6 +8,7 @@ import pytest
 
 from kfm_dagster.defs.evidence_job import EVIDENCE_JOB, PATIENCE_SECONDS, evidence_runs
 from kfm_dagster.governance.log import Decision
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster_tests.integration.chain import Clock, announce, open_pipeline, take, volumes
 
 JANE = Decision(actor="jane", reason="looked odd", change_ref="CHG-7")
@@ -18,15 +19,19 @@ def test_a_case_without_evidence_is_asked_for_once_in_a_while(tmp_path: Path) ->
     pipeline = open_pipeline(tmp_path, tmp_path)
     clock = pipeline.clock
     assert isinstance(clock, Clock)
-    assert evidence_runs(pipeline) == []
+    cases = QuarantineCases(pipeline.database, clock=clock)
+    assert evidence_runs(cases, at=clock()) == []
     take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in volumes(2)))
     first, second = (record.wal_id for record in pipeline.ledger.find())
     pipeline.ledger.quarantine([first], reason_code="looked_odd", decision=JANE)
-    [asked] = evidence_runs(pipeline)
+    [asked] = evidence_runs(cases, at=clock())
     clock.forward(PATIENCE_SECONDS - 1)
     pipeline.ledger.quarantine([second], reason_code="looked_odd", decision=JANE)
-    assert (asked.job_name, evidence_runs(pipeline)) == (EVIDENCE_JOB, [asked])
+    assert (
+        asked.job_name,
+        evidence_runs(cases, at=clock()),
+    ) == (EVIDENCE_JOB, [asked])
     clock.forward(1)
-    [again] = evidence_runs(pipeline)
+    [again] = evidence_runs(cases, at=clock())
     assert again.run_key != asked.run_key
     pipeline.close()

@@ -18,7 +18,7 @@ from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
-from kfm_dagster.recovery.backfill.days import DayListing, advance_backfills, cancel_backfill, start_backfill
+from kfm_dagster.recovery.backfill.days import Backfills, DayListing
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillState, find_backfill, listed_backfills
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Settings
@@ -41,10 +41,10 @@ class Hands:
         if listed_backfills(self._pipeline.database) and self._rest:
             self._rest -= 1
             return
-        for request in advance_backfills(self._pipeline, listing=(), limit=1).requests:
+        for request in Backfills.of(self._pipeline).advance(listing=(), limit=1).requests:
             for dataset in request.datasets:
                 day = DayListing(
-                    pipeline=self._pipeline, backfill_id=request.backfill_id, dataset=dataset, day=request.day
+                    clock=self._pipeline.clock, backfill_id=request.backfill_id, dataset=dataset, day=request.day
                 )
                 with self._pipeline.database.transaction() as tx:
                     assert day.opened(tx)
@@ -55,14 +55,13 @@ class Hands:
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """A ledger whose queue is empty and whose units are all terminal."""
     monkeypatch.setattr(draining, "POLL_SECONDS", 0)
-    monkeypatch.setattr(draining, "progress", lambda _: NOTHING)
+    monkeypatch.setattr(draining, "progress", lambda *_: NOTHING)
     with closing(Pipeline.open(Settings.load(home=tmp_path / "home"))) as opened:
         yield opened
 
 
 def month(pipeline: Pipeline) -> Backfill:
-    return start_backfill(
-        pipeline,
+    return Backfills.of(pipeline).start(
         datasets=["hrrr", "nexrad-l2"],
         first_day=date(2025, 4, 1),
         last_day=date(2025, 4, 30),
@@ -77,7 +76,7 @@ def drained(pipeline: Pipeline, *, seconds: float = HANG_SECONDS) -> Progress:
 
 def held(pipeline: Pipeline) -> list[str]:
     lines: list[str] = []
-    say_what_is_held(pipeline, lines.append)
+    say_what_is_held(pipeline.ledger, lines.append)
     return lines
 
 
@@ -97,7 +96,7 @@ def test_a_drain_ends_after_three_looks_in_a_row_that_find_nothing(
     queued = iter([0, 0, 1, 0, 0])
     replaying = iter([False, False, False, False, False, True])
     looks: list[Progress] = []
-    monkeypatch.setattr(draining, "progress", lambda _: replace(NOTHING, queued=next(queued, 0)))
+    monkeypatch.setattr(draining, "progress", lambda *_: replace(NOTHING, queued=next(queued, 0)))
     monkeypatch.setattr(ReplayEngine, "at_work", lambda _: next(replaying, False))
     drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=looks.append)
     assert len(looks) == 9
@@ -111,7 +110,7 @@ def test_a_drain_whose_time_is_over_names_the_days_that_are_left(pipeline: Pipel
 
 
 def _cancelled(pipeline: Pipeline, started: Backfill) -> None:
-    cancel_backfill(pipeline, started.backfill_id, decision=ADA)
+    Backfills.of(pipeline).cancel(started.backfill_id, decision=ADA)
 
 
 def _all_off(pipeline: Pipeline, _: Backfill) -> None:
@@ -124,7 +123,7 @@ def _one_off(pipeline: Pipeline, _: Backfill) -> None:
 
 def _without_contract(pipeline: Pipeline, _: Backfill) -> None:
     known = pipeline.registry.contracts
-    pipeline.registry = ContractRegistry.of([one for name, one in known.items() if name != "hrrr"])
+    pipeline.ledger.registry = ContractRegistry.of([one for name, one in known.items() if name != "hrrr"])
 
 
 @pytest.mark.clause("DAG-05", "WAL-10")

@@ -278,7 +278,7 @@ def test_the_depth_is_what_waits_and_of_the_dead_letters_all_and_unknown_where_a
     queue, dead = TellingQueue(depth), TellingQueue(depth)
     asked = replace(
         pipeline,
-        connect_queue=lambda _: queue,  # type: ignore[arg-type, return-value]
+        connect_queue=lambda *_: queue,  # type: ignore[arg-type, return-value]
         connect_dead_letters=lambda _: dead,  # type: ignore[arg-type, return-value]
     )
     watch = QueueWatch(asked)
@@ -295,7 +295,7 @@ def test_the_depth_is_what_waits_and_of_the_dead_letters_all_and_unknown_where_a
 @pytest.mark.one_database
 def test_an_answer_of_a_queue_counts_for_a_minute(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = TellingQueue(QueueDepth(visible=7, in_flight=0, delayed=0))
-    connect: Callable[..., object] = lambda _: queue  # noqa: E731
+    connect: Callable[..., object] = lambda *_: queue  # noqa: E731
     watch = QueueWatch(replace(pipeline, connect_queue=connect, connect_dead_letters=connect))  # type: ignore[arg-type]
     watch.look()
     assert len(watch.depths()) == 2

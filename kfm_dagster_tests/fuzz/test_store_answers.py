@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.demo.samples.hrrr import make_hrrr
-from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage import s3
@@ -187,8 +188,8 @@ def _ingest(home: Path, dataset: str, objects: list[StoredObject]) -> None:
     assert {status[item.uri] for item in objects[:SOUND]} == {Status.SUCCEEDED}
     work_until_done(pipeline)
     warnings: list[str] = []
-    look_after(pipeline, pipeline.ledger, dead=lambda _: (), warn=warnings.append)
-    collect_evidence(pipeline)
+    look_after(pipeline, ProcessState(), pipeline.ledger, dead=lambda _: (), warn=warnings.append)
+    EvidenceCollector.of(pipeline).collect()
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     assert (warnings, cases.due(limit=1)) == ([], [])
     assert len(cases.find(CaseState.OPEN)) == pipeline.ledger.counts()[dataset][Status.QUARANTINED]

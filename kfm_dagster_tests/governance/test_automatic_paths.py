@@ -14,7 +14,7 @@ import pytest
 
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.demo.feed import ObjectEvent
-from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
@@ -161,7 +161,7 @@ def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     run_chain(pipeline, "nexrad-l2", PARTITION, "backfill", Source.LISTING)
     pipeline.ledger.release_lost(run_ids=[record.ingest_run_id])
     work_until_done(pipeline)
-    assert collect_evidence(pipeline) == 0
+    assert EvidenceCollector.of(pipeline).collect() == 0
     after = {one.object_version: one for one in pipeline.ledger.find()}
     assert after[record.object_version] == record
     assert QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN) == cases

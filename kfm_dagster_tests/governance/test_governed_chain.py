@@ -145,7 +145,7 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN)
     [case] = [case for case in cases if case.key.wal_id == record.wal_id]
     assert case.evidence is not None
-    bundle = read_evidence(pipeline, case.evidence)
+    bundle = read_evidence(pipeline.store, case.evidence)
     assert (bundle["reason"], bundle["operator"]) == (GovernanceIssue.HARD_FAIL, MetadataExtract.operator)
     assert (bundle["found"]["state"], bundle["found"]["first_hex"]) == ("withheld", "")
 

@@ -13,11 +13,11 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.replay_job import ReplayConfig, _started
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.replay.engine import ReplayEngine, advance_replays
+from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.governance.conftest import Call, every_row
@@ -230,7 +230,7 @@ def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_
             )["records"]
             == 1
         )
-        advance_replays(pipeline, say=print)
+        ReplayEngine(pipeline=pipeline).advance_all(say=print)
         record = {name: pipeline.ledger.get(units[name].wal_id) for name in ("quarantined", "failed")}
     assert {(found.status, found.replay_reason) for found in record.values() if found} == {
         (Status.PENDING, "reprocess-2025")
@@ -332,7 +332,7 @@ def test_quarantine_show_tells_the_evidence_to_people_and_to_scripts(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"AR2V0006." + bytes(range(256)) * 8)
     assert "not collected yet" in call("quarantine", "show", unit.wal_id).out
-    collect_evidence(deployment)
+    EvidenceCollector.of(deployment).collect()
     [document] = call("quarantine", "show", unit.wal_id, "--json").rows
     [case] = document["cases"]
     assert (case["state"], case["reason"], case["evidence"]["found"]["size"]) == ("open", "looked_odd", 2057)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.errors import ExitCode, IllegalTransitionError
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction, GovernanceEntry
 from kfm_dagster.governance.review import APPROVED_WITHIN, Command, OverrideReview
@@ -304,7 +304,7 @@ def test_the_database_takes_no_forged_approval(prod: Pipeline, out: Envelope) ->
 def test_a_deployment_of_prod_makes_the_database_prod_s(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not deployment.ledger.review.required(deployment.settings, JANE)
     monkeypatch.setenv("KFM_ENV", "prod")
-    open_pipeline(Settings.load()).close()
+    open_pipeline(Settings.load(), SqsQueueResource()).close()
     assert deployment.settings.env is Environment.DEV
     assert deployment.ledger.review.required(deployment.settings, JANE)
 

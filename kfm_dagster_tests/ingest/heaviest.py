@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from kfm_dagster.ingest.intake import take_in
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.notifications.fields import MAX_BODY_BYTES
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster_tests.integration.chain import FakeQueue, open_pipeline
@@ -81,7 +82,7 @@ def main(kind: str, home: Path, messages: int, dsn: str = "") -> None:
     pipeline = open_pipeline(home, home, url=dsn, queue=queue, sns_verify="off")
     before = peak_mib()
     begun, cpu = time.monotonic(), time.process_time()
-    report = take_in(pipeline)
+    report = take_in(pipeline, ProcessState())
     balance = pipeline.deliveries.conservation()
     print(  # noqa: T201
         json.dumps(

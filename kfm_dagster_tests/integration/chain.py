@@ -20,7 +20,7 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.feed import SUBJECT, ObjectEvent, topic_of
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
-from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.intake import IntakeReport, record
 from kfm_dagster.ingest.nodes import (
     MessageParse,
@@ -125,7 +125,7 @@ def open_pipeline(
             registry=ContractRegistry.load(),
             database=Database.open(chosen.database_url),
             clock=Clock(),
-            connect_queue=lambda _: fake,  # type: ignore[arg-type, return-value]
+            connect_queue=lambda *_: fake,  # type: ignore[arg-type, return-value]
         )
     )
 
@@ -251,8 +251,8 @@ def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = So
         pipeline.ledger.retry_due(now=clock(), limit=LIMIT)
         pending = pipeline.ledger.pending_by_partition()
         if not pending:
-            pipeline.acknowledge()
-            collect_evidence(pipeline)
+            pipeline.acknowledger.acknowledge()
+            EvidenceCollector.of(pipeline).collect()
             return
         for entry in pending:
             run_chain(pipeline, entry.dataset, entry.partition, f"round-{number}-{entry.partition}", source)

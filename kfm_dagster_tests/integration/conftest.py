@@ -57,7 +57,9 @@ def make_pipeline(tmp_path: Path, objects: Path) -> Iterator[Callable[..., Pipel
 
     def make(*, home: str = "home", **settings: Any) -> Pipeline:
         pipeline = chain.open_pipeline(tmp_path / home, objects, **settings)
-        hold_roots(pipeline)  # as `kfm init` does: tests put files there before the first tick
+        hold_roots(
+            pipeline.settings, pipeline.database
+        )  # as `kfm init` does: tests put files there before the first tick
         opened.append(pipeline)
         return pipeline
 
@@ -121,8 +123,8 @@ def face(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
-    pipeline = locked(open_pipeline(Settings.load()))
-    hold_roots(pipeline)
+    pipeline = locked(open_pipeline(Settings.load(), SqsQueueResource()))
+    hold_roots(pipeline.settings, pipeline.database)
     yield Face(instance=instance, pipeline=pipeline)
     pipeline.close()
     open_pipeline.cache_clear()

@@ -37,7 +37,7 @@ def listing(pipeline: Pipeline, run_id: str, *, backfill_id: str | None, limit: 
     """The node that lists DAY."""
     account = None
     if backfill_id is not None:
-        account = DayListing(pipeline=pipeline, backfill_id=backfill_id, dataset=DATASET, day=DAY.isoformat())
+        account = DayListing(clock=pipeline.clock, backfill_id=backfill_id, dataset=DATASET, day=DAY.isoformat())
     return MessageParse(
         pipeline=pipeline,
         dataset=DATASET,

@@ -157,7 +157,7 @@ def test_a_terminal_unit_is_acknowledged_and_stays_as_it_is(
 
     again = deliver(0, delivery=2)
     assert take(pipeline, again).known == 1
-    assert pipeline.acknowledge() == 1
+    assert pipeline.acknowledger.acknowledge() == 1
     work_until_done(pipeline)
 
     assert queue.deleted[-1] == again.receipt_handle
@@ -195,7 +195,7 @@ def test_a_malformed_message_is_kept_with_its_reason_and_given_back_at_once(
     [kept] = pipeline.deliveries.rejected()
     assert kept.reason_code == ParseIssue.MALFORMED_JSON
     assert pipeline.deliveries.rejected_body(str(kept.message_id)) == MALFORMED
-    assert pipeline.acknowledge() == 0
+    assert pipeline.acknowledger.acknowledge() == 0
     assert queue.visibility == [(raw_message(MALFORMED, name="poison").receipt_handle, 0)]
     assert queue.deleted == []
 
@@ -208,7 +208,7 @@ def test_what_announces_nothing_of_ours_is_acknowledged(
     messages = [raw_message(TEST_EVENT, name="test"), announce([index.event()], registry=contracts)]
     report = take(pipeline, *messages)
     assert (report.ignored, report.created, report.rejected) == (2, 0, 0)
-    assert pipeline.acknowledge() == 2
+    assert pipeline.acknowledger.acknowledge() == 2
     assert set(queue.deleted) == {message.receipt_handle for message in messages}
     assert traces.records(pipeline) == {}
     assert_conserved(pipeline)

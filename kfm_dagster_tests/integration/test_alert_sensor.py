@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.outbox import store
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.alerts.recorded import STAGE, Record
@@ -49,4 +49,4 @@ def test_wrong_urls_stop_the_sensor_of_alerts_and_no_other(face: Face, monkeypat
         face.tick("nodd_alerts")
     assert "secret" not in str(failed.value)
     assert "the queue is empty" in face.tick("nodd_messages").skip_message
-    open_pipeline(Settings.load()).close()
+    open_pipeline(Settings.load(), SqsQueueResource()).close()

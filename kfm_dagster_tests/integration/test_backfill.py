@@ -27,9 +27,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.recovery.backfill.days import (
     AdvanceReport,
-    advance_backfills,
-    cancel_backfill,
-    start_backfill,
+    Backfills,
 )
 from kfm_dagster.recovery.backfill.progress import (
     Backfill,
@@ -58,7 +56,7 @@ BEGINS = date(1991, 6, 1)
 
 
 def start(pipeline: Pipeline, first: date = DAY, last: date = DAY, *datasets: str) -> Backfill:
-    return start_backfill(pipeline, datasets=datasets or (DATASET,), first_day=first, last_day=last, decision=WHY)
+    return Backfills.of(pipeline).start(datasets=datasets or (DATASET,), first_day=first, last_day=last, decision=WHY)
 
 
 def list_the_day(pipeline: Pipeline, run_id: str, *, backfill_id: str | None = None, limit: int = LIMIT) -> StageBatch:
@@ -118,7 +116,7 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     bucket.clear()
 
     backfill = start(pipeline)
-    [request] = advance_backfills(pipeline, listing=(), limit=1).requests
+    [request] = Backfills.of(pipeline).advance(listing=(), limit=1).requests
     assert (request.day, request.datasets) == (DAY.isoformat(), (DATASET,))
     batch = list_the_day(pipeline, "first", backfill_id=backfill.backfill_id)
 
@@ -139,7 +137,7 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     after = versions(pipeline)
     again = start(pipeline)
     pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 10 * OBJECTS})
-    advance_backfills(pipeline, listing=(), limit=1)
+    Backfills.of(pipeline).advance(listing=(), limit=1)
     list_the_day(pipeline, "second", backfill_id=again.backfill_id, limit=1)
     assert counts(the_day(pipeline, again)) == (OBJECTS, 0, 0, OBJECTS)
     changed = {wal_id for wal_id, version in versions(pipeline).items() if version != after[wal_id]}
@@ -151,7 +149,7 @@ def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
     pipeline: Pipeline, bucket: list[int], database_url: str
 ) -> None:
     backfill = start(pipeline)
-    advance_backfills(pipeline, listing=(), limit=1)
+    Backfills.of(pipeline).advance(listing=(), limit=1)
     arguments = [database_url, str(pipeline.settings.home), backfill.backfill_id, str(OBJECTS), str(LISTING_CHUNK + 9)]
     died = subprocess.run(
         [sys.executable, "-m", "kfm_dagster_tests.integration.dying_listing", *arguments], check=False
@@ -163,7 +161,7 @@ def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
 
     assert isinstance(pipeline.clock, Clock)
     pipeline.clock.forward(3600)
-    [request] = advance_backfills(pipeline, listing=(), limit=1).requests
+    [request] = Backfills.of(pipeline).advance(listing=(), limit=1).requests
     assert request.run_key.endswith("/2")
     list_the_day(pipeline, "second", backfill_id=backfill.backfill_id)
     day = the_day(pipeline, backfill)
@@ -174,7 +172,7 @@ def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
 def ask(pipeline: Pipeline, *, listing: Any = (), limit: int = 1, later: float = 0) -> AdvanceReport:
     assert isinstance(pipeline.clock, Clock)
     pipeline.clock.forward(later)
-    return advance_backfills(pipeline, listing=listing, limit=limit)
+    return Backfills.of(pipeline).advance(listing=listing, limit=limit)
 
 
 def days(report: AdvanceReport) -> list[tuple[str, tuple[str, ...]]]:
@@ -322,7 +320,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
         for number, found in enumerate(list_day(contract, day)):
             if number == LISTING_CHUNK:
                 # The first chunk is in; somebody cancels between two transactions.
-                cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
+                Backfills.of(pipeline).cancel(backfill.backfill_id, decision=WHY)
             yield found
 
     with pytest.MonkeyPatch.context() as patch:
@@ -335,7 +333,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
     list_the_day(pipeline, "late", backfill_id=backfill.backfill_id)
     assert len(bucket) == 2
     with pytest.raises(BackfillError, match="the backfill is over"):
-        cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
+        Backfills.of(pipeline).cancel(backfill.backfill_id, decision=WHY)
     logged = {action: pipeline.ledger.log.entries(action=action) for action in GovernanceAction}
     for action in (GovernanceAction.BACKFILL_STARTED, GovernanceAction.BACKFILL_CANCELLED):
         [entry] = logged[action]
@@ -359,7 +357,7 @@ def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(
     pipeline: Pipeline, first: date, last: date, datasets: tuple[str, ...], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        start_backfill(pipeline, datasets=datasets, first_day=first, last_day=last, decision=WHY)
+        Backfills.of(pipeline).start(datasets=datasets, first_day=first, last_day=last, decision=WHY)
     assert pipeline.ledger.log.entries() == []
     assert ask(pipeline).reason == "no backfill is running"
     assert start(pipeline, DAY, date(2026, 1, 1)).last_day == date(2026, 1, 1)
@@ -381,22 +379,22 @@ def test_a_backfill_of_earlier_days_lowers_the_window_and_no_other_does(pipeline
 @pytest.mark.clause("DAG-12")
 def test_a_day_that_dagster_does_not_know_is_listed_once_it_does(pipeline: Pipeline) -> None:
     backfill = start(pipeline, BEGINS, BEGINS)
-    report = advance_backfills(pipeline, listing=(), limit=1, known=lambda day: day >= "2025-01-01")
+    report = Backfills.of(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01")
     assert report.requests == ()
     assert report.reason.startswith(f"the code location does not know {BEGINS} yet, reload it")
     assert {(day.state, day.requests) for day in day_progress(pipeline.database, backfill.backfill_id)} == {
         (DayState.WAITING, 0)
     }
-    [request] = advance_backfills(pipeline, listing=(), limit=1).requests
+    [request] = Backfills.of(pipeline).advance(listing=(), limit=1).requests
     assert request.day == BEGINS.isoformat()
 
 
 @pytest.mark.clause("DAG-12")
 def test_an_unknown_day_keeps_no_slot_from_the_days_of_other_backfills(pipeline: Pipeline) -> None:
     start(pipeline, BEGINS, BEGINS)
-    advance_backfills(pipeline, listing=(), limit=1)
+    Backfills.of(pipeline).advance(listing=(), limit=1)
     start(pipeline)
-    [request] = advance_backfills(pipeline, listing=(), limit=1, known=lambda day: day >= "2025-01-01").requests
+    [request] = Backfills.of(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01").requests
     assert request.day == DAY.isoformat()
 
 

@@ -167,7 +167,6 @@ def deployment(
 
     @contextmanager
     def opened(*_: Any, **__: Any) -> Iterator[Pipeline]:
-        made.pipeline.held = False  # a command is a process of its own
         yield made.pipeline
 
     for command in (reconcile_command, stac_command):

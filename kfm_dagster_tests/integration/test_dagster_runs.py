@@ -112,8 +112,8 @@ def persistent(
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KFM_OBJECT_ROOT", str(objects))
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
-    pipeline = open_pipeline(Settings.load())
-    hold_roots(pipeline)
+    pipeline = open_pipeline(Settings.load(), SqsQueueResource())
+    hold_roots(pipeline.settings, pipeline.database)
     (tmp_path / "dagster").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         yield instance, pipeline

@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.issues import GateIssue
-from kfm_dagster.defs.resources import WalResource, open_pipeline
+from kfm_dagster.defs.resources import SqsQueueResource, WalResource, open_pipeline
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import nodes
 from kfm_dagster.ledger.cases import QuarantineCases
@@ -106,7 +106,7 @@ def test_a_failing_unit_leads_to_the_console_from_its_page_and_from_both_its_che
     where = {"console_url": "https://console.example"}
     monkeypatch.setattr(WalResource, "settings", lambda self: plain(self).model_copy(update=where))
     result = one_is_quarantined(face, objects)
-    open_pipeline(Settings.current().model_copy(update=where)).close()
+    open_pipeline(Settings.current().model_copy(update=where), SqsQueueResource()).close()
     [unit] = face.pipeline.ledger.find(status=Status.QUARANTINED)
     link = f"](https://console.example/units/{unit.wal_id})"
     shown = [materialisations(result)["metadata"], materialisations(result)["ledger"]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.demo.samples import hrrr
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import DeliveryState
@@ -118,7 +118,7 @@ def test_units_of_days_to_come_leave_the_intake_open_for_others(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_MAX_IN_FLIGHT_UNITS", "1")
-    limited = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    limited = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
     tomorrow = limited.pipeline.clock().date() + timedelta(days=1)
     queue.waiting += [of_day(tomorrow, objects, contracts)]
     assert limited.tick("nodd_messages").run_requests == []

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.cli.main import main
-from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Settings
@@ -59,7 +58,7 @@ def second(first: Face, tmp_path: Path, request: pytest.FixtureRequest, monkeypa
     Database.open(url).dispose()
     monkeypatch.setenv("KFM_WAL_DSN", url)
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "second"))
-    return Face(instance=first.instance, pipeline=open_pipeline(Settings.load()))
+    return Face(instance=first.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
 
 
 @pytest.fixture
@@ -139,7 +138,6 @@ def test_the_mark_is_read_once_a_process(first: Face, monkeypatch: pytest.Monkey
         raise AssertionError("it was read again")
 
     monkeypatch.setattr("kfm_dagster.ingest.preflight.hold", refuse)
-    hold_roots(first.pipeline)
     assert first.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
 
 

@@ -16,6 +16,7 @@ from kfm_dagster.demo.sns_signing import AUTHORITY_PATH, CERTIFICATE_PATH, SnsSi
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.authenticity import Signatures
@@ -138,7 +139,7 @@ def test_messages_wait_while_the_certificate_cannot_be_fetched_and_all_end_as_un
             for one in messages
         ]
         queue.waiting = list(again)
-        report = take_in(verifying)
+        report = take_in(verifying, ProcessState())
         assert (report.received, report.unverified, report.rejected, report.landed) == (0, 4, 0, {})
         # Longer each time, so that no redrive policy has them before the certificate is there.
         assert queue.visibility[-4:] == [(one.receipt_handle, 60 * 4 ** (delivery - 1)) for one in again]
@@ -146,7 +147,7 @@ def test_messages_wait_while_the_certificate_cannot_be_fetched_and_all_end_as_un
     assert sns.fetches == 3, "one request for all messages of a batch"
     sns.down = False
     queue.waiting = [*messages]
-    report = take_in(verifying)
+    report = take_in(verifying, ProcessState())
     assert (report.received, report.created, report.unverified) == (4, 4, 0)
     work_until_done(verifying)
     assert traces.statuses(verifying) == {Status.SUCCEEDED: 4}

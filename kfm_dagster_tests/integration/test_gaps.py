@@ -23,7 +23,7 @@ from kfm_dagster.contracts.cadence import LEAST_CADENCE
 from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
 from kfm_dagster.defs.gap_check import CHECK
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.ingest.feed_watch import follow_feeds, look_at_feeds, watch_feeds
+from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import FollowedProduct, GapKind
@@ -183,7 +183,7 @@ def test_a_product_is_followed_since_its_first_announced_unit_and_no_settled_hou
         noted: dict[str, datetime] = {}
         monkeypatch.setattr(type(pipeline.gaps), "follow", lambda self, dataset, first, *, tx: noted.update(first))
         with pipeline.database.transaction() as tx:
-            follow_feeds(pipeline, pipeline.registry[DATASET], units, tx)
+            FeedWatch.of(pipeline).follow(pipeline.registry[DATASET], units, tx)
         return noted.get("volumes")
 
     # The last hour that has settled is the one from 11:00.
@@ -201,11 +201,11 @@ def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
     holed(pipeline, objects)
     ingested(pipeline, [volumes(12)[HOLE]], "third")
     assert pipeline.gaps.list(since=MIDNIGHT) == []
-    assert look_at_feeds(pipeline).changed == 0
+    assert FeedWatch.of(pipeline).look().changed == 0
     at(pipeline, LATER + timedelta(minutes=29, seconds=59))
-    assert look_at_feeds(pipeline).changed == 0
+    assert FeedWatch.of(pipeline).look().changed == 0
     at(pipeline, LATER + timedelta(minutes=30))
-    assert look_at_feeds(pipeline).changed == 1
+    assert FeedWatch.of(pipeline).look().changed == 1
     assert [gap.hour.hour for gap in pipeline.gaps.list(since=MIDNIGHT)] == [12]
     # A late announcement closes it, in whatever run.
     item = volumes(13)[12]
@@ -219,18 +219,13 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
-    watch_feeds(pipeline)
-    assert pipeline.feeds_due is not None
-    pipeline.feeds_due = None
+    assert FeedWatch.of(pipeline).watch() is not None
     holed(pipeline, objects)
     for minutes, silent in ((0, False), (119, False), (120, True)):
         at(pipeline, LATER + timedelta(minutes=minutes))
-        watch_feeds(pipeline)
+        due = FeedWatch.of(pipeline).watch()
         # The next one cannot come about within a cadence.
-        looked = pipeline.feeds_due
-        watch_feeds(pipeline)
-        assert pipeline.feeds_due == looked
-        pipeline.feeds_due = None
+        assert FeedWatch.of(pipeline).watch(due) == due
         kinds = {gap.kind for gap in pipeline.gaps.list(since=MIDNIGHT)}
         assert (GapKind.SILENCE in kinds) is silent
 
@@ -258,10 +253,9 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
         ]
         monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda self: feeds)
         seen.clear()
-        pipeline.feeds_due = None
-        watch_feeds(pipeline)
-        assert pipeline.feeds_due is not None
-        return sorted(seen), pipeline.feeds_due - LATER
+        due = FeedWatch.of(pipeline).watch()
+        assert due is not None
+        return sorted(seen), due - LATER
 
     def product(name: str, per_hour: int = 1, **more: Any) -> ExpectedProduct:
         return volumes_of.model_copy(update={"name": name, "per_hour": per_hour, **more})
@@ -275,12 +269,10 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
     assert watched(product("a"), product("b", 30), product("c"), followed=("a", "b", "c"))[1] == timedelta(minutes=2)
     assert watched(product("a", 3600), followed=("a",))[1] == LEAST_CADENCE
     # No sooner than then, and at that instant.
-    due = pipeline.feeds_due
     for when, looked in ((timedelta(microseconds=-1), False), (timedelta(), True)):
         seen.clear()
-        pipeline.feeds_due = due
-        at(pipeline, due + when)
-        watch_feeds(pipeline)
+        at(pipeline, LATER + LEAST_CADENCE + when)
+        FeedWatch.of(pipeline).watch(LATER + LEAST_CADENCE)
         assert bool(seen) is looked
     at(pipeline, LATER)
     pipeline.ledger.switches.engage(DATASET, Decision(actor="ada", reason="x"))
@@ -308,7 +300,7 @@ def test_the_days_since_the_last_look_and_those_with_holes_are_looked_at_eight_d
         monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda _: feeds)
         monkeypatch.setattr(type(pipeline.gaps), "open_days", open_days)
         at(pipeline, now)
-        return look_at_feeds(pipeline).days
+        return FeedWatch.of(pipeline).look().days
 
     hour, noon = timedelta(hours=1), MIDNIGHT + timedelta(hours=12)
     assert (days(noon, hour), days(noon, timedelta(0))) == (1, 0)

@@ -14,7 +14,7 @@ import yaml
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_keys
-from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.defs.run_storage import run_slots
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.ingest.nodes import ProvenanceEmit
@@ -49,7 +49,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 def small_runs(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[Face]:
     """A deployment whose runs take few units."""
     monkeypatch.setenv("KFM_MAX_UNITS_PER_RUN", str(UNITS_PER_RUN))
-    found = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    found = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
     yield found
     found.pipeline.close()
 

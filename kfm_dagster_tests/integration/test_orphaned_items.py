@@ -15,7 +15,7 @@ from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.nodes import ProvenanceEmit, Source, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
@@ -158,10 +158,10 @@ def test_only_what_is_given_up_without_lineage_is_taken_back(
     arrive(pipeline, objects, items, "all")
     run_that_dies(pipeline, dies_at)
     ended(pipeline, of(pipeline, items))
-    collect_evidence(pipeline)
+    EvidenceCollector.of(pipeline).collect()
     before = files(pipeline)
     assert sum(path.endswith("_V06.json") for path in before) == items_left
-    collect_evidence(pipeline)
+    EvidenceCollector.of(pipeline).collect()
     assert files(pipeline) == before
 
 
@@ -180,7 +180,7 @@ def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_le
 
     with monkeypatch.context() as patched:
         patched.setattr(undo, "_publish", away)
-        assert collect_evidence(pipeline) == 0
+        assert EvidenceCollector.of(pipeline).collect() == 0
     assert files(pipeline) == before
     assert len(QuarantineCases(pipeline.database, clock=pipeline.clock).due(limit=10)) == 2
 
@@ -189,7 +189,7 @@ def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_le
     let_in(pipeline, [released], Status.QUARANTINED)
     # What was seen before the release is no reason any more once the transaction holds the units.
     monkeypatch.setattr(pipeline.catalog, "orphans", lambda _: found)
-    assert collect_evidence(pipeline) == 2
+    assert EvidenceCollector.of(pipeline).collect() == 2
     left = traces.items(Path(pipeline.settings.catalog))
     assert list(left) == [released.object_uri]
     monkeypatch.undo()

@@ -43,7 +43,7 @@ def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, request: pytes
 
 def opened_again(face: Face) -> Face:
     """The same deployment after its settings have changed."""
-    return Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    return Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
 
 
 def two_messages(objects: Path, contracts: ContractRegistry) -> list:

@@ -119,7 +119,7 @@ def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_
     assert (proposal.proposal_id, proposal.decision.actor) == (number, DAGSTER_UI)
     assert proposal.decision.dagster_run_id == proposed.dagster_run.run_id
 
-    approve(face.pipeline, number, Decision(actor="bob", reason="seen", change_ref="INC-1"))
+    approve(ReplayEngine(pipeline=face.pipeline), number, Decision(actor="bob", reason="seen", change_ref="INC-1"))
     engine.advance_all()
     assert traces.statuses(face.pipeline) == {"pending": 1}
     [entry] = ledger.log.entries(action=GovernanceAction.REPAIR_AND_REPLACE)

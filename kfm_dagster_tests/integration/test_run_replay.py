@@ -25,6 +25,7 @@ from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
 from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.overrides import approve
+from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Environment
 from kfm_dagster.stages.card import (
     REPLAY_PLAN,
@@ -171,7 +172,7 @@ def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipelin
     assert standing(pipeline) == before
     [proposal] = pipeline.ledger.review.waiting()
     bob = Decision(actor="bob", reason="it compared equal", change_ref="CHG-7")
-    approve(pipeline, proposal.proposal_id, bob)
+    approve(ReplayEngine(pipeline=pipeline), proposal.proposal_id, bob)
     assert standing(pipeline) == before, "the run itself lets its units in"
     replayed(pipeline, "approved")
     entries = pipeline.ledger.log.entries(action=GovernanceAction.REPEAT)
@@ -300,7 +301,7 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     [proposal] = face.pipeline.ledger.review.waiting()
     assert proposal.decision == Decision(actor=DAGSTER_UI, reason="drill", change_ref="CHG-7")
     assert proposal.decision.dagster_run_id == asked.dagster_run.run_id
-    approve(face.pipeline, proposal.proposal_id, PERSON)
+    approve(ReplayEngine(pipeline=face.pipeline), proposal.proposal_id, PERSON)
     second = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config)
     assert second.success
     assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {second.dagster_run.run_id}

@@ -15,7 +15,7 @@ from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.backfill.days import advance_backfills, cancel_backfill, start_backfill
+from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.backfill.progress import BackfillError, BackfillState, DayState, day_progress, find_backfill
 from kfm_dagster.recovery.backfill.scheduled import ACTOR, begin_due_listings
 from kfm_dagster_tests.integration import traces
@@ -35,14 +35,19 @@ def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
     return clock
 
 
+def begin_due(pipeline: Pipeline) -> tuple[str, ...]:
+    """Begin the listings that are due now."""
+    return begin_due_listings(Backfills.of(pipeline), pipeline.settings)
+
+
 def listed(pipeline: Pipeline, backfill_id: str) -> None:
     """Let a backfill list its days, in which nothing is, and end."""
-    for request in advance_backfills(pipeline, listing=(), limit=9).requests:
+    for request in Backfills.of(pipeline).advance(listing=(), limit=9).requests:
         with pipeline.database.transaction() as tx:
             key = {"backfill_id": request.backfill_id, "dataset": DATASET, "day": request.day}
             assert tx.run("backfill.open_listing", key).one_or_none() is not None
             tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z", left_out="{}")
-    advance_backfills(pipeline, listing=(), limit=9)
+    Backfills.of(pipeline).advance(listing=(), limit=9)
     assert find_backfill(pipeline.database, backfill_id).state is BackfillState.FINISHED
 
 
@@ -53,25 +58,25 @@ def of_days(pipeline: Pipeline, begun: tuple[str, ...]) -> list[str]:
 @pytest.mark.clause("DAG-05", "OPR-14")
 def test_a_listing_is_begun_once_an_interval_and_waits_for_the_one_before(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, JUNE)
-    [first] = begin_due_listings(pipeline)
+    [first] = begin_due(pipeline)
     assert of_days(pipeline, (first,)) == ["2025-01-01"]
-    assert begin_due_listings(pipeline) == ()
+    assert begin_due(pipeline) == ()
     clock.forward(19 * 3600 - 1)
-    assert begin_due_listings(pipeline) == ()
+    assert begin_due(pipeline) == ()
     # A new interval: the listing before is not over yet.
     clock.forward(1)
-    assert begin_due_listings(pipeline) == ()
+    assert begin_due(pipeline) == ()
     listed(pipeline, first)
-    [second] = begin_due_listings(pipeline)
+    [second] = begin_due(pipeline)
     assert second != first
     listed(pipeline, second)
     # It is done within its interval, and not begun again by it; nor when the clock is set back.
-    assert begin_due_listings(pipeline) == ()
+    assert begin_due(pipeline) == ()
     clock.forward(-DAY_SECONDS)
-    assert begin_due_listings(pipeline) == ()
+    assert begin_due(pipeline) == ()
     # Intervals that nobody was there for are not made good.
     clock.forward(9 * DAY_SECONDS)
-    assert len(begin_due_listings(pipeline)) == 1
+    assert len(begin_due(pipeline)) == 1
 
     found = find_backfill(pipeline.database, first)
     assert (found.actor, found.reason) == (ACTOR, f"storage.scheduled_listing of {DATASET}")
@@ -82,11 +87,14 @@ def test_a_listing_is_begun_once_an_interval_and_waits_for_the_one_before(pipeli
 @pytest.mark.clause("DAG-05")
 def test_in_january_the_old_year_is_listed_too(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, datetime(2026, 1, 31, tzinfo=UTC))
-    assert of_days(pipeline, begin_due_listings(pipeline)) == ["2025-01-01", "2026-01-01"]
+    assert of_days(pipeline, begin_due(pipeline)) == [
+        "2025-01-01",
+        "2026-01-01",
+    ]
     clock.forward(31 * DAY_SECONDS)
-    assert begin_due_listings(pipeline) == ()  # those of January are still running
+    assert begin_due(pipeline) == ()  # those of January are still running
     clock.now = datetime(2027, 2, 1, tzinfo=UTC)
-    assert of_days(pipeline, begin_due_listings(pipeline)) == ["2027-01-01"]
+    assert of_days(pipeline, begin_due(pipeline)) == ["2027-01-01"]
 
 
 @pytest.mark.clause("DAG-05", "DAG-10")
@@ -97,7 +105,7 @@ def test_processes_that_look_at_the_same_time_begin_one_listing(
     for pipeline in several:
         scheduled(pipeline, JUNE)
     with ThreadPoolExecutor(len(several)) as threads:
-        begun = [one for found in threads.map(begin_due_listings, several) for one in found]
+        begun = [one for found in threads.map(begin_due, several) for one in found]
     assert len(begun) == 1
     assert len(day_progress(several[0].database, begun[0])) == 1
 
@@ -114,10 +122,10 @@ def test_a_process_that_dies_leaves_a_listing_begun_or_not_begun(
     with monkeypatch.context() as patch:
         patch.setattr(pipeline.ledger.log, "record", die)
         with pytest.raises(CrashError):
-            begin_due_listings(pipeline)
-    [backfill_id] = begin_due_listings(pipeline)
+            begin_due(pipeline)
+    [backfill_id] = begin_due(pipeline)
     # The process that begins it dies before it asks for the run: the next one does.
-    [request] = advance_backfills(pipeline, listing=(), limit=1).requests
+    [request] = Backfills.of(pipeline).advance(listing=(), limit=1).requests
     assert (request.backfill_id, request.day, request.datasets) == (backfill_id, "2025-01-01", (DATASET,))
 
 
@@ -126,27 +134,29 @@ def test_what_is_off_or_cancelled_is_not_begun(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, JUNE)
     # Backfills of another dataset, and of another day, stand for no listing.
     for dataset, day in (("hrrr", date(2025, 1, 1)), (DATASET, date(2024, 1, 1))):
-        start_backfill(pipeline, datasets=[dataset], first_day=day, last_day=day, decision=WHY)
+        Backfills.of(pipeline).start(datasets=[dataset], first_day=day, last_day=day, decision=WHY)
     pipeline.ledger.switches.engage(DATASET, WHY)
-    assert begin_due_listings(pipeline) == ()
+    assert begin_due(pipeline) == ()
     pipeline.ledger.switches.release(DATASET, WHY)
     pipeline.settings = pipeline.settings.model_copy(update={"scheduled_listings": False})
-    assert begin_due_listings(pipeline) == ()
+    assert begin_due(pipeline) == ()
     scheduled(pipeline, JUNE)
-    [backfill_id] = begin_due_listings(pipeline)
-    cancel_backfill(pipeline, backfill_id, decision=WHY)
-    assert begin_due_listings(pipeline) == ()
+    [backfill_id] = begin_due(pipeline)
+    Backfills.of(pipeline).cancel(backfill_id, decision=WHY)
+    assert begin_due(pipeline) == ()
     pipeline.clock = clock
     clock.forward(DAY_SECONDS)
     # A person's backfill of the day stands for the listing.
-    start_backfill(pipeline, datasets=[DATASET], first_day=date(2025, 1, 1), last_day=date(2025, 1, 1), decision=WHY)
-    assert begin_due_listings(pipeline) == ()
+    Backfills.of(pipeline).start(
+        datasets=[DATASET], first_day=date(2025, 1, 1), last_day=date(2025, 1, 1), decision=WHY
+    )
+    assert begin_due(pipeline) == ()
 
 
 @pytest.mark.clause("DAG-05")
 def test_a_backfill_lists_only_the_days_that_objects_are_of(pipeline: Pipeline) -> None:
     def backfill(first: date, last: date) -> list[str]:
-        begun = start_backfill(pipeline, datasets=[DATASET], first_day=first, last_day=last, decision=WHY)
+        begun = Backfills.of(pipeline).start(datasets=[DATASET], first_day=first, last_day=last, decision=WHY)
         return of_days(pipeline, (begun.backfill_id,))
 
     assert backfill(date(2023, 7, 1), date(2025, 1, 1)) == ["2024-01-01", "2025-01-01"]

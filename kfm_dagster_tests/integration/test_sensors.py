@@ -191,7 +191,7 @@ def test_a_batch_received_again_after_a_lost_tick_gets_the_same_run_keys(
     # The same batch in another deployment, where no tick was lost.
     monkeypatch.setenv("KFM_HOME", str(Path(face.pipeline.settings.home).parent / "other"))
     monkeypatch.delenv("KFM_WAL_DSN")
-    other = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    other = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
     queue.waiting = list(batch)
     assert [request.run_key for request in other.tick("nodd_messages").run_requests] == keys
     assert len(set(keys)) == 2
@@ -233,7 +233,7 @@ def test_the_sensor_receives_nothing_while_too_much_is_in_flight(
     face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_MAX_IN_FLIGHT_UNITS", "2")
-    limited = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    limited = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
     queue.waiting = list(batch)
     requests = limited.tick("nodd_messages").run_requests
     assert (len(queue.waiting), queue.receives) == (4, 1)
@@ -286,7 +286,7 @@ def test_a_tick_ends_by_itself_with_any_backlog(
     endless: Any = EndlessSqs(batch[0].body)
     queue = Queue(endless, name="endless", threads=4)
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
-    patient = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    patient = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
     assert len(patient.tick("nodd_messages").run_requests) == 1
     # It worked, and neither limit of numbers ended it: four threads at 200 messages a second stay far below.
     assert 10 < patient.pipeline.deliveries.counts()[DeliveryState.IN_FLIGHT] < 10_000

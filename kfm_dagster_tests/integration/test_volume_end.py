@@ -286,8 +286,8 @@ def test_of_two_volumes_that_are_admitted_at_the_same_time_the_second_finds_the_
     def admit(pipeline: Pipeline, chunk: StoredObject, *, meanwhile: Callable[[], None] = lambda: None) -> None:
         parsed = [parse_message(notice(pipeline, chunk), registry=pipeline.registry, queue="q")]
         with pipeline.database.transaction() as tx:
-            ensure_units(pipeline, parsed, tx=tx)
-            made.append(close(pipeline, parsed[0].envelopes, tx))
+            ensure_units(pipeline.ledger, parsed, tx=tx)
+            made.append(close(pipeline.ledger, parsed[0].envelopes, tx))
             meanwhile()
 
     waiting = threading.Thread(target=admit, args=(other, chunks[1]))

@@ -22,6 +22,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings
@@ -79,7 +80,7 @@ class DlqFixture:
         Their units stay pending, because nothing is acknowledged in between.
         """
         self._send(self.pipeline.queue.send(bodies), bodies)
-        while take_in(self.pipeline).received:
+        while take_in(self.pipeline, ProcessState()).received:
             assert_conserved(self.pipeline)
         rows = self.ask("SELECT receipt_handle FROM nodd_wal_deliveries WHERE queue <> :dlq", dlq=self.dlq)
         self.pipeline.queue.change_visibility([(row.receipt_handle, 0) for row in rows])
@@ -110,7 +111,7 @@ class DlqFixture:
         # Units of runs that died are claimed apart.
         while claimed := ledger.claim(dataset=DATASET, partition=PARTITION, run_id="last", limit=10_000):
             ledger.settle([finished(unit) for unit in claimed], run_id="last")
-        self.pipeline.acknowledge()
+        self.pipeline.acknowledger.acknowledge()
         self.assert_sound()
 
     def assert_sound(self) -> None:
@@ -185,11 +186,11 @@ def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRe
         registry=registry,
         database=Database.open(settings.database_url),
         clock=Clock(),
-        connect_queue=lambda chosen: connect(chosen, client=sqs),
+        connect_queue=lambda chosen, _: connect(chosen, client=sqs),
         connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
     )
     pipeline.window.make()  # as every ingesting process does
-    hold_roots(pipeline)
+    hold_roots(pipeline.settings, pipeline.database)
     return locked(pipeline)
 
 

@@ -546,8 +546,8 @@ def test_without_its_dead_letter_queue_the_pipeline_acknowledges_what_came_today
     gone.pipeline.connect_dead_letters = lambda chosen: Queue(
         dlq_fixture.cloud.client("sqs"), name="gone", threads=chosen.receive_threads
     )
-    assert gone.pipeline.acknowledge() == 1
-    assert dlq_fixture.pipeline.acknowledge() == 1
+    assert gone.pipeline.acknowledger.acknowledge() == 1
+    assert dlq_fixture.pipeline.acknowledger.acknowledge() == 1
     gone.pipeline.close()
 
 

@@ -13,7 +13,7 @@ from obstore.exceptions import GenericError
 
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.ingest.evidence import collect_evidence, read_evidence
+from kfm_dagster.ingest.evidence import EvidenceCollector, read_evidence
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
@@ -70,7 +70,7 @@ def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject) -> None:
     put(objects, items)
     announce_all(pipeline, *items)
     work_until_done(pipeline)
-    collect_evidence(pipeline)
+    EvidenceCollector.of(pipeline).collect()
 
 
 def planned(retention: Retention) -> tuple[int, int]:
@@ -174,11 +174,11 @@ def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline:
     item = volumes(1)[0]
     announce_all(pipeline, item)
     pipeline.ledger.quarantine([traces.records(pipeline)[item.uri].wal_id], reason_code="looked_odd", decision=JANE)
-    pipeline.acknowledge()
+    pipeline.acknowledger.acknowledge()
     written_at(store_of(pipeline), LONG_AGO)
     clock_of(pipeline).now += LATER
     assert planned(keeping(landing="30d")) == (1, 0)
-    assert collect_evidence(pipeline) == 1
+    assert EvidenceCollector.of(pipeline).collect() == 1
     assert planned(keeping(landing="30d")) == (1, 1)
 
 
@@ -216,8 +216,8 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     [left] = cases.find(CaseState.DISCARDED)
     assert left.evidence == case.evidence
     with pytest.raises(ArtifactError, match="is gone"):
-        read_evidence(pipeline, case.evidence)
-    assert collect_evidence(pipeline) == 0
+        read_evidence(pipeline.store, case.evidence)
+    assert EvidenceCollector.of(pipeline).collect() == 0
 
 
 def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(

@@ -16,11 +16,12 @@ from kfm_dagster.contracts.envelope import Lane, RawReference, WalId
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import intake
-from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, Source, chain
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ingest.rollback import retry_in, roll_back_or_leave
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.dead_letters.batches import Bounds
@@ -38,7 +39,7 @@ def sensor(world: World, actor: Actor) -> None:
     pipeline = world.pipeline(actor)
     while True:
         with world.refusals("a tick"):
-            landed = intake.take_in(pipeline).landed
+            landed = intake.take_in(pipeline, ProcessState()).landed
             for partition in sorted({partition for _, partition in landed}):
                 sources = {dataset: landed[dataset, day] for dataset, day in sorted(landed) if day == partition}
                 world.start_run(Order(partition=partition, source=Source.LANDING, datasets=sources))
@@ -62,13 +63,14 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
         actor.named_dead |= frozenset(found)
         return found
 
-    give_back(pipeline, pipeline.ledger, dead=dead, warn=lambda _: None)
+    intents, lifecycle = pipeline.nodes.intents, pipeline.stages.lifecycle
+    give_back(pipeline.ledger, intents=intents, lifecycle=lifecycle, dead=dead, warn=lambda _: None)
     for run_id in sorted(actor.named_dead):
         world.retry_run(run_id)
     actor.named_dead = frozenset()
     pipeline.ledger.retry_due(now=pipeline.clock(), limit=100)
-    pipeline.acknowledge()
-    collect_evidence(pipeline)
+    pipeline.acknowledger.acknowledge()
+    EvidenceCollector.of(pipeline).collect()
     pipeline.lineage.flush()
     pipeline.following.catch_up(pipeline.followers)
     pending: dict[str, dict[str, Sequence[str]]] = {}

@@ -23,7 +23,8 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import IllegalTransitionError, KfmError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.ingest.nodes import Source
-from kfm_dagster.ingest.pipeline import Given, Made, Pipeline
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.threads import Given, Made, Threads
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
@@ -115,8 +116,17 @@ class SimulatedPipeline(Pipeline):
             followers=(world.mirror,),
             lineage=Lineage(self.database, world.lineage_files, clock=self.clock),
             code=CODE,
+            threads=SimulatedThreads(most=1, world=world, actor=self.actor),
         )
         locked(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedThreads(Threads):
+    """The threads of a process, which the world's scheduler moves."""
+
+    world: World
+    actor: Actor
 
     @override
     def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
@@ -176,7 +186,7 @@ class World:
             database=self.database,
             card=self.card,
             clock=clock,
-            connect_queue=lambda _: self._queue(PRIMARY),
+            connect_queue=lambda *_: self._queue(PRIMARY),
             connect_dead_letters=lambda _: self._queue(DEAD_LETTERS),
             world=self,
             actor=actor,

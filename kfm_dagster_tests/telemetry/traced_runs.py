@@ -69,6 +69,6 @@ if __name__ == "__main__":
     what, home, objects = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     opened = locked(Pipeline.open(Settings(home=home, object_root=objects, retry_backoff_seconds=60)))
     queue = FakeQueue()
-    opened.connect_queue = lambda _: queue  # type: ignore[assignment, return-value]
+    opened.connect_queue = lambda *_: queue  # type: ignore[assignment, return-value]
     {"ingest": ingest, "recover": recover}[what](opened, objects)
     opened.close()

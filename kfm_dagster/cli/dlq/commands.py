@@ -21,6 +21,7 @@ from kfm_dagster.cli.numbers import COUNT, POSITIVE
 from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
@@ -54,10 +55,10 @@ class _Asked:
     datasets: Sequence[str]
     error_codes: Sequence[str]
 
-    def selection(self, pipeline: Pipeline) -> LetterSelection:
+    def selection(self, registry: ContractRegistry) -> LetterSelection:
         """Return it. Raises ContractError for a dataset without a contract."""
         for name in self.datasets:
-            _ = pipeline.registry[name]
+            _ = registry[name]
         return LetterSelection(
             classes=frozenset(map(DeadLetterClass, self.classes)),
             datasets=frozenset(self.datasets),
@@ -129,7 +130,7 @@ def list_letters(*, asked: _Asked, limit: int, as_json: bool) -> None:
     Example: kfm dlq list --class unreadable
     """
     with opened_pipeline(read_only=True) as pipeline:
-        wanted = asked.selection(pipeline)
+        wanted = asked.selection(pipeline.registry)
         letters = [letter for letter in dead_letter_plan.look(pipeline, limit=limit) if wanted.takes(letter)]
     show_rows([letter.as_json() for letter in letters], LETTER_COLUMNS, as_json=as_json)
 
@@ -144,7 +145,7 @@ def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
     Example: kfm dlq plan --dataset goes-abi
     """
     with opened_pipeline(read_only=True) as pipeline:
-        found = dead_letter_plan.plan(pipeline, selection=asked.selection(pipeline), limit=limit)
+        found = dead_letter_plan.plan(pipeline, selection=asked.selection(pipeline.registry), limit=limit)
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
@@ -186,7 +187,7 @@ def drain(
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        selection = asked.selection(pipeline)
+        selection = asked.selection(pipeline.registry)
 
         def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
             return dead_letter_drain.drain(
@@ -224,7 +225,7 @@ def redrive(
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        selection = asked.selection(pipeline)
+        selection = asked.selection(pipeline.registry)
 
         def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
             return dead_letter_moves.redrive(
@@ -274,7 +275,7 @@ def _carry_out(
         show_plan(planned, limit=limit)
     wanted = min(planned.selected, limit or planned.selected)
     require_confirmation(f"{name} {counted(wanted, 'message')} of {planned.queue}?", confirmed=confirmed)
-    hold_roots(pipeline)
+    hold_roots(pipeline.settings, pipeline.database)
     with bar(name, total=wanted) as advance:
         done = work(advance)
     if as_json:

@@ -26,10 +26,10 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ArtifactError, KfmError
 from kfm_dagster.ingest.evidence import read_evidence
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCase
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.s3 import Store
 
 _REASON_CODE = re.compile(r"[a-z][a-z0-9_]{0,59}")
 
@@ -64,7 +64,7 @@ def add(
         raise click.BadParameter(f"{reason_code!r} is no code: small letters, digits and _", param_hint="--reason-code")
     decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
-        records = records_of(pipeline, wal_ids, tx)
+        records = records_of(pipeline.ledger, wal_ids, tx)
         pipeline.ledger.quarantine(
             [record.wal_id for record in records], reason_code=reason_code, decision=decision, tx=tx
         )
@@ -107,7 +107,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
         wal_id = whole_wal_id(pipeline.database, wal_id)
         if pipeline.ledger.get(wal_id) is None:
             raise unknown_record(wal_id)
-        found = [(case.as_json(), _evidence(pipeline, case)) for case in cases_of(pipeline).of(wal_id)]
+        found = [(case.as_json(), _evidence(pipeline.store, case)) for case in cases_of(pipeline).of(wal_id)]
     if not found:
         raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")
     if as_json:
@@ -117,11 +117,11 @@ def show(*, wal_id: str, as_json: bool) -> None:
         show_case(row, bundle)
 
 
-def _evidence(pipeline: Pipeline, case: QuarantineCase) -> dict[str, Any] | None:
+def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
     if case.evidence is None:
         return None
     try:
-        return read_evidence(pipeline, case.evidence)
+        return read_evidence(store, case.evidence)
     except ArtifactError as error:
         # The rest of the case is worth seeing all the same.
         return {"lost": str(error.observed)}

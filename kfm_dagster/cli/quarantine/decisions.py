@@ -67,7 +67,9 @@ def release(
     decision.require_change_ref()
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
-        proposal_id = overrides.release(pipeline, seen, decision=decision, replay_reason=replay_reason, tx=tx)
+        proposal_id = overrides.release(
+            pipeline.ledger, seen, settings=pipeline.settings, decision=decision, replay_reason=replay_reason, tx=tx
+        )
     if proposal_id is not None:
         proposed = json.dumps({"proposal_id": proposal_id, "units": len(seen)})
         click.echo(proposed if as_json else proposed_line(proposal_id, len(seen)))
@@ -109,5 +111,5 @@ def _quarantined(
     """Return the named records and their versions, if each is quarantined with an open case, at the wanted version."""
     if version is not None and len(set(wal_ids)) > 1:
         raise click.UsageError("--version goes with one WAL_ID only")
-    records = records_of(pipeline, wal_ids, tx)
-    return records, open_versions(pipeline, records, version=version, to_status=to_status, tx=tx)
+    records = records_of(pipeline.ledger, wal_ids, tx)
+    return records, open_versions(cases_of(pipeline), records, version=version, to_status=to_status, tx=tx)

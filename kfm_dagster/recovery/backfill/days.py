@@ -21,6 +21,8 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.discovery import LeftOut
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.window import PartitionWindow
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
 from kfm_dagster.storage.database import Transaction
 
@@ -52,7 +54,7 @@ class AdvanceReport:
 class DayListing:
     """The account of one day's listing (`ingest.discovery.ListingAccount`)."""
 
-    pipeline: Pipeline
+    clock: Callable[[], datetime]
     backfill_id: str
     dataset: str
     day: str
@@ -68,143 +70,192 @@ class DayListing:
 
     def closed(self, tx: Transaction, left_out: LeftOut) -> None:
         """Note that every object of the day is in the ledger, and which keys gave no unit."""
-        tx.run("backfill.close_listing", self._day, at=self.pipeline.clock(), left_out=left_out)
+        tx.run("backfill.close_listing", self._day, at=self.clock(), left_out=left_out)
 
     @property
     def _day(self) -> dict[str, str]:
         return {"backfill_id": self.backfill_id, "dataset": self.dataset, "day": self.day}
 
 
-def start_backfill(
-    pipeline: Pipeline, *, datasets: Iterable[str], first_day: date, last_day: date, decision: Decision
-) -> Backfill:
-    """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backfills:
+    """The backfills of a deployment."""
 
-    Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
-    window that has no day, none that objects of a dataset are of, or ends in the future. Days before a dataset begins
-    (storage.first_day) are left out; `days_left_out` names them.
-    """
-    now = pipeline.clock()
-    wanted = sorted({pipeline.registry[name].id for name in datasets})
-    if not wanted or not first_day <= last_day <= now.date():
-        raise BackfillError(
-            "there is no such window to backfill",
-            observed=f"{first_day} to {last_day} of {', '.join(wanted) or 'no dataset'}",
-            expected=f"days until {now.date()}, the first one not after the last",
-            next_step="correct the days",
+    ledger: Ledger
+    window: PartitionWindow
+    clock: Callable[[], datetime]
+    most_units: int
+    """Bulk units in flight, from which on no further day is listed."""
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Backfills:
+        """Return those of a pipeline."""
+        return cls(
+            ledger=pipeline.ledger,
+            window=pipeline.window,
+            clock=pipeline.clock,
+            most_units=pipeline.settings.max_bulk_in_flight_units,
         )
-    days = {name: _days_of(pipeline, name, first_day, last_day) for name in wanted}
-    for name in wanted:
-        refuse_switched_off(pipeline.ledger.switches, name)
-    backfill_id = f"bf-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    with pipeline.database.transaction() as tx:
-        tx.run(
-            "backfill.start",
-            backfill_id=backfill_id,
-            first_day=first_day.isoformat(),
-            last_day=last_day.isoformat(),
-            actor=decision.actor,
-            reason=decision.reason,
-            change_ref=decision.change_ref,
-            at=now,
-        )
-        return _started(pipeline, backfill_id, days, decision, tx)
 
+    def start(self, *, datasets: Iterable[str], first_day: date, last_day: date, decision: Decision) -> Backfill:
+        """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
 
-def start_listing(pipeline: Pipeline, backfill_id: str, *, dataset: str, day: date, decision: Decision) -> bool:
-    """Write down a backfill of one day under a name that is given once; False where it has been given before."""
-    with pipeline.database.transaction() as tx:
-        begun = tx.run(
-            "backfill.start_listing",
-            listings=[{"backfill_id": backfill_id, "day": day}],
-            actor=decision.actor,
-            reason=decision.reason,
-            at=pipeline.clock(),
-        ).one_or_none()
-        if begun is not None:
-            _started(pipeline, backfill_id, {dataset: [day]}, decision, tx)
-    return begun is not None
+        Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
+        window that has no day, none that objects of a dataset are of, or ends in the future. Days before a dataset
+        begins (storage.first_day) are left out; `days_left_out` names them.
+        """
+        now = self.clock()
+        wanted = sorted({self.ledger.registry[name].id for name in datasets})
+        if not wanted or not first_day <= last_day <= now.date():
+            raise BackfillError(
+                "there is no such window to backfill",
+                observed=f"{first_day} to {last_day} of {', '.join(wanted) or 'no dataset'}",
+                expected=f"days until {now.date()}, the first one not after the last",
+                next_step="correct the days",
+            )
+        days = {name: self._days_of(name, first_day, last_day) for name in wanted}
+        for name in wanted:
+            refuse_switched_off(self.ledger.switches, name)
+        backfill_id = f"bf-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        with self.ledger.database.transaction() as tx:
+            tx.run(
+                "backfill.start",
+                backfill_id=backfill_id,
+                first_day=first_day.isoformat(),
+                last_day=last_day.isoformat(),
+                actor=decision.actor,
+                reason=decision.reason,
+                change_ref=decision.change_ref,
+                at=now,
+            )
+            return self._started(backfill_id, days, decision, tx)
 
+    def start_listing(self, backfill_id: str, *, dataset: str, day: date, decision: Decision) -> bool:
+        """Write down a backfill of one day under a name that is given once; False where it has been given before."""
+        with self.ledger.database.transaction() as tx:
+            begun = tx.run(
+                "backfill.start_listing",
+                listings=[{"backfill_id": backfill_id, "day": day}],
+                actor=decision.actor,
+                reason=decision.reason,
+                at=self.clock(),
+            ).one_or_none()
+            if begun is not None:
+                self._started(backfill_id, {dataset: [day]}, decision, tx)
+        return begun is not None
 
-def cancel_backfill(pipeline: Pipeline, backfill_id: str, *, decision: Decision) -> Backfill:
-    """End a backfill: no further day is listed.
+    def cancel(self, backfill_id: str, *, decision: Decision) -> Backfill:
+        """End a backfill: no further day is listed.
 
-    What has been listed is ingested all the same; a kill switch stops that. Raises BackfillError when there is none or
-    it is over.
-    """
-    with pipeline.database.transaction() as tx:
-        found = find_backfill(pipeline.database, backfill_id, tx=tx)
-        if tx.run("backfill.cancel", backfill_id=backfill_id, at=pipeline.clock()).one_or_none() is None:
-            raise BackfillError("the backfill is over", observed=f"{backfill_id} is {found.state}")
-        _log(pipeline, GovernanceAction.BACKFILL_CANCELLED, found, decision, tx)
-        return find_backfill(pipeline.database, backfill_id, tx=tx)
+        What has been listed is ingested all the same; a kill switch stops that. Raises BackfillError when there is none
+        or it is over.
+        """
+        with self.ledger.database.transaction() as tx:
+            found = find_backfill(self.ledger.database, backfill_id, tx=tx)
+            if tx.run("backfill.cancel", backfill_id=backfill_id, at=self.clock()).one_or_none() is None:
+                raise BackfillError("the backfill is over", observed=f"{backfill_id} is {found.state}")
+            self._log(GovernanceAction.BACKFILL_CANCELLED, found, decision, tx)
+            return find_backfill(self.ledger.database, backfill_id, tx=tx)
 
+    def advance(
+        self,
+        *,
+        listing: Collection[tuple[str, str]],
+        limit: int,
+        known: Callable[[str], bool] = lambda _: True,
+    ) -> AdvanceReport:
+        """Take one step with every running backfill: end those that are done, ask for listings.
 
-def advance_backfills(
-    pipeline: Pipeline,
-    *,
-    listing: Collection[tuple[str, str]],
-    limit: int,
-    known: Callable[[str], bool] = lambda _: True,
-) -> AdvanceReport:
-    """Take one step with every running backfill: end those that are done, ask for listings.
+        `listing` are the (backfill, day) that have an active run, `limit` how many may have one, and `known` tells the
+        days that Dagster knows; others wait until it does. A day whose run died before it was listed is asked for
+        again; a further one only while few enough bulk units are on their way.
+        """
+        off = KillSwitchPolicy.now(self.ledger.switches)
+        on = [contract.id for contract in self.ledger.registry if off.of(contract.id) is None]
+        finished = self._finish()
+        with self.ledger.database.snapshot() as view:
+            found = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
+            running = view.run("backfill.running").scalar_one()
+        requested, waiting = ({key: rows for key, rows in days.items() if known(key[1])} for days in found)
+        unknown = sorted({day for days in found for _, day in days if not known(day)})
+        lost = [day for day in requested if day not in listing and _pause_is_over(requested[day], now=self.clock())]
+        room = limit - len(listing) - len(requested.keys() - set(listing) - set(lost))
+        units, most = units_in_flight(self.ledger, Lane.BULK, off, today=self.clock().date()), self.most_units
+        further = list(waiting) if units < most else []
+        requests = self._request({day: {**waiting, **requested}[day] for day in [*lost, *further][: max(0, room)]})
+        if requests or not running:
+            return AdvanceReport(requests=requests, finished=finished)
+        why = _why_none(off, units, most, listing, waiting, running)
+        if unknown:
+            why = f"the code location does not know {unknown[0]} yet, reload it to have that day listed; {why}"
+        return AdvanceReport(finished=finished, reason=why)
 
-    `listing` are the (backfill, day) that have an active run, `limit` how many may have one, and `known` tells the days
-    that Dagster knows; others wait until it does. A day whose run died before it was listed is asked for again; a
-    further one only while few enough bulk units are on their way.
-    """
-    off = KillSwitchPolicy.now(pipeline.ledger.switches)
-    on = [contract.id for contract in pipeline.registry if off.of(contract.id) is None]
-    finished = _finish(pipeline)
-    with pipeline.database.snapshot() as view:
-        found = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
-        running = view.run("backfill.running").scalar_one()
-    requested, waiting = ({key: rows for key, rows in days.items() if known(key[1])} for days in found)
-    unknown = sorted({day for days in found for _, day in days if not known(day)})
-    lost = [day for day in requested if day not in listing and _pause_is_over(requested[day], now=pipeline.clock())]
-    room = limit - len(listing) - len(requested.keys() - set(listing) - set(lost))
-    units, most = units_in_flight(pipeline, Lane.BULK, off), pipeline.settings.max_bulk_in_flight_units
-    further = list(waiting) if units < most else []
-    requests = _request(pipeline, {day: {**waiting, **requested}[day] for day in [*lost, *further][: max(0, room)]})
-    if requests or not running:
-        return AdvanceReport(requests=requests, finished=finished)
-    why = _why_none(off, units, most, listing, waiting, running)
-    if unknown:
-        why = f"the code location does not know {unknown[0]} yet, reload it to have that day listed; {why}"
-    return AdvanceReport(finished=finished, reason=why)
+    def _days_of(self, dataset: str, first_day: date, last_day: date) -> list[date]:
+        grammar = self.ledger.registry.grammars[dataset]
+        begins = self.ledger.registry[dataset].storage.first_day
+        first = max(first_day, begins)
+        window = (first + timedelta(days=number) for number in range((last_day - first).days + 1))
+        found = [day for day in window if grammar.day_holding(day) == day]
+        if not found:
+            holding = max(grammar.day_holding(first), begins)
+            raise BackfillError(
+                f"no object of {dataset} is of any of these days",
+                observed=f"{first_day} to {last_day}",
+                expected=(
+                    f"days from {holding} on, when {dataset} begins"
+                    if first_day < begins
+                    else f"{holding} among them, whose objects hold what is of {first_day}"
+                ),
+                next_step="correct the days",
+            )
+        return found
 
+    def _started(
+        self, backfill_id: str, days: Mapping[str, Sequence[date]], decision: Decision, tx: Transaction
+    ) -> Backfill:
+        first_day = min(day for several in days.values() for day in several)
+        self.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
+        for dataset, several in days.items():
+            tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=map(str, several))
+        started = find_backfill(self.ledger.database, backfill_id, tx=tx)
+        self._log(GovernanceAction.BACKFILL_STARTED, started, decision, tx)
+        return started
 
-def _days_of(pipeline: Pipeline, dataset: str, first_day: date, last_day: date) -> list[date]:
-    grammar = pipeline.registry.grammars[dataset]
-    begins = pipeline.registry[dataset].storage.first_day
-    first = max(first_day, begins)
-    window = (first + timedelta(days=number) for number in range((last_day - first).days + 1))
-    found = [day for day in window if grammar.day_holding(day) == day]
-    if not found:
-        holding = max(grammar.day_holding(first), begins)
-        raise BackfillError(
-            f"no object of {dataset} is of any of these days",
-            observed=f"{first_day} to {last_day}",
-            expected=(
-                f"days from {holding} on, when {dataset} begins"
-                if first_day < begins
-                else f"{holding} among them, whose objects hold what is of {first_day}"
-            ),
-            next_step="correct the days",
-        )
-    return found
+    def _finish(self) -> tuple[str, ...]:
+        with self.ledger.database.snapshot() as view:
+            candidates = view.run("backfill.all_listed").scalars().all()
+        if not candidates:
+            return ()
+        with self.ledger.database.transaction() as tx:
+            at = self.clock()
+            rows = [tx.run("backfill.finish", backfill_id=name, at=at).scalar_one_or_none() for name in candidates]
+        return tuple(name for name in rows if name is not None)
 
+    def _request(self, days: dict[tuple[str, str], list[Any]]) -> tuple[ListingRequest, ...]:
+        if not days:
+            return ()
+        requests = []
+        with self.ledger.database.transaction() as tx:
+            for (backfill_id, day), rows in days.items():
+                asked = tx.run(
+                    "backfill.request",
+                    backfill_id=backfill_id,
+                    day=day,
+                    datasets=[row.dataset for row in rows],
+                    at=self.clock(),
+                ).all()
+                # None when the backfill has been cancelled since it was looked at.
+                if asked:
+                    names = tuple(sorted(row.dataset for row in asked))
+                    key = f"backfill/{backfill_id}/{day}/{','.join(names)}/{max(row.requests for row in asked)}"
+                    requests.append(ListingRequest(backfill_id=backfill_id, day=day, datasets=names, run_key=key))
+        return tuple(requests)
 
-def _started(
-    pipeline: Pipeline, backfill_id: str, days: Mapping[str, Sequence[date]], decision: Decision, tx: Transaction
-) -> Backfill:
-    first_day = min(day for several in days.values() for day in several)
-    pipeline.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
-    for dataset, several in days.items():
-        tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=map(str, several))
-    started = find_backfill(pipeline.database, backfill_id, tx=tx)
-    _log(pipeline, GovernanceAction.BACKFILL_STARTED, started, decision, tx)
-    return started
+    def _log(self, action: GovernanceAction, backfill: Backfill, decision: Decision, tx: Transaction) -> None:
+        window = {"first_day": backfill.first_day.isoformat(), "last_day": backfill.last_day.isoformat()}
+        for dataset in backfill.datasets:
+            details = {"backfill_id": backfill.backfill_id, **window}
+            self.ledger.log.record(action, decision, dataset=dataset, details=details, tx=tx)
 
 
 def _why_none(
@@ -223,17 +274,6 @@ def _why_none(
     return f"{running} backfills wait for units that are on their way{switches}"
 
 
-def _finish(pipeline: Pipeline) -> tuple[str, ...]:
-    with pipeline.database.snapshot() as view:
-        candidates = view.run("backfill.all_listed").scalars().all()
-    if not candidates:
-        return ()
-    with pipeline.database.transaction() as tx:
-        at = pipeline.clock()
-        rows = [tx.run("backfill.finish", backfill_id=name, at=at).scalar_one_or_none() for name in candidates]
-    return tuple(name for name in rows if name is not None)
-
-
 def _by_day(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
     """Group rows of datasets by backfill and day, in their order."""
     found: dict[tuple[str, str], list[Any]] = defaultdict(list)
@@ -247,31 +287,3 @@ def _pause_is_over(rows: Sequence[Any], *, now: datetime) -> bool:
     pause = min(PAUSE_SECONDS * 2.0 ** (latest.requests - 1), MAX_PAUSE_SECONDS)
     waited: timedelta = now - latest.requested_at
     return waited >= timedelta(seconds=pause)
-
-
-def _request(pipeline: Pipeline, days: dict[tuple[str, str], list[Any]]) -> tuple[ListingRequest, ...]:
-    if not days:
-        return ()
-    requests = []
-    with pipeline.database.transaction() as tx:
-        for (backfill_id, day), rows in days.items():
-            asked = tx.run(
-                "backfill.request",
-                backfill_id=backfill_id,
-                day=day,
-                datasets=[row.dataset for row in rows],
-                at=pipeline.clock(),
-            ).all()
-            # None when the backfill has been cancelled since it was looked at.
-            if asked:
-                names = tuple(sorted(row.dataset for row in asked))
-                key = f"backfill/{backfill_id}/{day}/{','.join(names)}/{max(row.requests for row in asked)}"
-                requests.append(ListingRequest(backfill_id=backfill_id, day=day, datasets=names, run_key=key))
-    return tuple(requests)
-
-
-def _log(pipeline: Pipeline, action: GovernanceAction, backfill: Backfill, decision: Decision, tx: Transaction) -> None:
-    window = {"first_day": backfill.first_day.isoformat(), "last_day": backfill.last_day.isoformat()}
-    for dataset in backfill.datasets:
-        details = {"backfill_id": backfill.backfill_id, **window}
-        pipeline.ledger.log.record(action, decision, dataset=dataset, details=details, tx=tx)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy
-from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.recovery.backfill.days import start_listing
+from kfm_dagster.recovery.backfill.days import Backfills
+from kfm_dagster.settings import Settings
 
 ACTOR = "kfm_dagster"
 
@@ -35,40 +36,44 @@ class _Listing:
         return f"bf-{self.since:%Y%m%dT%H%M%S}-{digest[:12]}"
 
 
-def begin_due_listings(pipeline: Pipeline) -> tuple[str, ...]:
+def begin_due_listings(backfills: Backfills, settings: Settings) -> tuple[str, ...]:
     """Begin the listings that are due; return the ids of their backfills.
 
     Due is what nobody has begun in this interval, unless the dataset is switched off or a running backfill has the day.
     """
-    listings = {one.backfill_id: one for one in _scheduled(pipeline)} if pipeline.settings.scheduled_listings else {}
+    registry, now = backfills.ledger.registry, backfills.clock()
+    listings = {one.backfill_id: one for one in _scheduled(registry, now=now)} if settings.scheduled_listings else {}
     if not listings:
         return ()
     asked = [
         {"backfill_id": backfill_id, "dataset": one.dataset, "day": one.day.isoformat()}
         for backfill_id, one in listings.items()
     ]
-    with pipeline.database.snapshot() as view:
+    with backfills.ledger.database.snapshot() as view:
         due = view.run("backfill.due_listings", listings=asked).scalars().all()
     if not due:
         return ()
-    off = KillSwitchPolicy.now(pipeline.ledger.switches)
+    off = KillSwitchPolicy.now(backfills.ledger.switches)
     on = (listings[backfill_id] for backfill_id in sorted(due) if off.of(listings[backfill_id].dataset) is None)
-    return tuple(one.backfill_id for one in on if _begin(pipeline, one))
+    return tuple(
+        one.backfill_id
+        for one in on
+        if backfills.start_listing(
+            one.backfill_id,
+            dataset=one.dataset,
+            day=one.day,
+            decision=Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {one.dataset}"),
+        )
+    )
 
 
-def _scheduled(pipeline: Pipeline) -> Iterator[_Listing]:
+def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[_Listing]:
     """Yield the listings of the present intervals, which are counted from 1970 on."""
-    now = pipeline.clock()
-    for contract in pipeline.registry:
+    for contract in registry:
         schedule = contract.storage.scheduled_listing
         if schedule is not None:
             since = datetime.fromtimestamp(now.timestamp() // schedule.every_seconds * schedule.every_seconds, UTC)
-            grammar = pipeline.registry.grammars[contract.id]
+            grammar = registry.grammars[contract.id]
             back = [now.date() - timedelta(days=number) for number in range(schedule.days_back + 1)]
             for day in sorted({grammar.day_holding(day) for day in back}):
                 yield _Listing(dataset=contract.id, day=day, since=since)
-
-
-def _begin(pipeline: Pipeline, listing: _Listing) -> bool:
-    decision = Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {listing.dataset}")
-    return start_listing(pipeline, listing.backfill_id, dataset=listing.dataset, day=listing.day, decision=decision)

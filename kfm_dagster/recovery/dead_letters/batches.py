@@ -24,8 +24,8 @@ from kfm_dagster.recovery.dead_letters.letters import (
     DeadLetter,
     DeadLetterClass,
     DeadLetterError,
+    LetterClassifier,
     LetterSelection,
-    classify,
     workable,
 )
 from kfm_dagster.settings import Environment
@@ -190,7 +190,8 @@ class DeadLetterWork:
         if self.pipeline.settings.env is Environment.PROD:
             self.decision.require_change_ref()
         self.run_id = f"{self.name}-{uuid.uuid4()}"
-        self.queue = workable(self.pipeline)
+        self.queue = workable(self.pipeline.dead_letters, primary=self.pipeline.settings.sqs_primary_queue)
+        self.letters = LetterClassifier.of(self.pipeline)
 
     def batches(self) -> Generator[list[DeadLetter], None, None]:
         """Receive batch after batch and hand out what is meant. Close it: then it gives back what was not let go."""
@@ -200,7 +201,7 @@ class DeadLetterWork:
                 if not messages:
                     return
                 again = self._outcomes.keys() >= {message.message_id for message in messages}
-                chosen = self._chosen(classify(self.pipeline, messages))
+                chosen = self._chosen(self.letters.classify(messages))
                 if chosen:
                     self._acted_on += len(chosen)
                     yield chosen

@@ -25,7 +25,7 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterReport, DeadLetterWork, End, LetterOutcome
-from kfm_dagster.recovery.dead_letters.letters import DeadLetter, LetterSelection, known_units, recurrences
+from kfm_dagster.recovery.dead_letters.letters import DeadLetter, LetterSelection, recurrences
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
 
@@ -91,7 +91,7 @@ class _Drain:
         unreadable = [letter for letter in letters if letter.message.message_id in kept]
         readable = [letter for letter in letters if letter.message.message_id not in kept]
         work.let_go(readable)
-        pipeline.acknowledge()
+        pipeline.acknowledger.acknowledge()
         states = pipeline.deliveries.states(letter.message.message_id for letter in readable)
         for letter in readable:
             gone = states.get(letter.message.message_id) is DeliveryState.DELETED
@@ -101,7 +101,7 @@ class _Drain:
 
     def _reason_to_stop(self, letters: Sequence[DeadLetter]) -> tuple[End, str] | None:
         pipeline = self.work.pipeline
-        earlier = known_units(pipeline, self.let_in)
+        earlier = self.work.letters.known_units(self.let_in)
         differing = [found for found in pipeline.ledger.mismatches() if found.replay_run_id == self.work.run_id]
         if any(not found.permitted for found in differing):
             return End.MISMATCH, f"{len(differing)} drained units gave another result than an earlier success"
@@ -116,19 +116,21 @@ class _Drain:
     def _make_known(self, letters: Sequence[DeadLetter], landed: str, tx: Transaction) -> set[str]:
         """Record a batch; return the ids of the messages of which a record was rejected."""
         work, pipeline = self.work, self.work.pipeline
-        ensured, parsed = ensure_units(pipeline, [letter.parsed for letter in letters], lane=Lane.BULK, tx=tx)
+        ensured, parsed = ensure_units(pipeline.ledger, [letter.parsed for letter in letters], lane=Lane.BULK, tx=tx)
         failed = {wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED}
         requeued = pipeline.ledger.requeue(
             failed, reason=ReplayReason.DLQ_DRAIN, actor=work.decision.actor, replay_run_id=work.run_id, tx=tx
         )
         quarantined = self._quarantine(failed - requeued, tx)
-        complete(pipeline, parsed, tx)
-        close(pipeline, created_of(ensured, parsed), tx)
+        complete(pipeline.ledger, parsed, tx)
+        close(pipeline.ledger, created_of(ensured, parsed), tx)
         messages = [letter.message for letter in letters]
         # Before they are recorded as received from here.
         ids = [message.message_id for message in messages]
         pipeline.deliveries.count_dead_letters(ids, queue=work.queue.name, tx=tx)
-        unreadable = record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
+        unreadable = record_messages(
+            pipeline.deliveries, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx
+        )
         pipeline.deliveries.mark_dead_lettered(unreadable, queue=work.queue.name, tx=tx)
         taken = ensured.created | requeued
         taken_up = sum(any(unit.wal_id in taken for unit in one.envelopes) for one in parsed)
@@ -156,7 +158,7 @@ class _Drain:
     def _quarantine(self, failed: set[WalId], tx: Transaction) -> int:
         """Quarantine the failed units whose policy allows no further attempt (WSM-12); others keep their message."""
         by_reason: dict[str, list[WalId]] = defaultdict(list)
-        for unit in known_units(self.work.pipeline, failed, tx=tx).values():
+        for unit in self.work.letters.known_units(failed, tx=tx).values():
             if unit.no_replay is not None:
                 by_reason[unit.no_replay].append(unit.wal_id)
         return sum(

@@ -11,21 +11,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.verified_messages import verdicts_on
+from kfm_dagster.ingest.window import PartitionWindow
+from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, quarantine_reason
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.notifications.verdict import Authenticity
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading
+
+if TYPE_CHECKING:
+    from kfm_dagster.notifications.authenticity import Signatures
 
 
 class DeadLetterError(KfmError):
@@ -128,10 +134,9 @@ class LetterSelection:
         }
 
 
-def workable(pipeline: Pipeline) -> Queue:
+def workable(queue: Queue, *, primary: str) -> Queue:
     """Return the dead-letter queue. Raises DeadLetterError when receiving from it would move messages elsewhere."""
-    queue = pipeline.dead_letters
-    if queue.name == pipeline.settings.sqs_primary_queue:
+    if queue.name == primary:
         raise DeadLetterError(
             "the dead-letter queue is the primary queue", observed=queue.name, next_step="correct KFM_SQS_DLQ_QUEUE"
         )
@@ -145,46 +150,64 @@ def workable(pipeline: Pipeline) -> Queue:
     return queue
 
 
-def classify(pipeline: Pipeline, messages: Sequence[SqsMessage], *, tx: Transaction | None = None) -> list[DeadLetter]:
-    """Parse messages as intake does and class them by where their units stand."""
-    queue = pipeline.settings.sqs_primary_queue
-    days = pipeline.window.current()
-    parsed = [
-        parse_message(message, registry=pipeline.registry, queue=queue, days=days, verdict=verdict)
-        for message, verdict in zip(messages, verdicts_on(pipeline, messages), strict=True)
-    ]
-    known = known_units(pipeline, {unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
-    return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LetterClassifier:
+    """Classes messages by where their units stand."""
 
+    ledger: Ledger
+    deliveries: Deliveries
+    signatures: Signatures
+    window: PartitionWindow
+    queue: str
+    """The primary queue, by which messages are parsed."""
 
-def known_units(
-    pipeline: Pipeline, wal_ids: Iterable[WalId], *, tx: Transaction | None = None
-) -> dict[WalId, KnownUnit]:
-    """Return where units stand; one without a record is left out."""
-    batch = sorted(wal_ids)
-    with reading(pipeline.database, tx) as view:
-        rows = view.run("dead_letters.standing", wal_ids=batch, reason=ReplayReason.DLQ_DRAIN).all()
-    return {
-        WalId(row.wal_id): KnownUnit(
-            wal_id=WalId(row.wal_id),
-            dataset=row.dataset,
-            status=Status(row.status),
-            error_code=row.last_error_code,
-            let_in_with=row.let_in_with,
-            no_replay=_no_replay(pipeline, row),
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> LetterClassifier:
+        """Return that of a deployment."""
+        return cls(
+            ledger=pipeline.ledger,
+            deliveries=pipeline.deliveries,
+            signatures=pipeline.signatures,
+            window=pipeline.window,
+            queue=pipeline.settings.sqs_primary_queue,
         )
-        for row in rows
-    }
 
+    def classify(self, messages: Sequence[SqsMessage], *, tx: Transaction | None = None) -> list[DeadLetter]:
+        """Parse messages as intake does and class them by where their units stand."""
+        registry, days = self.ledger.registry, self.window.current()
+        verdicts = verdicts_on(messages, deliveries=self.deliveries, signatures=self.signatures)
+        parsed = [
+            parse_message(message, registry=registry, queue=self.queue, days=days, verdict=verdict)
+            for message, verdict in zip(messages, verdicts, strict=True)
+        ]
+        known = self.known_units({unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
+        return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
 
-def _no_replay(pipeline: Pipeline, row: Any) -> str | None:
-    if row.status != Status.FAILED:
-        return None
-    if row.is_superseded:
-        return LedgerCode.SUPERSEDED
-    retry = pipeline.registry[row.dataset].retry
-    review = pipeline.ledger.human_review
-    return quarantine_reason(retry, attempt=row.attempts, error_code=row.last_error_code, human_review=review)
+    def known_units(self, wal_ids: Iterable[WalId], *, tx: Transaction | None = None) -> dict[WalId, KnownUnit]:
+        """Return where units stand; one without a record is left out."""
+        batch = sorted(wal_ids)
+        with reading(self.ledger.database, tx) as view:
+            rows = view.run("dead_letters.standing", wal_ids=batch, reason=ReplayReason.DLQ_DRAIN).all()
+        return {
+            WalId(row.wal_id): KnownUnit(
+                wal_id=WalId(row.wal_id),
+                dataset=row.dataset,
+                status=Status(row.status),
+                error_code=row.last_error_code,
+                let_in_with=row.let_in_with,
+                no_replay=self._no_replay(row),
+            )
+            for row in rows
+        }
+
+    def _no_replay(self, row: Any) -> str | None:
+        if row.status != Status.FAILED:
+            return None
+        if row.is_superseded:
+            return LedgerCode.SUPERSEDED
+        retry = self.ledger.registry[row.dataset].retry
+        review = self.ledger.human_review
+        return quarantine_reason(retry, attempt=row.attempts, error_code=row.last_error_code, human_review=review)
 
 
 _CLASS_OF: Mapping[Status | None, DeadLetterClass] = {

@@ -132,7 +132,7 @@ def _discard(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
         # Before they are recorded as received from here.
         pipeline.deliveries.count_dead_letters(message_ids, queue=work.queue.name, tx=tx)
         parsed = [letter.parsed for letter in letters]
-        record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
+        record_messages(pipeline.deliveries, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
         pipeline.deliveries.mark_dead_lettered(message_ids, queue=work.queue.name, tx=tx)
         _log(work, GovernanceAction.DLQ_DISCARD, {"landing_sha256": landed, "messages": message_ids}, tx=tx)
     deleted = _delete(work, letters)

@@ -19,8 +19,8 @@ from kfm_dagster.recovery.dead_letters.letters import (
     PRECEDENCE,
     DeadLetter,
     DeadLetterClass,
+    LetterClassifier,
     LetterSelection,
-    classify,
     workable,
 )
 
@@ -118,7 +118,7 @@ class DeadLetterPlan:
 
 def status(pipeline: Pipeline) -> DeadLetterStatus:
     """Look at both queues and at the ledger. Raises QueueUnavailableError or DatabaseUnavailableError."""
-    queue = workable(pipeline)
+    queue = workable(pipeline.dead_letters, primary=pipeline.settings.sqs_primary_queue)
     rules, depth = queue.rules(), queue.depth()
     seen = queue.look(OLDEST_SAMPLE, budget_seconds=pipeline.settings.tick_budget_seconds) if depth.visible else []
     return DeadLetterStatus(
@@ -135,8 +135,10 @@ def status(pipeline: Pipeline) -> DeadLetterStatus:
 
 def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
     """Class up to `limit` dead letters and give them back; oldest first."""
-    messages = workable(pipeline).look(limit, budget_seconds=pipeline.settings.tick_budget_seconds)
-    letters = classify(pipeline, messages)
+    settings = pipeline.settings
+    queue = workable(pipeline.dead_letters, primary=settings.sqs_primary_queue)
+    messages = queue.look(limit, budget_seconds=settings.tick_budget_seconds)
+    letters = LetterClassifier.of(pipeline).classify(messages)
     return sorted(letters, key=lambda letter: (str(letter.message.sent_at), letter.message.message_id))
 
 

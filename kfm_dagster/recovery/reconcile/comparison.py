@@ -19,12 +19,13 @@ from kfm_dagster.catalog.item import content_of
 from kfm_dagster.catalog.layout import day_path
 from kfm_dagster.catalog.publisher import Publisher, open_publisher
 from kfm_dagster.contracts.envelope import COMPLETED_BY, WalId
+from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.storage.objects import ListedObject
+from kfm_dagster.storage.objects import ListedObject, ObjectStores
 
 ON_ITS_WAY = timedelta(minutes=15)
 """So young an object may not have been announced yet, or its message waits on the queue."""
@@ -94,11 +95,11 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     Raises ObjectReadError and StoreAccessError where a bucket cannot be listed, and PublishError where the catalog's
     or the lineage's place does not answer.
     """
-    contract = pipeline.registry[dataset]
+    contract, grammar = pipeline.registry[dataset], pipeline.registry.grammars[dataset]
     with pipeline.database.snapshot() as view:
         units = view.run("reconcile.units", dataset=dataset, day=day.isoformat()).all()
         emissions = view.run("reconcile.lineage", dataset=dataset, day=day.isoformat()).all()
-    bucket = _listed(pipeline, contract, day, units)
+    bucket = _listed(pipeline.objects, contract, day, units, newest=pipeline.clock() - ON_ITS_WAY)
     succeeded = [row for row in units if row.status == Status.SUCCEEDED]
     with pipeline.database.snapshot() as view:
         indexed = _indexed(succeeded, contract, view)
@@ -107,8 +108,8 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     files = _Files(open_publisher(pipeline.settings.catalog))
     missing = _without_item(succeeded, indexed, files, read=read)
     coming = [*bucket.unknown, *(row.object_uri for row in units if row.status in _OPEN)]
-    items, stray = _stray(contract, day, files, standing, coming=_item_ids(pipeline, contract, coming))
-    within = _within(pipeline, contract, day)
+    items, stray = _stray(contract, day, files, standing, coming=_item_ids(grammar, coming))
+    within = _Within(grammar.prefixes(day))
     gone = {
         row.object_uri
         for row in units
@@ -142,9 +143,10 @@ class _Listed:
     missing: Sequence[ListedObject]
 
 
-def _listed(pipeline: Pipeline, contract: DatasetContract, day: date, units: Iterable[Any]) -> _Listed:
+def _listed(
+    objects: ObjectStores, contract: DatasetContract, day: date, units: Iterable[Any], *, newest: datetime
+) -> _Listed:
     """List the day. An object that was written again is known by its unit only where that is of the same version."""
-    newest: datetime = pipeline.clock() - ON_ITS_WAY
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
@@ -152,7 +154,7 @@ def _listed(pipeline: Pipeline, contract: DatasetContract, day: date, units: Ite
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
-    for found in pipeline.objects.list_day(contract, day):
+    for found in objects.list_day(contract, day):
         etags[found.uri] = found.etag if versions else None
         if not any(_is_same(row, etags[found.uri]) for row in units_of[found.uri]):
             unknown.append(found)
@@ -179,10 +181,6 @@ class _Within:
 
     def __call__(self, uri: str) -> bool:
         return self._pattern.match(uri.split("/", 3)[3]) is not None
-
-
-def _within(pipeline: Pipeline, contract: DatasetContract, day: date) -> _Within:
-    return _Within(pipeline.registry.grammars[contract.id].prefixes(day))
 
 
 class _Files:
@@ -269,9 +267,8 @@ def _stray(
     return len(mine), sorted(stray)
 
 
-def _item_ids(pipeline: Pipeline, contract: DatasetContract, uris: Iterable[str]) -> set[str]:
+def _item_ids(grammar: KeyGrammarReader, uris: Iterable[str]) -> set[str]:
     """Return the ids of the Items that are made of objects."""
-    grammar = pipeline.registry.grammars[contract.id]
     matches = (grammar.match(uri.split("/", 3)[3]) for uri in uris)
     return {match.item_id for match in matches if match is not None}
 

@@ -61,8 +61,13 @@ def repair_day(
     Raises KillSwitchError for a dataset that is switched off, GuardError where a replay's guard refuses.
     """
     refuse_switched_off(pipeline.ledger.switches, compared.dataset)
-    entered = _enter(pipeline, compared, decision, limit, progress)
-    started = _repeat(pipeline, compared, decision, min(limit, ITEMS_PER_REPLAY))
+    parsed = (parse_listed(pipeline.registry[compared.dataset], listed) for listed in compared.missing_units)
+    units = islice((unit for unit in parsed if unit is not None), limit)
+    entered = 0
+    for chunk in in_chunks(units, LISTING_CHUNK):
+        entered += _enter(pipeline, compared, decision, chunk)
+        progress(entered)
+    started = _repeat(ReplayEngine(pipeline=pipeline), compared, decision, min(limit, ITEMS_PER_REPLAY))
     repeated = len(started.plan.units) if started else 0
     return Repaired(
         entered=entered,
@@ -73,26 +78,13 @@ def repair_day(
     )
 
 
-def _enter(
-    pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit: int, progress: Callable[[int], None]
-) -> int:
-    """Give objects their units, a chunk to a transaction, each with its entry in the governance log."""
-    contract = pipeline.registry[compared.dataset]
-    parsed = (parse_listed(contract, listed) for listed in compared.missing_units)
-    units = islice((unit for unit in parsed if unit is not None), limit)
-    entered = 0
-    for chunk in in_chunks(units, LISTING_CHUNK):
-        entered += _enter_chunk(pipeline, compared, decision, chunk)
-        progress(entered)
-    return entered
-
-
-def _enter_chunk(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk: Sequence[Envelope]) -> int:
+def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk: Sequence[Envelope]) -> int:
+    """Give a chunk of objects their units, in one transaction with its entry in the governance log."""
     day = compared.day.isoformat()
     with pipeline.database.transaction() as tx:
         # A day before the first one has no partition that a run could be of.
         pipeline.window.lower(compared.day, actor=decision.actor, reason=f"reconcile: {decision.reason}"[:1000], tx=tx)
-        made = enter_listed(pipeline, chunk, tx)
+        made = enter_listed(pipeline.ledger, pipeline.deliveries, chunk, tx)
         details = {"day": day, "objects": len(made.created), "requeued": len(made.requeued)}
         pipeline.ledger.log.record(
             GovernanceAction.RECONCILED, decision, dataset=compared.dataset, details=details, tx=tx
@@ -100,7 +92,7 @@ def _enter_chunk(pipeline: Pipeline, compared: ComparedDay, decision: Decision, 
     return len(made.created)
 
 
-def _repeat(pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit: int) -> Started | None:
+def _repeat(engine: ReplayEngine, compared: ComparedDay, decision: Decision, limit: int) -> Started | None:
     """Start the replay of units whose Item is lost; None where there are none, or no change to do it under."""
     if not compared.remakeable or decision.change_ref is None:
         return None
@@ -108,7 +100,7 @@ def _repeat(pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit
     selection = Selection(
         apiVersion="kfm.nodd.replay/v1",
         kind="ReplaySelection",
-        metadata=SelectionMetadata(name=name, env=pipeline.settings.env),
+        metadata=SelectionMetadata(name=name, env=engine.pipeline.settings.env),
         spec=Spec(
             mode=Mode.REPAIR_AND_REPLACE,
             filters=Filters(
@@ -119,4 +111,4 @@ def _repeat(pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit
             options=Options(allow_repair_and_replace=True, must_match=True, approval=decision.change_ref),
         ),
     )
-    return start(ReplayEngine(pipeline=pipeline), selection, decision)
+    return start(engine, selection, decision)

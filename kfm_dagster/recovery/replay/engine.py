@@ -114,11 +114,14 @@ class ReplayEngine:
                 return Advance(replay_run_id=replay_run_id, state=run.state)
             return self._stop_on_mismatch(run, tx) or self._go_on(run, tx)
 
-    def advance_all(self) -> list[Advance]:
-        """Advance every running replay by a step."""
+    def advance_all(self, *, say: Callable[[str], None] = lambda _: None) -> list[Advance]:
+        """Advance every running replay by a step, and say what that did."""
         with self.pipeline.database.snapshot() as view:
             found = runs.running(view)
-        return [self._advance_or_record(replay_run_id) for replay_run_id in found]
+        steps = [self._advance_or_record(replay_run_id) for replay_run_id in found]
+        for step in steps:
+            say(str(step))
+        return steps
 
     def _advance_or_record(self, replay_run_id: str) -> Advance:
         """Advance; a replay that this release cannot carry out keeps nothing else from going on."""
@@ -287,12 +290,6 @@ class ReplayEngine:
     ) -> None:
         about = {"replay_run_id": run.replay_run_id, "spec_sha256": run.spec_sha256, "batches": run.batches}
         self.pipeline.ledger.log.record(action, decision, details={**about, **details}, tx=tx)
-
-
-def advance_replays(pipeline: Pipeline, *, say: Callable[[str], None]) -> None:
-    """Advance every running replay of a deployment by a step, and say what that did."""
-    for step in ReplayEngine(pipeline=pipeline).advance_all():
-        say(str(step))
 
 
 def _held_by(refusal: Refusal) -> Hold:

@@ -1,0 +1,45 @@
+"""Threads that keep the labels of the work that starts them: a pool over a batch, and a tick beside the work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kfm_dagster.failpoints import with_context
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Threads:
+    """The threads of one process."""
+
+    most: int
+    """So many read at once."""
+
+    def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
+        """Do the work on everything; in the batch's order."""
+        with ThreadPoolExecutor(max_workers=self.most) as pool:
+            return list(pool.map(with_context(work), batch))
+
+    @contextmanager
+    def repeating(self, tick: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
+        """Tick every so many seconds until the block ends, on a thread that ends with it."""
+        over = threading.Event()
+
+        def keep(over: threading.Event) -> None:
+            while not over.wait(seconds):
+                tick()
+
+        thread = threading.Thread(target=with_context(keep), args=(over,), name=name, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
