@@ -160,7 +160,9 @@ def test_an_entry_is_of_its_topic_its_subject_and_its_consumer(database: Databas
     assert [(entry.subject, entry.consumer, entry.failures) for entry in again] == [("1", "b", 1)]
     assert places.due(["a", "b"]) is None
     assert [outbox.renew(entry) for entry in entries] == [False, False, True, True]
-    assert places.renew(place)
+    places.release(place)
+    assert outbox.due(["a", "b"]) is None
+    assert places.due(["a", "b"]) is not None
 
 
 def test_a_worker_that_renews_keeps_its_entry_and_what_it_has_done(
