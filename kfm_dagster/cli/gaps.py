@@ -17,9 +17,9 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
 from kfm_dagster.exports.gap_picture import gap_picture
 from kfm_dagster.exports.gap_svg import OPENING, draw
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.arrivals import arrival_times
 from kfm_dagster.ledger.gaps import Gap
+from kfm_dagster.views.view import Parts
 
 COLUMNS = ("dataset", "product", "hour", "kind", "expected", "seen", "first_seen", "closed_at", "repaired_by")
 TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
@@ -73,16 +73,16 @@ def gaps(
         click.echo(UNFOLLOWED, err=True)
 
 
-def _write(pipeline: Pipeline, svg: Path, dataset: str | None, days: int) -> None:
-    document = draw(gap_picture(pipeline, days=days, dataset=dataset))
+def _write(parts: Parts, svg: Path, dataset: str | None, days: int) -> None:
+    document = draw(gap_picture(parts, days=days, dataset=dataset))
     with atomic_files(svg.parent, [ExportFile(name=svg.name, opening=OPENING)], option="--svg") as [file]:
         file.write(document.removeprefix(OPENING.decode()).encode())
 
 
-def _arrivals(pipeline: Pipeline, dataset: str | None, days: int, *, by_lead: bool) -> Sequence[dict[str, Any]]:
-    today = pipeline.clock().date()
+def _arrivals(parts: Parts, dataset: str | None, days: int, *, by_lead: bool) -> Sequence[dict[str, Any]]:
+    today = parts.clock().date()
     found = arrival_times(
-        pipeline.database, first=today - timedelta(days=days), last=today, dataset=dataset, by_lead=by_lead
+        parts.database, first=today - timedelta(days=days), last=today, dataset=dataset, by_lead=by_lead
     )
     return [
         {

@@ -20,8 +20,8 @@ from kfm_dagster.console.asking import given
 from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
 from kfm_dagster.console.pages import Pages, parameters
 from kfm_dagster.contracts.cadence import floor_hour
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.database import Database
 from kfm_dagster.views.units import FailureFilter, failure_groups
 
 HOURS = 48
@@ -43,7 +43,7 @@ def routes(pages: Pages) -> list[Route]:
         contract = pipeline.registry[request.path_params["dataset"]]
         last = floor_hour(pipeline.clock())
         hours = [last - number * HOUR for number in reversed(range(HOURS))]
-        settled, medians, most = _times(pipeline, contract.id, since=hours[0])
+        settled, medians, most = _times(pipeline.database, contract.id, since=hours[0])
         with pipeline.database.snapshot() as view:
             counts = {row.status: row.units for row in view.run("console.statuses_of_dataset", dataset=contract.id)}
             switch = pipeline.ledger.switches.engaged(tx=view).get(contract.id)
@@ -64,10 +64,10 @@ def routes(pages: Pages) -> list[Route]:
 
 
 def _times(
-    pipeline: Pipeline, dataset: str, *, since: datetime
+    database: Database, dataset: str, *, since: datetime
 ) -> tuple[Mapping[datetime, tuple[int, int]], dict[datetime, float], dict[datetime, float]]:
     """Return how many units ended in each hour, well and not, and the median and 95th percentile of their seconds."""
-    with pipeline.database.snapshot() as view:
+    with database.snapshot() as view:
         stages = view.run(
             "console.settled", stage=f"{dataset}.settle", since=since - timedelta(hours=6), limit=MOST_RUNS
         ).all()

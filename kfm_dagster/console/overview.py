@@ -23,6 +23,7 @@ from kfm_dagster.console.pages import Pages, duration, parameters
 from kfm_dagster.console.state_diagram import state_diagram
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
 
@@ -69,22 +70,20 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         )
 
     def footprints(_: Request) -> Response:
-        picture = draw_footprints(list(newest_boxes(pipeline)), _MAP)
+        picture = draw_footprints(list(newest_boxes(pipeline.ledger)), _MAP)
         svg = picture.svg if picture else '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="260"/>'
         return Response(svg, media_type="image/svg+xml", headers=SVG_HEADERS)
 
     return [Route(FRONT, front, methods=["GET"]), Route("/footprints.svg", footprints, methods=["GET"])]
 
 
-def newest_boxes(pipeline: Pipeline) -> Iterator[dict[str, Any]]:
+def newest_boxes(ledger: LedgerQueries) -> Iterator[dict[str, Any]]:
     """Yield the bounding boxes of each dataset's newest Items as GeoJSON, one across the antimeridian in two parts."""
-    with pipeline.database.snapshot() as view:
+    with ledger.database.snapshot() as view:
         wal_ids = [
             record.wal_id
             for dataset in datasets_of(view, Status.SUCCEEDED)
-            for record in pipeline.ledger.find(
-                dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view
-            )
+            for record in ledger.find(dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view)
         ]
         rows = view.run("catalog.boxes_of_units", wal_ids=wal_ids).all()
     for row in rows:

@@ -7,6 +7,7 @@ paused, resumed and stopped here. Does not belong here: the engine (`recovery/re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -27,7 +28,9 @@ from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.recovery.replay.runs import ReplayRun
 from kfm_dagster.recovery.replay.selection import API_VERSION, EVERY_DATASET, Mode, Selection, selection_of
 from kfm_dagster.recovery.starting import start
+from kfm_dagster.settings import Environment
 from kfm_dagster.views.units import search_units
+from kfm_dagster.views.view import Parts
 
 MOST_NAMED = 10_000
 """Units that a selection names; one by dataset, code and time has no need to."""
@@ -67,7 +70,7 @@ def routes(pages: Pages) -> list[Route]:
     def retry(request: Request, fields: Mapping[str, str]) -> Response:
         form = decided(pages, request, fields)
         named = {"wal_ids": [str(request.path_params["wal_id"])]}
-        selection = _selection(pages.writing, Status.FAILED, named)
+        selection = _selection(pages.writing.settings.env, Status.FAILED, named)
         started = start(ReplayEngine(pipeline=pages.writing), selection, form.decision)
         return see(f"/replays/{started.replay_run_id}" if started.replay_run_id else f"/units/{named['wal_ids'][0]}")
 
@@ -101,13 +104,11 @@ def selection_for(pipeline: Pipeline, wanted: UnitFilter) -> Selection:
         raise BadFilterError(observed=f"status {wanted.status or 'of any kind'}", expected=" or ".join(_MODES))
     # A selection has no such filters: it names the units.
     by_name = wanted.text or wanted.operator
-    return _selection(
-        pipeline, wanted.status, {"wal_ids": named_units(pipeline, wanted)} if by_name else _ranges(pipeline, wanted)
-    )
+    filters = {"wal_ids": named_units(pipeline, wanted)} if by_name else _ranges(pipeline.clock(), wanted)
+    return _selection(pipeline.settings.env, wanted.status, filters)
 
 
-def _selection(pipeline: Pipeline, status: Status, filters: Mapping[str, Any]) -> Selection:
-    env = pipeline.settings.env
+def _selection(env: Environment, status: Status, filters: Mapping[str, Any]) -> Selection:
     spec = {
         "mode": _MODES[status],
         "filters": {"status": [status], **filters},
@@ -123,7 +124,7 @@ def _selection(pipeline: Pipeline, status: Status, filters: Mapping[str, Any]) -
     return selection_of(document, source="the console")
 
 
-def _ranges(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
+def _ranges(now: datetime, wanted: UnitFilter) -> dict[str, Any]:
     found: dict[str, Any] = {"datasets": [wanted.dataset or EVERY_DATASET]}
     if wanted.code is not None:
         found["error_codes"] = [wanted.code]
@@ -132,16 +133,16 @@ def _ranges(pipeline: Pipeline, wanted: UnitFilter) -> dict[str, Any]:
         found["event_time"] = {name: rfc3339(at) for name, at in times.items() if at is not None}
     else:
         # What comes from now on is no part of it.
-        found["created"] = {"before": rfc3339(pipeline.clock())}
+        found["created"] = {"before": rfc3339(now)}
     return found
 
 
-def named_units(pipeline: Pipeline, wanted: UnitFilter) -> list[str]:
+def named_units(parts: Parts, wanted: UnitFilter) -> list[str]:
     """Return the ids of what a filter means. Raises BadFilterError for none, and for more than a selection names."""
     wal_ids: list[str] = []
     after: str | None = None
     for _ in range(MOST_PAGES):
-        page = search_units(pipeline, wanted, after, PAGE)
+        page = search_units(parts, wanted, after, PAGE)
         wal_ids += [row["wal_id"] for row in page.rows]
         after = page.after
         if after is None or len(wal_ids) > MOST_NAMED:

@@ -15,14 +15,16 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from kfm_dagster.alerts.store import AlertState, AlertStore
+from kfm_dagster.alerts.store import Alert, AlertState, AlertStore
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.followers.announcements.announcer import follower_name
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.store import AnnouncementStore
+from kfm_dagster.governance.review import Proposal
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.gaps import GapKind
+from kfm_dagster.ledger.gaps import Gap, GapKind
+from kfm_dagster.ledger.rejections import KeptRejection
 from kfm_dagster.ledger.reports import FailingUnits, PendingUnits
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import BACKEND, FILES, Waiting, backlog
@@ -112,13 +114,13 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
             *map(_of_failing, failing),
             *(_of_waiting(one, at) for one in pending if _is_late(one, at=at, busy=busy, off=off)),
             *map(_of_switch, off.values()),
-            *_of_proposals(pipeline),
-            *_of_alerts(pipeline),
-            *_of_gaps(pipeline, at),
+            *map(_of_proposal, pipeline.ledger.review.waiting()),
+            *map(_of_alert, AlertStore(pipeline.database, clock=pipeline.clock).listed()),
+            *_of_gaps(pipeline.gaps.list(since=at - GAPS_SINCE)),
             *_of_places(pipeline),
             *_of_lineage(backlog(view), at),
             *_of_announcements(pipeline),
-            *_of_rejections(pipeline, at),
+            *_of_rejections(pipeline.deliveries.rejected(limit=MOST_REJECTED), at),
         ]
     order = sorted(matters, key=lambda one: (one.urgency is not Urgency.NOW, one.since or at, one.what))
     return DeploymentStatus(at=at, units=units, matters=order)
@@ -167,34 +169,32 @@ def _of_switch(switch: KillSwitch) -> Matter:
     )
 
 
-def _of_proposals(pipeline: Pipeline) -> Iterator[Matter]:
-    for proposal in pipeline.ledger.review.waiting():
-        yield Matter(
-            urgency=Urgency.NOW,
-            what=f"{proposal.command} of {counted(proposal.units, 'unit')}, proposed by {proposal.decision.actor}, "
-            "waits for a second person",
-            since=proposal.at,
-            next_step=f"kfm governance approve {proposal.proposal_id}",
-            path="/decisions",
-        )
+def _of_proposal(proposal: Proposal) -> Matter:
+    return Matter(
+        urgency=Urgency.NOW,
+        what=f"{proposal.command} of {counted(proposal.units, 'unit')}, proposed by {proposal.decision.actor}, "
+        "waits for a second person",
+        since=proposal.at,
+        next_step=f"kfm governance approve {proposal.proposal_id}",
+        path="/decisions",
+    )
 
 
-def _of_alerts(pipeline: Pipeline) -> Iterator[Matter]:
-    for alert in AlertStore(pipeline.database, clock=pipeline.clock).listed():
-        firing = alert.state is AlertState.FIRING
-        yield Matter(
-            urgency=Urgency.NOW if firing else Urgency.KNOW,
-            what=f"alert {alert.rule} ({alert.level}) of {alert.subject}"
-            + ("" if firing else f", taken on by {alert.acknowledged_by}"),
-            since=alert.opened_at,
-            next_step=f"kfm alerts ack {alert.alert_id}" if firing else "kfm alerts list",
-            path=f"/alerts?rule={alert.rule}",
-        )
+def _of_alert(alert: Alert) -> Matter:
+    firing = alert.state is AlertState.FIRING
+    return Matter(
+        urgency=Urgency.NOW if firing else Urgency.KNOW,
+        what=f"alert {alert.rule} ({alert.level}) of {alert.subject}"
+        + ("" if firing else f", taken on by {alert.acknowledged_by}"),
+        since=alert.opened_at,
+        next_step=f"kfm alerts ack {alert.alert_id}" if firing else "kfm alerts list",
+        path=f"/alerts?rule={alert.rule}",
+    )
 
 
-def _of_gaps(pipeline: Pipeline, at: datetime) -> Iterator[Matter]:
+def _of_gaps(gaps: Iterable[Gap]) -> Iterator[Matter]:
     found: dict[tuple[str, GapKind], list[datetime]] = defaultdict(list)
-    for gap in pipeline.gaps.list(since=at - GAPS_SINCE):
+    for gap in gaps:
         found[gap.dataset, gap.kind].append(gap.first_seen)
     words = {GapKind.SILENCE: "silent product", GapKind.DROP: "slow product", GapKind.HOLE: "hour with a hole"}
     for (dataset, kind), seen in found.items():
@@ -246,8 +246,7 @@ def _of_announcements(pipeline: Pipeline) -> Iterator[Matter]:
             )
 
 
-def _of_rejections(pipeline: Pipeline, at: datetime) -> Iterable[Matter]:
-    newest = pipeline.deliveries.rejected(limit=MOST_REJECTED)
+def _of_rejections(newest: Iterable[KeptRejection], at: datetime) -> Iterable[Matter]:
     counts = Counter(one.reason_code for one in newest if at - one.rejected_at <= REJECTED_SINCE)
     return [
         Matter(

@@ -13,8 +13,8 @@ from datetime import date, datetime, timedelta
 
 from kfm_dagster.contracts.cadence import HOUR, floor_hour, hours_due, settled_until
 from kfm_dagster.contracts.quality import Coverage
-from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.gaps import Gap, GapKind
+from kfm_dagster.ledger.gaps import Gap, GapKind, Gaps
+from kfm_dagster.views.view import Parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,28 +46,30 @@ class GapPicture:
         return [said for row in self.rows if (said := _said(row))]
 
 
-def gap_picture(pipeline: Pipeline, *, days: int, dataset: str | None = None) -> GapPicture:
+def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPicture:
     """Return the rows of every dataset that is followed or was listed, or those of one dataset's products."""
-    last = floor_hour(pipeline.clock())
+    table = Gaps(database=parts.database)
+    last = floor_hour(parts.clock())
     hours = [last - number * HOUR for number in reversed(range(days * 24))]
-    gaps = pipeline.gaps.list(since=hours[0], dataset=dataset)
+    gaps = table.list(since=hours[0], dataset=dataset)
     rows = []
-    for contract in pipeline.registry:
+    for contract in parts.registry:
         if contract.coverage is None or dataset not in {None, contract.id}:
             continue
         mine = [gap for gap in gaps if gap.dataset == contract.id]
-        products = list(_products(pipeline, contract.id, contract.coverage, hours, mine))
+        products = list(_products(parts, contract.id, contract.coverage, hours, mine))
         rows += products if dataset else _merged(contract.id, products)
     return GapPicture(hours=hours, rows=rows, gaps=gaps)
 
 
 def _products(
-    pipeline: Pipeline, dataset: str, coverage: Coverage, hours: Sequence[datetime], gaps: Sequence[Gap]
+    parts: Parts, dataset: str, coverage: Coverage, hours: Sequence[datetime], gaps: Sequence[Gap]
 ) -> Iterator[GapRow]:
-    until = settled_until(coverage, pipeline.clock())
-    followed = {feed.product: feed.followed_since for feed in pipeline.gaps.feeds() if feed.dataset == dataset}
+    until = settled_until(coverage, parts.clock())
+    table = Gaps(database=parts.database)
+    followed = {feed.product: feed.followed_since for feed in table.feeds() if feed.dataset == dataset}
     days = _days(hours)
-    listed = {day for name, day in pipeline.gaps.listed_days(days[0], days[-1]) if name == dataset}
+    listed = {day for name, day in table.listed_days(days[0], days[-1]) if name == dataset}
     missing = {(gap.product, gap.hour): gap.seen / gap.expected for gap in gaps if gap.kind is GapKind.HOLE}
     now = {gap.product: gap.kind for gap in gaps if gap.kind is not GapKind.HOLE}
     for product in coverage.products:
