@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 
 import click
 
-from kfm_dagster.cli.completion import DATASET, ERROR_CODE, REJECTED_MESSAGE, UNIT
+from kfm_dagster.cli.completion import DATASET, UNIT
 from kfm_dagster.cli.decision_options import unknown_record
+from kfm_dagster.cli.filter_options import filter_options, limit_option, rows_as_json
 from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
-from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
 from kfm_dagster.ledger.rejections import RejectionFilter
-from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.operators.message_parse import IgnoreReason
 from kfm_dagster.settings import Settings
-from kfm_dagster.views.rejections import rejected_message
-from kfm_dagster.views.view import json_row
+from kfm_dagster.views.rejections import REJECTIONS, rejected_message
+from kfm_dagster.views.units import UNITS
+from kfm_dagster.views.view import json_row, require_contract
 
-LIST_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri")
 HISTORY_COLUMNS = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
 IGNORED_COUNT_COLUMNS = ("dataset", "reason", "records", "messages", "newest_at")
-REJECTED_COLUMNS = ("rejected_at", "reason_code", "records", "message_id", "object_uri", "detail")
 IGNORED_COLUMNS = ("received_at", "dataset", "reason", "records", "bucket", "key", "message_id")
 SECTIONS = {
     "issues": ("operator", "code", "severity", "message"),
@@ -48,39 +46,18 @@ def wal() -> None:
 
 
 @wal.command("list")
-@click.option("--dataset", type=DATASET, help="Only this dataset.")
-@click.option("--status", type=click.Choice([status.value for status in Status]), help="Only this status.")
-@click.option("--partition", type=click.DateTime(["%Y-%m-%d"]), help="Only this day, YYYY-MM-DD.")
-@click.option("--error-code", type=ERROR_CODE, help="Only this error code.")
-@click.option("--suspect", is_flag=True, help="Only with suspect integrity or metadata; kfm wal show says why.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def list_records(
-    *,
-    dataset: str | None,
-    status: str | None,
-    partition: datetime | None,
-    error_code: str | None,
-    suspect: bool,
-    limit: int,
-    as_json: bool,
-) -> None:
+@filter_options(UNITS)
+@limit_option
+@rows_as_json
+def list_records(*, wanted: UnitFilter, limit: int, as_json: bool) -> None:
     """List records, the newest event first.
 
     Example: kfm wal list --dataset goes-abi --status failed --json
     """
-    if dataset is not None:
-        _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
     with opened_pipeline(read_only=True) as pipeline:
-        records = pipeline.ledger.find(
-            dataset=dataset,
-            status=Status(status) if status else None,
-            partition=partition.date().isoformat() if partition else None,
-            code=error_code,
-            suspect=suspect,
-            limit=limit,
-        )
-    show_rows([record.model_dump(mode="json") for record in records], LIST_COLUMNS, as_json=as_json)
+        require_contract(pipeline, wanted.dataset)
+        records = pipeline.ledger.find(limit=limit, **dict(wanted))
+    show_rows([record.model_dump(mode="json") for record in records], UNITS.columns, as_json=as_json)
 
 
 @wal.command()
@@ -159,21 +136,20 @@ def ignored(
 
 
 @wal.command()
-@click.option("--reason", type=click.Choice([issue.value for issue in ParseIssue]), help="Only for this reason.")
-@click.option("--message", "message_id", type=REJECTED_MESSAGE, help="Only of the SQS message whose id begins so.")
+@filter_options(REJECTIONS)
 @click.option("--body", is_flag=True, help="Print the one message that is named, as it came.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def rejected(*, reason: str | None, message_id: str | None, body: bool, limit: int, as_json: bool) -> None:
+@limit_option
+@rows_as_json
+def rejected(*, wanted: RejectionFilter, body: bool, limit: int, as_json: bool) -> None:
     """List what came and could not be taken in, with the reason, the newest first.
 
     Example: kfm wal rejected --reason malformed_json --json
     """
-    if body and message_id is None:
+    if body and wanted.message is None:
         raise click.UsageError("--body prints one message: name it with --message ID")
     with opened_pipeline(read_only=True) as pipeline:
-        if body and message_id is not None:
-            click.echo(rejected_message(pipeline, whole_rejected_message_id(pipeline.database, message_id)))
+        if body and wanted.message is not None:
+            click.echo(rejected_message(pipeline, whole_rejected_message_id(pipeline.database, wanted.message)))
             return
-        found = pipeline.deliveries.rejected(RejectionFilter(reason=reason, message=message_id), limit=limit)
-    show_rows(map(json_row, found), REJECTED_COLUMNS, as_json=as_json)
+        page = REJECTIONS.query(pipeline, wanted, None, limit)
+    show_rows(map(json_row, page.rows), REJECTIONS.columns, as_json=as_json)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from operator import itemgetter
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from sqlalchemy import RowMapping
 
 from kfm_dagster.contracts.envelope import CheckStatus
@@ -41,7 +41,11 @@ _Text = Annotated[
     str,
     Field(pattern=rf"^[ -~]{{0,{MOST_TEXT}}}$", json_schema_extra={EXPECTED: f"1 to {MOST_TEXT} characters of ASCII"}),
 ]
-_Day = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$", json_schema_extra={EXPECTED: "a day, YYYY-MM-DD"})]
+_Day = Annotated[
+    str,
+    Field(pattern=r"^\d{4}-\d\d-\d\d$", json_schema_extra={EXPECTED: "a day, YYYY-MM-DD"}),
+    AfterValidator(lambda day: date.fromisoformat(day).isoformat()),
+]
 Position = tuple[datetime, str]
 """Event time and id of a unit, the order of every list."""
 

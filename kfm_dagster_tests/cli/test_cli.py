@@ -511,6 +511,9 @@ def test_wal_list_prints_one_object_per_record(call: Call, ledger: dict[str, Nod
         (["--dataset", "nexrad-l2", "--partition", DAY, "--status", "pending"], [Status.PENDING]),
         (["--dataset", "goes-abi"], []),
         (["--partition", "2025-12-04"], []),
+        (["--suspect", "--status", "failed"], []),
+        (["--operator", "integrity_check"], [Status.FAILED]),
+        (["--text", "no-such-part", "--until", "2999-01-01"], []),
         (["--status", "quarantined"], []),
     ],
 )

@@ -156,6 +156,7 @@ def test_the_view_names_the_operator_at_which_a_unit_failed(searched: Searched) 
         ([("colour", "red")], "a filter has no such parameter or value; observed 'colour'; expected dataset, "),
         ([("status", "failed"), ("status", "")], "observed a parameter twice"),
         ([("suspect", "yes")], "observed suspect='yes'; expected true or false"),
+        ([("partition", "2025-02-30")], "observed partition='2025-02-30'; expected a day, YYYY-MM-DD"),
         ([("status", "lost")], "observed status='lost'; expected pending or in_progress or"),
         ([("dataset", "GOES'; --")], "expected the id of a dataset"),
         ([("code", "x y")], "expected an error code"),
