@@ -17,7 +17,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
 from kfm_dagster.exports.validation_page import OPENING, figure, validation_page
-from kfm_dagster.stages.card import OnFailure
+from kfm_dagster.stages.gates.verdict import OnFailure
 
 SHOWN_BY_DAY = ("latency_p95_seconds", "throughput_units_per_second", "retry_count", "Q_res", "p_dim")
 """KPIs of each day that a terminal has room for; page and JSON have all."""

@@ -30,7 +30,7 @@ from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.stages.gates.dimensions import dim_report, p_dim_against
-from kfm_dagster.stages.gates.subject import Subject, Thresholds
+from kfm_dagster.stages.gates.subject import Subject
 from kfm_dagster.stages.gates.verdict import TITLES, Gate
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference
@@ -89,22 +89,20 @@ def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any
     p_dim is None where there is none of them.
     """
     least = pipeline.card.machine.gates.G4.min_p_dim
-    reports = [*_of_metadata(pipeline, since, least), *_of_paths(pipeline, since, least)]
+    reports = [*_of_metadata(pipeline, since), *_of_paths(pipeline, since, least)]
     p_dim = _share(quantity for report in reports for quantity in report["quantities"])
     return {**p_dim_against(p_dim, least), "datasets": reports}
 
 
-def _of_metadata(pipeline: Pipeline, since: datetime, least: float) -> Iterator[dict[str, Any]]:
+def _of_metadata(pipeline: Pipeline, since: datetime) -> Iterator[dict[str, Any]]:
     """Yield what each dataset's newest metadata says in which there is a quantity; without any, its newest."""
     for contract in pipeline.registry:
-        reports = _reports_of_metadata(pipeline, contract, since, least)
+        reports = _reports_of_metadata(pipeline, contract, since)
         if (report := _newest_with_quantities(reports)) is not None:
             yield report
 
 
-def _reports_of_metadata(
-    pipeline: Pipeline, contract: DatasetContract, since: datetime, least: float
-) -> Iterator[dict[str, Any]]:
+def _reports_of_metadata(pipeline: Pipeline, contract: DatasetContract, since: datetime) -> Iterator[dict[str, Any]]:
     stage = f"{contract.id}.{MetadataExtract.operator}"
     with pipeline.database.snapshot() as view:
         rows = view.run("stages.newest_outputs", stage=stage, since=since).all()
@@ -120,7 +118,7 @@ def _reports_of_metadata(
             contract=contract,
             envelopes=from_parquet(stored),
             reference_time=row.ended_at,
-            thresholds=Thresholds(min_p_dim=least),
+            rules=pipeline.card.machine.gates,
         )
         yield {"run_id": row.run_id, **dim_report(subject)}
 

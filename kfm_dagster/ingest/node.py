@@ -30,7 +30,7 @@ from kfm_dagster.redaction import redacted_error
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
-from kfm_dagster.stages.gates.subject import PartitionFacts, Subject, Thresholds
+from kfm_dagster.stages.gates.subject import PartitionFacts, Subject
 from kfm_dagster.stages.gates.verdict import Gate, Verdict, of_every_gate
 from kfm_dagster.stages.node import StageNode
 from kfm_dagster.storage.database import Transaction
@@ -120,7 +120,6 @@ class ChainNode(StageNode):
         return of_every_gate(asked, maker=maker.operator)
 
     def _subject(self, batch: Sequence[Envelope], maker: type[ChainNode], gates: Collection[Gate]) -> Subject:
-        rules = self.pipeline.card.machine.gates
         facts: dict[str, Any] = {}
         with_catalog = Gate.G8 in gates and issubclass(maker, EffectNode)
         if Gate.G6 in gates or with_catalog:
@@ -137,12 +136,7 @@ class ChainNode(StageNode):
             envelopes=batch,
             reference_time=self.reference_time,
             sampled=self.sampled,
-            thresholds=Thresholds(
-                min_anchor_coverage=rules.G2.min_anchor_coverage,
-                min_p_dim=rules.G4.min_p_dim,
-                min_coverage=rules.G6.min_coverage,
-                min_points=rules.G3.min_points,
-            ),
+            rules=self.pipeline.card.machine.gates,
             **facts,
         )
 

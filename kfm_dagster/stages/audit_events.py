@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
-from kfm_dagster.stages.card import OnFailure
-from kfm_dagster.stages.gates.verdict import STOPS, Verdict
+from kfm_dagster.stages.gates.verdict import STOPS, OnFailure, Verdict
 from kfm_dagster.stages.machine import GateDecision
 from kfm_dagster.stages.store import StageAttempt
 

@@ -20,7 +20,7 @@ from kfm_dagster.configs import CardError, Duration, Line, Strict, own_folder, p
 from kfm_dagster.contracts.model import Backoff
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.stages.conditions import WORDS, Condition
-from kfm_dagster.stages.gates.verdict import Gate, Stop
+from kfm_dagster.stages.gates.verdict import Gate, Gates, Stop
 
 STATE_MACHINE = "state_machine.yaml"
 REPLAY_PLAN = "replay_plan.yaml"
@@ -62,18 +62,6 @@ class ErrorClass(StrEnum):
     """A covariance is not positive definite, or residuals are larger than it says."""
     E_INTERNAL = "E_INTERNAL"
     """Anything else, a dependency that does not answer among it; may pass on the next attempt."""
-
-
-@unique
-class OnFailure(StrEnum):
-    """What a gate that fails does."""
-
-    FAIL_UNITS = "fail_units"
-    """The units at fault leave the chain; a fault of the batch, or of all of several units by a stop, stops it."""
-    STOP = "stop"
-    """The stage fails."""
-    RESTRICT = "restrict"
-    """The degraded path: the stage goes on, and its output is [Restricted]."""
 
 
 class Transition(Strict):
@@ -125,61 +113,6 @@ class RetryPolicy(Strict):
             base_seconds=self.base.total_seconds(),
             maximum_seconds=self.maximum.total_seconds(),
         )
-
-
-class GateRule(Strict):
-    """What a gate that fails does."""
-
-    on_failure: OnFailure
-
-
-class CitationGate(GateRule):
-    """G2. The card asks for an anchor coverage of 0.9 at least."""
-
-    min_anchor_coverage: float = Field(ge=0.9, le=1)
-
-
-class PathGate(GateRule):
-    """G3. The card asks for 2 points at least."""
-
-    min_points: int = Field(ge=2)
-
-
-class DimensionGate(GateRule):
-    """G4. Publication needs p_dim = 1.0."""
-
-    min_p_dim: float = Field(gt=0, le=1)
-
-
-class CoverageGate(GateRule):
-    """G6. Share of the expected products that must be there."""
-
-    min_coverage: float = Field(ge=0, le=1)
-
-
-class CovarianceGate(GateRule):
-    """G7. Share of the residuals that must lie within `k_sigma` standard uncertainties (the coverage of E_UQ)."""
-
-    k_sigma: float = Field(2, gt=0)
-    min_share: float = Field(0.95, gt=0, le=1)
-
-
-class Gates(Strict):
-    """The rules of all gates."""
-
-    G1: GateRule
-    G2: CitationGate
-    G3: PathGate
-    G4: DimensionGate
-    G5: GateRule
-    G6: CoverageGate
-    G7: CovarianceGate
-    G8: GateRule
-
-    def on_failure(self, gate: Gate) -> OnFailure:
-        """Return what a gate that fails does."""
-        rule: GateRule = getattr(self, gate.value)
-        return rule.on_failure
 
 
 class ClockRule(Strict):

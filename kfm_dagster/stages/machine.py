@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.issues import GateIssue
-from kfm_dagster.stages.card import ErrorClass, OnFailure, StageState, StateMachine
-from kfm_dagster.stages.gates.verdict import STOPS, Gate, Stop, Verdict
+from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
+from kfm_dagster.stages.gates.verdict import STOPS, Gate, OnFailure, Stop, Verdict
 
 _CLASSES: Mapping[Gate, ErrorClass] = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
 """The class of a gate's failure; of every other gate it is E_GATE."""

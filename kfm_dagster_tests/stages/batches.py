@@ -35,7 +35,9 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
+from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.gates.subject import Subject
+from kfm_dagster.stages.gates.verdict import Gate, Gates
 
 DAY = date(2026, 3, 1)
 REFERENCE = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -191,8 +193,14 @@ def at(stage: str, unit: Envelope) -> Envelope:
     return unit.evolve(**dict.fromkeys(later))
 
 
+def rules(gate: Gate = Gate.G1, **thresholds: float) -> Gates:
+    """The card's rules, with other thresholds of one gate."""
+    own = Card.load().machine.gates
+    return own.model_copy(update={gate: getattr(own, gate).model_copy(update=thresholds)})
+
+
 def subject(*units: Envelope, stage: str = "provenance_emit", **changes: Any) -> Subject:
     """A stage's output over some units of one dataset; by default over a whole sample of NEXRAD."""
     units = units or batch("nexrad-l2")
-    values = {"contract": CONTRACTS[units[0].dataset], "reference_time": REFERENCE} | changes
+    values = {"contract": CONTRACTS[units[0].dataset], "reference_time": REFERENCE, "rules": rules()} | changes
     return Subject(stage=stage, sections=SECTIONS[stage], envelopes=units, **values)

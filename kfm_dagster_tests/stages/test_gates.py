@@ -34,7 +34,6 @@ from kfm_dagster.stages.gates.subject import (
     CatalogOwner,
     PartitionFacts,
     Subject,
-    Thresholds,
     leaves,
 )
 from kfm_dagster.stages.gates.uniqueness import uniqueness
@@ -58,6 +57,7 @@ from kfm_dagster_tests.stages.batches import (
     batch,
     headers,
     real_objects,
+    rules,
     sample_objects,
     subject,
 )
@@ -251,8 +251,8 @@ def cases() -> list[Case]:
         Case(
             gate=Gate.G2,
             name="fields that no source names",
-            subject=subject(*first_with("nexrad-l2", properties_with(a=1, b=2, c=3))),
-            says="no source is cited for a, b, c",
+            subject=subject(*first_with("nexrad-l2", properties_with(a=1, b=2, c=3, d=4))),
+            says="no source is cited for a, b, c, d",
         ),
         Case(
             gate=Gate.G2,
@@ -263,7 +263,7 @@ def cases() -> list[Case]:
             gate=Gate.G2,
             name="and beyond a stricter threshold",
             subject=subject(
-                *first_with("nexrad-l2", properties_with(nexrad__new=1)), thresholds=Thresholds(min_anchor_coverage=1)
+                *first_with("nexrad-l2", properties_with(nexrad__new=1)), rules=rules(Gate.G2, min_anchor_coverage=1)
             ),
             says="no source is cited for nexrad:new",
         ),
@@ -321,7 +321,7 @@ def cases() -> list[Case]:
             gate=Gate.G4,
             name="a lower threshold",
             subject=subject(
-                *first_with("nexrad-l2", properties_with(nexrad__latitude=91)), thresholds=Thresholds(min_p_dim=0.9)
+                *first_with("nexrad-l2", properties_with(nexrad__latitude=91)), rules=rules(Gate.G4, min_p_dim=0.9)
             ),
         ),
         # G5
@@ -373,7 +373,7 @@ def cases() -> list[Case]:
                 partition=partition(
                     [*hole, *(replace(count, objects=1000) for count in full_day("hrrr", DAY) if count.hour != 3)]
                 ),
-                thresholds=Thresholds(min_coverage=0.99),
+                rules=rules(Gate.G6, min_coverage=0.99),
             ),
             says="1 of .* hours short, the first 03 UTC",
         ),
@@ -498,7 +498,7 @@ THRESHOLDS = {Gate.G2: "min_anchor_coverage", Gate.G4: "min_p_dim", Gate.G6: "mi
 def test_a_share_passes_at_its_threshold_and_fails_one_step_past(gate: Gate) -> None:
     found, share = _share_of(gate)
     for least, passes in ((share, True), (math.nextafter(share, 1), False)):
-        (verdict,) = evaluate(replace(found, thresholds=Thresholds(**{THRESHOLDS[gate]: least})), gates=(gate,))
+        (verdict,) = evaluate(replace(found, rules=rules(gate, **{THRESHOLDS[gate]: least})), gates=(gate,))
         assert verdict.passed is passes
 
 
@@ -718,4 +718,6 @@ def test_every_pair_that_collides_is_found_and_no_other(rows: list[tuple[int, in
 
 
 def _empty() -> Subject:
-    return Subject(stage="settle", contract=CONTRACTS["nexrad-l2"], envelopes=[], reference_time=REFERENCE)
+    return Subject(
+        stage="settle", contract=CONTRACTS["nexrad-l2"], envelopes=[], reference_time=REFERENCE, rules=rules()
+    )

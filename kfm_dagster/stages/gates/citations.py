@@ -33,7 +33,7 @@ def uncited(contract: DatasetContract, paths: Iterable[str]) -> list[str]:
 
 def citation_compliance(subject: Subject) -> Verdict:
     """Hold the share of fields with a source against the threshold; a field counts once, however many units have it."""
-    least = subject.thresholds.min_anchor_coverage
+    least = subject.rules.G2.min_anchor_coverage
     rule = f"anchor coverage >= {least:g}"
     paths = {path for extracted in subject.extracted for path, _ in extracted.fields}
     if not paths:

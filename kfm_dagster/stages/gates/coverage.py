@@ -19,7 +19,7 @@ from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 
 def coverage(subject: Subject) -> Verdict:
     """Hold each product's share of the objects that are due against the threshold."""
-    least = subject.thresholds.min_coverage
+    least = subject.rules.G6.min_coverage
     rule = f"coverage of each product >= {least:g}"
     if subject.sampled:
         return Verdict.not_applicable(Gate.G6, rule, "the feed is a sample (KFM_FEED): no day of it is expected whole")

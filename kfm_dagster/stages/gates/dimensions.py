@@ -117,7 +117,7 @@ class Closing:
 
 def dimensional_closure(subject: Subject) -> Verdict:
     """Hold p_dim against the threshold, and name what does not close: fields of the batch, values of units."""
-    least = subject.thresholds.min_p_dim
+    least = subject.rules.G4.min_p_dim
     rule = f"p_dim >= {least:g}"
     closing = close(subject)
     p_dim = closing.p_dim
@@ -157,7 +157,7 @@ def dim_report(subject: Subject) -> dict[str, Any]:
         "dataset": subject.contract.public_id,
         "stage": subject.stage,
         "reference_time": subject.reference_time.isoformat(),
-        **p_dim_against(closing.p_dim, subject.thresholds.min_p_dim),
+        **p_dim_against(closing.p_dim, subject.rules.G4.min_p_dim),
         "quantities": [
             {
                 "quantity": path,

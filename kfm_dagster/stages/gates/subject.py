@@ -7,7 +7,7 @@ database for the facts (`facts.py`), rules (one module each).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from kfm_dagster.contracts.cadence import ProductCount
 from kfm_dagster.contracts.envelope import Envelope, Metadata, WalId
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.stages.gates.positions import Measured, measure
+from kfm_dagster.stages.gates.verdict import Gates
 
 _LISTS = (list, tuple)
 _WHOLE = frozenset({
@@ -24,19 +25,6 @@ _WHOLE = frozenset({
 """Objects that are one field to the gates: texts of a hundred variables, and what `proj:transform` says already."""
 NAMED = 5
 """Names that a text gives of a longer list."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Thresholds:
-    """What the gates ask for (`gates` of configs/state_machine.yaml); shares lie in [0, 1]."""
-
-    min_anchor_coverage: float = 0.9
-    """Pipeline card, chapter 7, section II: anchor coverage of at least 90 %."""
-    min_p_dim: float = 1.0
-    """Pipeline card, chapter 7, section I: publication needs p_dim = 1.0."""
-    min_coverage: float = 0.9
-    min_points: int = 2
-    """Pipeline card, chapter 7, section II: path arrays of at least two points."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +70,8 @@ class Subject:
     contract: DatasetContract
     envelopes: Sequence[Envelope]
     reference_time: datetime
-    thresholds: Thresholds = field(default_factory=Thresholds)
+    rules: Gates
+    """The card's, with their thresholds."""
     partition: PartitionFacts | None = None
     catalog: Sequence[CatalogOwner] | None = None
     sampled: bool = False

@@ -1,4 +1,4 @@
-"""What gates are called, what they look at, and what they say (pipeline card, chapter 7, section IX).
+"""What gates are called, what the card says of each, and what they say (pipeline card, chapter 7, section IX).
 
 Belongs here: the vocabulary that the rules, the stage machine, the audit and the asset checks share. Does not belong
 here: a rule, or what follows from a verdict (`stages/card.py` reads that from `configs/state_machine.yaml`).
@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 
+from pydantic import Field
+
+from kfm_dagster.configs import Strict
 from kfm_dagster.contracts.envelope import WalId
 
 
@@ -46,6 +49,73 @@ TITLES: Mapping[Gate, str] = {
     Gate.G8: "uniqueness",
 }
 """Gate > its name in words (pipeline card, chapter 7, section IX)."""
+
+
+@unique
+class OnFailure(StrEnum):
+    """What a gate that fails does."""
+
+    FAIL_UNITS = "fail_units"
+    """The units at fault leave the chain; a fault of the batch, or of all of several units by a stop, stops it."""
+    STOP = "stop"
+    """The stage fails."""
+    RESTRICT = "restrict"
+    """The degraded path: the stage goes on, and its output is [Restricted]."""
+
+
+class GateRule(Strict):
+    """What a gate that fails does."""
+
+    on_failure: OnFailure
+
+
+class CitationGate(GateRule):
+    """G2. The card asks for an anchor coverage of 0.9 at least."""
+
+    min_anchor_coverage: float = Field(ge=0.9, le=1)
+
+
+class PathGate(GateRule):
+    """G3. The card asks for 2 points at least."""
+
+    min_points: int = Field(ge=2)
+
+
+class DimensionGate(GateRule):
+    """G4. Publication needs p_dim = 1.0."""
+
+    min_p_dim: float = Field(gt=0, le=1)
+
+
+class CoverageGate(GateRule):
+    """G6. Share of the expected products that must be there."""
+
+    min_coverage: float = Field(ge=0, le=1)
+
+
+class CovarianceGate(GateRule):
+    """G7. Share of the residuals that must lie within `k_sigma` standard uncertainties (the coverage of E_UQ)."""
+
+    k_sigma: float = Field(2, gt=0)
+    min_share: float = Field(0.95, gt=0, le=1)
+
+
+class Gates(Strict):
+    """The rules of all gates."""
+
+    G1: GateRule
+    G2: CitationGate
+    G3: PathGate
+    G4: DimensionGate
+    G5: GateRule
+    G6: CoverageGate
+    G7: CovarianceGate
+    G8: GateRule
+
+    def on_failure(self, gate: Gate) -> OnFailure:
+        """Return what a gate that fails does."""
+        rule: GateRule = getattr(self, gate.value)
+        return rule.on_failure
 
 
 @unique
