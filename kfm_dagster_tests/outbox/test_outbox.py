@@ -149,8 +149,9 @@ def test_an_entry_is_of_its_topic_its_subject_and_its_consumer(database: Databas
     places = Outbox(database, "catalog", lease=LEASE, clock=now)
     for consumer in ("b", "a"):
         put(database, outbox, consumer, "2", "1")
-        assert (place := places.take(consumer, "1"))
-        assert places.take(consumer, "2")
+        place = places.take(consumer, "1")
+        assert place is not None
+        assert places.take(consumer, "2") is not None
     entries = list(iter(lambda: outbox.claim(["b", "a"]), None))
     assert [(entry.subject, entry.consumer) for entry in entries] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
     finish(database, outbox, entries[0])
