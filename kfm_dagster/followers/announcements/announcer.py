@@ -24,7 +24,7 @@ from kfm_dagster.followers.announcements.event import EventWriter
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription, TargetKind
 from kfm_dagster.followers.announcements.receiver import Receiver, Reception
 from kfm_dagster.followers.announcements.selection import Matches, compiled, within
-from kfm_dagster.followers.announcements.sending import EventSender
+from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS, EventSender
 from kfm_dagster.followers.announcements.store import Announced, AnnouncementState, AnnouncementStore, Decided
 from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.storage.database import Database
@@ -35,19 +35,23 @@ class Announcer:
 
     def __init__(
         self,
+        plan: AnnouncementPlan,
         subscription: Subscription,
         *,
-        sender: EventSender,
-        writer: EventWriter,
-        store: AnnouncementStore,
+        receiver: Receiver,
+        database: Database,
         registry: ContractRegistry,
+        catalog_url: str,
+        clock: Callable[[], datetime],
+        budget_seconds: float = BUDGET_SECONDS,
     ) -> None:
         self.name = follower_name(subscription.name)
         self.after: Sequence[str] = subscription.after
         self.subscription = subscription
-        self._sender = sender
-        self._writer = writer
-        self.store = store
+        self.store = AnnouncementStore(database, subscription.name, clock=clock)
+        room = subscription.max_bytes
+        self._sender = EventSender(receiver, self.store, room=room, clock=clock, budget_seconds=budget_seconds)
+        self._writer = EventWriter.of(plan, subscription, catalog_url=catalog_url)
         self._selects = list(_selects(subscription, registry))
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
@@ -123,27 +127,6 @@ class Announcer:
         if change.item is None or (since is not None and change.changed_at < since):
             return False
         return all(matches(change.item) for matches in self._selects)
-
-
-def announcer(
-    plan: AnnouncementPlan,
-    subscription: Subscription,
-    *,
-    receiver: Receiver,
-    database: Database,
-    registry: ContractRegistry,
-    catalog_url: str,
-    clock: Callable[[], datetime],
-) -> Announcer:
-    """Return the follower of a subscription, which notifies this receiver."""
-    store = AnnouncementStore(database, subscription.name, clock=clock)
-    return Announcer(
-        subscription,
-        sender=EventSender(receiver, store, room=subscription.max_bytes, clock=clock),
-        writer=EventWriter.of(plan, subscription, catalog_url=catalog_url),
-        store=store,
-        registry=registry,
-    )
 
 
 def receiver_of(subscription: Subscription, token: SecretStr | None) -> AwsReceiver | Webhook:

@@ -85,7 +85,7 @@ class EventSender:
         *,
         room: int,
         clock: Callable[[], datetime],
-        budget_seconds: float = BUDGET_SECONDS,
+        budget_seconds: float,
     ) -> None:
         self._receiver = receiver
         self._store = store

@@ -14,7 +14,7 @@ from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
-from kfm_dagster.followers.announcements.announcer import announcer, receiver_of
+from kfm_dagster.followers.announcements.announcer import Announcer, receiver_of
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
 from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
 from kfm_dagster.followers.announcements.webhook import tokens_of
@@ -34,7 +34,7 @@ class AnnouncementSource(FollowerSource):
     @override
     def followers(self, context: FollowerContext) -> Sequence[Follower]:
         return [
-            announcer(
+            Announcer(
                 self.plan,
                 one,
                 receiver=receiver_of(one, self._tokens.get(one.name)),

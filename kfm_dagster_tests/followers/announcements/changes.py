@@ -17,12 +17,11 @@ from kfm_dagster.catalog.item import content_sha256
 from kfm_dagster.catalog.layout import item_path
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.followers.announcements.announcer import Announcer, announcer, receiver_of
-from kfm_dagster.followers.announcements.event import EventWriter, OutgoingEvent
+from kfm_dagster.followers.announcements.announcer import Announcer, receiver_of
+from kfm_dagster.followers.announcements.event import OutgoingEvent
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
 from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
-from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS, EventSender
-from kfm_dagster.followers.announcements.store import AnnouncementStore
+from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.ledger.bench import Clock
@@ -52,8 +51,12 @@ def announcers_of(
     plan: AnnouncementPlan, database: Database, contracts: ContractRegistry, *, token: SecretStr | None = None
 ) -> list[Announcer]:
     """The followers of a plan's subscriptions, which speak to its targets."""
-    parts: dict[str, Any] = {"database": database, "registry": contracts, "catalog_url": "catalog", "clock": Clock()}
-    return [announcer(plan, one, receiver=receiver_of(one, token), **parts) for one in plan.subscriptions]
+    parts = _parts(database, contracts, Clock())
+    return [Announcer(plan, one, receiver=receiver_of(one, token), **parts) for one in plan.subscriptions]
+
+
+def _parts(database: Database, contracts: ContractRegistry, clock: Clock) -> dict[str, Any]:
+    return {"database": database, "registry": contracts, "catalog_url": "catalog", "clock": clock}
 
 
 def item_of(contracts: ContractRegistry, envelope: Envelope | None = None, **properties: Any) -> dict[str, Any]:
@@ -136,8 +139,6 @@ def subscribe(
     plan = AnnouncementPlan.parse(text)
     subscription = plan.subscriptions[0].model_copy(update=more)
     box, clock = inbox or Inbox(), Clock()
-    store = AnnouncementStore(database, subscription.name, clock=clock)
-    sender = EventSender(box, store, room=subscription.max_bytes, clock=clock, budget_seconds=budget_seconds)
-    writer = EventWriter.of(plan, subscription, catalog_url="catalog")
-    found = Announcer(subscription, sender=sender, writer=writer, store=store, registry=contracts)
+    parts = _parts(database, contracts, clock)
+    found = Announcer(plan, subscription, receiver=box, budget_seconds=budget_seconds, **parts)
     return Subscribed(announcer=found, inbox=box, clock=clock, contracts=contracts)
