@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed
@@ -25,7 +23,6 @@ from kfm_dagster.demo.sample_day import sample_objects
 from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.stages.card import STATE_MACHINE
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.browser.dagster_ui import DagsterUi
 
@@ -54,16 +51,6 @@ class Running:
     @property
     def catalog(self) -> Path:
         return self.deployment.home / "catalog"
-
-    @contextmanager
-    def card(self, old: str, new: str) -> Iterator[None]:
-        """Change a line of the pipeline card for the runs that start meanwhile."""
-        file = self.deployment.home / "configs" / STATE_MACHINE
-        before = file.read_text(encoding="utf-8")
-        assert old in before
-        file.write_text(before.replace(old, new), encoding="utf-8")
-        yield
-        file.write_text(before, encoding="utf-8")
 
     def ledger(self, *, partition: str, dataset: str | None = None) -> dict[str, NoddWalRecord]:
         records = LedgerQueries(self.database).find(dataset=dataset, partition=partition)
@@ -97,14 +84,10 @@ def running(
             feed.deliver(item)
         # Before the deployment, so that its processes find the database migrated.
         database = Database.open(f"sqlite:///{home / 'kfm.db'}")
-        shutil.copytree(own_folder(), home / "configs")
         environment = {
             **cloud.environment(),
             **DEMO_ENVIRONMENT,
-            # A test looks at the gate that holds a day against what its contract expects.
-            "KFM_FEED": "whole",
             "KFM_WAL_DSN": "",
-            "KFM_CONFIGS_DIR": str(home / "configs"),
         }
         with Deployment(home, environment=environment, web_port=free_port()) as deployment:
             yield Running(deployment=deployment, database=database)

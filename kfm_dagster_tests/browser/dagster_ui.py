@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from playwright.sync_api import Locator, Page, expect
 
@@ -99,37 +98,9 @@ class DagsterUi:
         self.page.wait_for_url("**/runs/**")
         return self.page.url.rsplit("/", 1)[1]
 
-    def open_run(self, run_id: str) -> None:
-        """Open a run's page."""
-        self.page.goto(f"{self.url}/runs/{run_id}")
-
-    def re_execute_all(self) -> str:
-        """Re-execute the run on the page; return the new run's id."""
-        before = self.page.url
-        self.click("Re-execute all")
-        self.page.wait_for_url(lambda url: "/runs/" in url and url != before)
-        return self.page.url.rsplit("/", 1)[1]
-
-    def open_runs(self, *tags: str) -> None:
-        """Open the run list, filtered by tags: KEY=VALUE."""
-        filters = "&".join(f"q[{number}]={quote(f'tag:{tag}')}" for number, tag in enumerate(tags))
-        self.page.goto(f"{self.url}/runs?{filters}")
-
     def expect_success(self) -> None:
         """Wait until the page of the run says so."""
         expect(self.page.get_by_text("Success", exact=True)).to_be_visible()
-
-    def expect_failure(self) -> None:
-        """Wait until the page of the run says so."""
-        expect(self.page.get_by_text("Failure", exact=True)).to_be_visible()
-
-    def open_check(self, dataset: str, noun: str, name: str) -> None:
-        """Open what an asset's page tells of one check."""
-        self.page.goto(f"{self.url}/assets/{dataset}/{noun}?view=checks&checkDetail={name}")
-
-    def open_asset(self, dataset: str, noun: str) -> None:
-        """Open an asset's page."""
-        self.page.goto(f"{self.url}/assets/{dataset}/{noun}")
 
     def open_partition(self, dataset: str, noun: str, partition: str) -> None:
         """Open what an asset's page tells of one partition's latest materialisation."""

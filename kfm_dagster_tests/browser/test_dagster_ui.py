@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from playwright.sync_api import expect
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import slug
 from kfm_dagster.demo.run import DEMO_ENVIRONMENT
-from kfm_dagster.demo.sample_day import SAMPLE_DAY
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
@@ -25,7 +23,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.deployment]
 CHAIN = [node.asset for node in chain()]
 DAY, NEXT_DAY = "2025-04-02", "2025-04-03"
 """The days of the sample objects."""
-EMPTY_DAY = "2025-04-05"
 WHOLE = {
     ("goes-abi", DAY): 8,
     ("goes-abi", NEXT_DAY): 4,
@@ -103,52 +100,6 @@ def test_two_clicks_on_a_day_ingest_it(first_run: dict[str, NoddWalRecord], runn
         assert (running.catalog / str(record.stac_item_href)).is_file()
 
 
-@pytest.mark.clause("DAG-07")
-def test_a_re_execution_does_nothing_again_and_the_run_list_finds_it_by_what_it_skipped(
-    ui: DagsterUi, running: Running, first_run_id: str, first_run: dict[str, NoddWalRecord]
-) -> None:
-    ui.open_run(first_run_id)
-    again = ui.re_execute_all()
-    assert again != first_run_id
-    ui.expect_success()
-    assert running.ledger(partition=DAY) == first_run
-    ui.open_runs("kfm/skipped=yes", "kfm/dataset.nexrad-l2=yes")
-    expect(ui.page.get_by_role("link", name=again[:8])).to_be_visible()
-    expect(ui.page.get_by_text(f"kfm/skipped.nexrad-l2: {len(CHAIN)}")).to_be_visible()
-    expect(ui.page.get_by_role("link", name=first_run_id[:8])).to_have_count(0)
-    ui.open_partition("nexrad_l2", "ledger", DAY)
-    assert ui.labels()[:3] == ["outcome", "cause", "day"]
-    assert (ui.shown("outcome"), ui.shown("cause")) == ("skipped", "ALREADY_SUCCEEDED")
-
-
-@pytest.mark.clause("DAG-08")
-def test_a_day_without_objects_succeeds(ui: DagsterUi, running: Running) -> None:
-    ui.open_job("ingest_hrrr")
-    ui.click("Materialize all")
-    ui.click("Latest")
-    ui.click("Launch 1 run")
-    ui.follow("Launched run")
-    ui.expect_success()
-    today = datetime.now(UTC).date()
-    assert today > SAMPLE_DAY
-    assert running.ledger(partition=today.isoformat()) == {}
-
-
-@pytest.mark.clause("PCS-09")
-def test_a_gate_that_stops_a_batch_shows_as_a_failed_check_that_blocks(ui: DagsterUi, running: Running) -> None:
-    with running.card("G6: {on_failure: restrict", "G6: {on_failure: stop"):
-        ui.open_job("ingest_hrrr", partition=EMPTY_DAY)
-        ui.click("Materialize all")
-        ui.click("Launch 1 run")
-        ui.follow("Launched run")
-        ui.expect_failure()
-    ui.open_check("hrrr", "ledger", "G6_coverage")
-    for shown in ("the batch is stopped", "coverage of each product >= 0.9", "0 of 14 products covered"):
-        expect(ui.page.get_by_text(shown).first).to_be_visible()
-    expect(ui.page.get_by_text("This is a blocking asset check")).to_be_visible()
-    expect(ui.page.get_by_text("Failed", exact=True).first).to_be_visible()
-
-
 def test_a_backfill_ingests_what_is_missing_and_leaves_what_succeeded(
     first_run: dict[str, NoddWalRecord], backfill: None, running: Running
 ) -> None:
@@ -183,13 +134,3 @@ def test_an_asset_s_page_shows_counts_failing_units_link_and_footprints(
     assert int(ui.shown("run_units")) == int(ui.shown("items_created")) == WHOLE["goes-abi", NEXT_DAY]
     assert Path(ui.shown("catalog")) == running.catalog / "catalog.json"
     assert ui.show_picture("footprints").evaluate("image => image.naturalWidth") > 0
-
-
-@pytest.mark.clause("DAG-08")
-def test_an_asset_s_page_says_when_its_dataset_is_late_and_which_schedule_lists_it(
-    ui: DagsterUi, running: Running
-) -> None:
-    ui.open_asset("goes_abi", "stac_items")
-    expect(ui.page.get_by_text("Warns if more than 30 minutes since last materialization")).to_be_visible()
-    expect(ui.page.get_by_text("Fails if more than an hour since last materialization")).to_be_visible()
-    expect(ui.page.get_by_role("link", name="At 06:40 AM UTC")).to_be_visible()

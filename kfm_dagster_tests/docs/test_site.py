@@ -8,21 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 import click
 import pytest
 import sqlalchemy as sa
-from playwright.sync_api import Browser, expect
 
 from docs_site.__main__ import SiteError, navigation
 from docs_site.commands import MEANINGS
-from docs_site.pages import README
 from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.cli.main import kfm
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue, StacIssue
@@ -31,9 +26,6 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.browser.conftest import PATIENCE, chromium
-
-__all__ = ["chromium"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:9"
@@ -134,11 +126,6 @@ def test_a_page_without_a_place_and_a_place_without_a_page_are_refused() -> None
             navigation(places, pages)
 
 
-def test_each_part_of_the_readme_is_a_page() -> None:
-    headings = re.findall(r"^##? (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings == list(README)
-
-
 def test_each_setting_has_its_place(site: Site) -> None:
     page = site.pages["reference/settings.html"]
     assert {f"kfm_{name}" for name in Settings.model_fields} <= page.ids
@@ -223,30 +210,3 @@ def test_each_command_that_a_page_shows_is_one() -> None:
         if alone or given - options(tree[path]):
             wrong.append(f"{page}: {line}")
     assert not wrong, "\n".join(wrong)
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_args: object) -> None:
-        """Stay quiet."""
-
-
-@pytest.mark.browser
-def test_a_reader_finds_a_setting_and_nobody_else_is_asked(site: Site, chromium: Browser) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site.folder))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        home = f"http://127.0.0.1:{server.server_port}/"
-        page = chromium.new_page(viewport={"width": 390, "height": 800})
-        page.set_default_timeout(PATIENCE)
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        for name in ("index.html", "concepts/ledger.html", "reference/tables.html"):
-            page.goto(home + name)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
-        page.wait_for_load_state("networkidle")
-        page.keyboard.press("Control+k")
-        page.get_by_role("combobox", name="Search").fill("KFM_LIVE_SHARE")
-        expect(page.get_by_role("option").first).to_contain_text("Settings")
-        page.close()
-        server.shutdown()
-    assert asked
-    assert [url for url in asked if not url.startswith((home, "blob:", "data:"))] == []

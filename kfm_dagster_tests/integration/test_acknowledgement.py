@@ -34,7 +34,6 @@ from kfm_dagster_tests.integration.chain import (
     run_chain,
     take,
     volumes,
-    work_until_done,
 )
 
 PARTITION = DAY.isoformat()
@@ -95,32 +94,6 @@ def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
     assert pipeline.deliveries.counts()[DeliveryState.DELETED] == 1
 
 
-@pytest.mark.clause("BEY-08", "BEY-03")
-def test_a_bad_record_fails_alone_and_its_message_is_left_to_the_redrive(
-    pipeline: Pipeline, queue: FakeQueue, objects: Path, contracts: ContractRegistry
-) -> None:
-    items = volumes(2)
-    put(objects, items)
-    first, second = (item.event().record() for item in items)
-    foreign = json.loads(json.dumps(first))
-    foreign["s3"]["object"]["key"] = "2025/what/is/this"
-    message = raw_message(json.dumps({"Records": [first, foreign, "no record", second]}), name="mixed")
-
-    report = take(pipeline, message)
-    run(pipeline)
-
-    assert (report.created, report.rejected) == (2, 2)
-    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2}
-    kept = {entry.record_index: entry for entry in pipeline.deliveries.rejected()}
-    assert {index: entry.reason_code for index, entry in kept.items()} == {
-        1: ParseIssue.KEY_GRAMMAR_MISMATCH,
-        2: ParseIssue.MISSING_REQUIRED_FIELD,
-    }
-    assert [pipeline.deliveries.rejected_body(str(entry.message_id)) for entry in kept.values()] == [message.body] * 2
-    assert queue.deleted == []
-    assert pipeline.deliveries.counts()[DeliveryState.REJECTED] == 1
-
-
 @pytest.mark.clause("WSM-10", "BEY-03")
 def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
     pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
@@ -141,29 +114,6 @@ def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
     assert not run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER).envelopes
     assert list(traces.records(pipeline).values()) == [before]
     assert queue.deleted == []
-
-
-@pytest.mark.clause("WSM-10")
-@pytest.mark.parametrize("status", [Status.SUCCEEDED, Status.QUARANTINED])
-def test_a_terminal_unit_is_acknowledged_and_stays_as_it_is(
-    status: Status, pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
-) -> None:
-    put(objects, volumes(1) if status is Status.SUCCEEDED else [])
-    take(pipeline, deliver(0))
-    work_until_done(pipeline)
-    [before] = traces.records(pipeline).values()
-    assert before.status is status
-    tree = traces.catalog_tree(Path(pipeline.settings.catalog))
-
-    again = deliver(0, delivery=2)
-    assert take(pipeline, again).known == 1
-    assert pipeline.acknowledger.acknowledge() == 1
-    work_until_done(pipeline)
-
-    assert queue.deleted[-1] == again.receipt_handle
-    assert list(traces.records(pipeline).values()) == [before]
-    assert traces.catalog_tree(Path(pipeline.settings.catalog)) == tree
-    assert_conserved(pipeline)
 
 
 @pytest.mark.clause("WSM-10")
@@ -198,20 +148,6 @@ def test_a_malformed_message_is_kept_with_its_reason_and_given_back_at_once(
     assert pipeline.acknowledger.acknowledge() == 0
     assert queue.visibility == [(raw_message(MALFORMED, name="poison").receipt_handle, 0)]
     assert queue.deleted == []
-
-
-@pytest.mark.clause("DAG-03")
-def test_what_announces_nothing_of_ours_is_acknowledged(
-    pipeline: Pipeline, queue: FakeQueue, contracts: ContractRegistry
-) -> None:
-    index = good("noaa-hrrr-bdp-pds", "hrrr.20250402/conus/hrrr.t06z.wrfsfcf01.grib2.idx", b"1:0:d=2025040206:")
-    messages = [raw_message(TEST_EVENT, name="test"), announce([index.event()], registry=contracts)]
-    report = take(pipeline, *messages)
-    assert (report.ignored, report.created, report.rejected) == (2, 0, 0)
-    assert pipeline.acknowledger.acknowledge() == 2
-    assert set(queue.deleted) == {message.receipt_handle for message in messages}
-    assert traces.records(pipeline) == {}
-    assert_conserved(pipeline)
 
 
 @pytest.mark.clause("OPR-19")

@@ -492,19 +492,3 @@ def drain(face: Face, sensor: str) -> None:
                     "bulk",
                     "listing",
                 )
-
-
-@pytest.mark.clause("DAG-05")
-@pytest.mark.parametrize("retry_backoff_seconds", [3600])
-def test_a_partition_of_the_ui_is_backfilled_by_the_same_way(face: Face, objects: Path) -> None:
-    items = volumes(2)
-    put(objects, [items[0], missing(items[1])])
-    take(face.pipeline, announce([items[1].event()], registry=face.pipeline.registry))
-    assert face.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
-    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 1, Status.FAILED: 1}
-    put(objects, items)
-    assert face.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
-    records = traces.records(face.pipeline)
-    assert {record.status for record in records.values()} == {Status.SUCCEEDED}
-    assert (records[items[0].uri].replay_reason, records[items[0].uri].attempts) == (None, 1)
-    assert (records[items[1].uri].replay_reason, records[items[1].uri].attempts) == ("backfill", 2)

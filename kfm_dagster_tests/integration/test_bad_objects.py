@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity, StacIssue
-from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, StacIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.hrrr import make_hrrr
@@ -34,7 +33,6 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators import stac_register as operators_of_a_batch
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.storage.object_handle import ObjectHandle, UndeclaredObjectError
-from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -227,48 +225,3 @@ def test_each_bad_object_fails_with_its_code_and_its_neighbours_succeed(
         assert (unit.stac, unit.provenance) == (None, None)
         # What a person reads in the ledger names no path of this machine.
         assert str(objects) not in (records[unit.object_uri].last_error_message or "")
-
-
-@pytest.mark.clause("OPR-05")
-def test_a_suspect_unit_goes_on_and_its_issues_stand_in_the_item(
-    make_pipeline: Callable[..., Pipeline], objects: Path
-) -> None:
-    pipeline = make_pipeline()
-    strict = pipeline.registry["hrrr"]
-    lenient = strict.integrity.model_copy(update={"severities": {IntegrityIssue.ETAG_MISMATCH: Severity.SUSPECT}})
-    pipeline.registry = ContractRegistry.of(
-        [
-            strict.model_copy(update={"integrity": lenient}) if contract.id == "hrrr" else contract
-            for contract in pipeline.registry
-        ]
-    )
-    sound, other = hrrr(2)
-    changed = StoredObject(
-        bucket=other.bucket, key=other.key, stored=other.announced, announced=other.announced[:-1] + b"x"
-    )
-    put(objects, [sound, changed])
-    announce_all(pipeline, [sound, changed])
-    run_chain(pipeline, "hrrr", DAY.isoformat(), "run-1", Source.LEDGER)
-
-    assert {record.status for record in traces.records(pipeline).values()} == {Status.SUCCEEDED}
-    record = traces.records(pipeline)[changed.uri]
-    assert (record.integrity_status, record.metadata_status) == ("suspect", "suspect")
-    item = traces.items(Path(pipeline.settings.catalog))[changed.uri]
-    assert item["properties"]["kfm:integrity"] == "suspect"
-    assert [(issue["operator"], issue["code"], issue["severity"]) for issue in item["properties"]["kfm:issues"]] == [
-        ("integrity_check", "etag_mismatch", "suspect"),
-        ("metadata_extract", "sidecar_missing", "suspect"),
-    ]
-    untouched = traces.items(Path(pipeline.settings.catalog))[sound.uri]["properties"]
-    assert untouched["kfm:integrity"] == "ok"
-
-
-@pytest.mark.clause("OPR-07")
-def test_a_batch_of_nothing_but_bad_objects_ends_in_order(pipeline: Pipeline, objects: Path) -> None:
-    items = [missing(item) for item in volumes(3)]
-    announce_all(pipeline, items)
-    batch = run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
-    assert batch.state.outcome is Outcome.FAILED
-    assert traces.statuses(pipeline) == {Status.FAILED: 3}
-    assert trees.files(Path(pipeline.settings.catalog)) == {}
-    assert trees.files(Path(pipeline.settings.lineage)) == {}

@@ -10,7 +10,7 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import Retry
-from kfm_dagster.ingest.nodes import Settle, Source, operators
+from kfm_dagster.ingest.nodes import Source, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.batch import SkipCause
@@ -18,8 +18,6 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    CrashError,
-    Failpoint,
     announce,
     missing,
     put,
@@ -133,22 +131,3 @@ def test_two_ledgers_over_the_same_objects_agree(make_pipeline: Callable[..., Pi
         )
     assert found[0] == found[1]
     assert {record["status"] for record in found[0]["rows"].values()} == {Status.SUCCEEDED, Status.QUARANTINED}
-
-
-@pytest.mark.clause("WAL-08")
-def test_a_slow_run_cannot_settle_what_another_has_taken_over(pipeline: Pipeline, objects: Path) -> None:
-    """A run that was given up and goes on all the same: its settlement is refused, the other's counts."""
-    put(objects, ITEMS[:1])
-    with pytest.raises(CrashError):
-        run_chain(
-            pipeline, "nexrad-l2", PARTITION, "slow", dies_at=Failpoint(operator=Settle.operator, point="computed")
-        )
-    pipeline.ledger.release_lost(run_ids=["slow"])
-    run_chain(pipeline, "nexrad-l2", PARTITION, "quick", Source.LEDGER)
-    settled = everything(pipeline)
-
-    late = run_chain(pipeline, "nexrad-l2", PARTITION, "slow", Source.LISTING)
-    assert late.state.validation_summary["lost"] == 1
-    assert everything(pipeline) == settled
-    [record] = traces.records(pipeline).values()
-    assert (record.status, record.ingest_run_id, record.attempts) == (Status.SUCCEEDED, "quick", 2)

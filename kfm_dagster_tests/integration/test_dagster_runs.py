@@ -43,7 +43,7 @@ from kfm_dagster_tests.integration.chain import (
     take,
     volumes,
 )
-from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
+from kfm_dagster_tests.integration.face import Face
 
 PARTITION = DAY.isoformat()
 NODES = [f"nexrad-l2.{operator}" for operator in operators()]
@@ -65,43 +65,6 @@ def test_a_run_leaves_one_run_state_row_per_node_with_its_output(face: Face, obj
         assert [unit.wal_id for unit in stored] == [unit.wal_id for unit in recalled.envelopes]
         assert {unit.object_uri for unit in stored} == {item.uri for item in volumes(2)}
     assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {result.dagster_run.run_id}
-
-
-@pytest.mark.clause("BEY-13")
-def test_mixed_outcomes_show_as_counts_a_failed_check_and_a_table(face: Face, objects: Path) -> None:
-    items = [*volumes(2), missing(volumes(3)[2])]
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
-    result = face.execute(JOB, partition=PARTITION)
-
-    shown = materialisations(result)
-    assert {noun: metadata["run_units"] for noun, metadata in shown.items()} == dict.fromkeys(shown, 3)
-    assert (shown["integrity"]["run_passed"], shown["integrity"]["run_failed"]) == (2, 1)
-    assert (shown["stac_items"]["items_created"], shown["stac_items"]["run_failed"]) == (2, 0)
-    counted = {"succeeded": 2, "retrying": 1, "quarantined": 0, "lost": 0, "mismatched": 0}
-    assert {name: shown["ledger"][f"run_{name}"] for name in counted} == counted
-    assert shown["ledger"]["day"] == "1 failed; 2 of 3 succeeded"
-    assert {noun: metadata["outcome"] for noun, metadata in shown.items()} == {
-        "envelopes": "success",
-        "integrity": "partial",
-        "metadata": "success",
-        "stac_items": "success",
-        "provenance": "success",
-        "ledger": "partial",
-    }
-    check = unit_check(result)
-    assert (check.check_name, check.passed, check.metadata["observed"].value) == ("every_unit_succeeded", False, 1)
-    for table in (check.metadata["failing_units"].value, shown["ledger"]["failing_units"]):
-        [row] = [record.data for record in (table.records if hasattr(table, "records") else table)]
-        assert (row["object_uri"], row["code"]) == (items[2].uri, "missing_object")
-        assert row["wal_id"] == traces.records(face.pipeline)[items[2].uri].wal_id
-
-
-@pytest.mark.clause("BEY-13")
-def test_a_run_of_sound_units_passes_its_check(face: Face, objects: Path) -> None:
-    put(objects, volumes(1))
-    check = unit_check(face.execute(JOB, partition=PARTITION))
-    assert check.passed
 
 
 @pytest.fixture
@@ -239,21 +202,6 @@ def test_a_reexecution_of_everything_skips_what_succeeded_and_changes_nothing(
     assert (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog))) == before
     traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
     assert_conserved(pipeline)
-
-
-@pytest.mark.clause("DAG-07")
-def test_a_reexecution_of_a_run_without_failures_skips_every_node(
-    persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path
-) -> None:
-    instance, pipeline = persistent
-    put(objects, volumes(1))
-    first = execute(instance)
-    before = (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog)))
-    rows = pipeline.stages.run_states.of_run(first.run_id)
-    again = execute(instance, dg.ReexecutionOptions(parent_run_id=first.run_id))
-    assert skipped(again) == [str(operator) for operator in operators()]
-    assert (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog))) == before
-    assert pipeline.stages.run_states.of_run(first.run_id) == rows
 
 
 @pytest.mark.clause("DAG-06")

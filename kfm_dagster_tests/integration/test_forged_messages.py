@@ -156,18 +156,6 @@ def test_messages_wait_while_the_certificate_cannot_be_fetched_and_all_end_as_un
 
 
 @CLAUSE
-def test_one_message_without_certificate_keeps_no_other_waiting(
-    verifying: Pipeline, sns: Sns, contracts: ContractRegistry, objects: Path, queue: FakeQueue
-) -> None:
-    put(objects, volumes(2))
-    strange = sns.signed(of(1, contracts))
-    elsewhere = strange.body.replace("0123456789abcdef", "fedcba9876543210")
-    report = take(verifying, dataclasses.replace(strange, body=elsewhere), sns.signed(of(0, contracts)))
-    assert (report.received, report.created, report.unverified) == (1, 1, 1)
-    assert queue.visibility == [(strange.receipt_handle, 60)]
-
-
-@CLAUSE
 def test_the_verdict_is_stored_and_neither_the_run_nor_a_message_that_comes_again_asks_for_it(
     verifying: Pipeline, sns: Sns, contracts: ContractRegistry, objects: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,6 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.switches import EVERY_DATASET
-from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
@@ -73,24 +72,6 @@ def test_nothing_is_received_while_everything_the_queue_brings_is_off(
     clock.forward(3 * 3600)  # the switch expires
     assert work(face, "nodd_messages") == [{"goes-abi", "nexrad-l2"}]
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 4}
-
-
-@pytest.mark.clause("WAL-10")
-def test_a_queue_whose_datasets_are_off_one_by_one_is_not_received_from(
-    face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
-) -> None:
-    queue.waiting = list(batch)
-    switches = face.pipeline.ledger.switches
-    datasets = [contract.id for contract in face.pipeline.registry if contract.notifications.topics]
-    for dataset in datasets:
-        assert KillSwitchPolicy.now(switches).of_queue(face.pipeline.registry, "kfm-nodd-primary") == []
-        switches.engage(dataset, WHY)
-    message = face.tick("nodd_messages").skip_message
-    assert all(sentence(switches.engaged()[dataset]) in message for dataset in datasets)
-    assert queue.receives == 0
-
-    switches.release("nexrad-l2", Decision(actor="ada", reason="repaired"))
-    assert work(face, "nodd_messages") == [{"nexrad-l2"}]
 
 
 @pytest.mark.clause("WAL-10")

@@ -71,14 +71,6 @@ def test_in_a_constant_medium_the_way_divided_by_the_speed(
 
 
 @pytest.mark.clause("PCS-11")
-@given(n0=st.floats(0, 450), scale=st.floats(4_000, 10_000), length=st.floats(10_000, 460_000))
-def test_upwards_through_an_exponential_atmosphere_the_closed_form(n0: float, scale: float, length: float) -> None:
-    path = beam(90.0, profile=Exponential(n0=n0, scale_height_m=scale), antenna_height_m=0.0, range_m=length)
-    optical = length + 1e-6 * n0 * scale * (1 - math.exp(-length / scale))
-    assert arrival(path).t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=1e-12, abs=0)
-
-
-@pytest.mark.clause("PCS-11")
 @pytest.mark.parametrize("elevation", [0.0, 0.483, 2.417, 19.5])
 def test_along_a_slant_path_scipy_s_adaptive_integral(elevation: float) -> None:
     profile, radius = Exponential(), 4 / 3 * 6_371_000.0

@@ -133,25 +133,6 @@ def test_a_traced_ray_obeys_bouguer_s_law(elevation: float, antenna: float) -> N
     assert (radius > 0).all()
 
 
-@pytest.mark.parametrize("elevation", [1.318, 5.098, 19.5])
-def test_a_traced_ray_is_the_quadrature_over_height(elevation: float) -> None:
-    """Bouguer's law solved for the path: dl = n r dr / sqrt(n^2 r^2 - C^2), by scipy's adaptive rule."""
-    profile, antenna = Exponential(), 400.0
-    path = beam(elevation, profile=profile)
-
-    def moment(height: float) -> float:
-        return float(profile(np.array([height]))[0]) * (EARTH_RADIUS_M + height)
-
-    constant = moment(antenna) * math.cos(math.radians(elevation))
-    top = float(path.height_m[-1])
-    from scipy.integrate import quad
-
-    length, _ = quad(
-        lambda h: moment(h) / math.sqrt(moment(h) ** 2 - constant**2), antenna, top, epsabs=0, epsrel=1e-12
-    )
-    assert length == pytest.approx(path.ell[-1], rel=1e-9, abs=0)
-
-
 @pytest.mark.parametrize("elevation", ELEVATIONS)
 def test_the_effective_earth_is_a_straight_line_over_a_larger_sphere(elevation: float) -> None:
     path = beam(elevation, geometry=Geometry.EFFECTIVE_EARTH)
@@ -159,25 +140,6 @@ def test_the_effective_earth_is_a_straight_line_over_a_larger_sphere(elevation: 
     x, y = path.ell * math.cos(angle), radius + path.ell * math.sin(angle)
     assert path.height_m == pytest.approx(400 + np.hypot(x, y) - radius, abs=1e-6)
     assert path.distance_m == pytest.approx(radius * np.arctan2(x, y), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("elevation", "metres"), [(0.483, 5.0), (1.318, 20.0), (5.098, 60.0), (19.5, 120.0)], ids=lambda value: f"{value:g}"
-)
-def test_both_geometries_agree_below_100_km(elevation: float, metres: float) -> None:
-    """Four thirds stand for the standard gradient: 5 m apart at most at the lowest beam, 120 m at the highest."""
-    traced, straight = (
-        beam(elevation, profile=Exponential(), geometry=geometry, range_m=100_000.0) for geometry in Geometry
-    )
-    apart = np.abs(traced.height_m - straight.height_m)
-    assert 0 < apart.max() < metres
-
-
-def test_a_vacuum_bends_nothing() -> None:
-    path, angle = beam(0.5), math.radians(0.5)
-    x, y = path.ell * math.cos(angle), EARTH_RADIUS_M + 400 + path.ell * math.sin(angle)
-    assert path.height_m == pytest.approx(np.hypot(x, y) - EARTH_RADIUS_M, abs=1e-5)
-    assert path.distance_m == pytest.approx(EARTH_RADIUS_M * np.arctan2(x, y), abs=1e-5)
 
 
 def test_beams_traced_together_are_those_traced_alone() -> None:
