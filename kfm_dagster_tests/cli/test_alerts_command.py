@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kfm_dagster.alerts.evaluator import AlertEvaluator
-from kfm_dagster.cli.main import main
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
@@ -20,9 +19,9 @@ from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, desk_over
 from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
+from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.no_settings import unset_settings
 
-Call = Callable[..., tuple[int, str, str]]
 SECRET = "s3cr3t-word"
 
 
@@ -36,14 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["alerts", *arguments])
-        shown = capsys.readouterr()
-        return int(str(ended.value.code)), shown.out, shown.err
-
-    return run
+    return caller(capsys, "alerts")
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfm_dagster.cli.main import main
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -17,10 +16,10 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import STATE_MACHINE, Card
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
+from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 from kfm_dagster_tests.no_settings import unset_settings
 
-Call = Callable[..., tuple[int, str, str]]
 SECRET = "s3cr3t-word"
 WELL, WRONG = "well", "wrong"
 
@@ -46,14 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: WebServer) -> 
 
 @pytest.fixture
 def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["announcements", *arguments])
-        shown = capsys.readouterr()
-        return int(str(ended.value.code)), shown.out, shown.err
-
-    return run
+    return caller(capsys, "announcements")
 
 
 @pytest.fixture

@@ -18,11 +18,6 @@ MONTH = ("--from", "2025-12-01", "--to", "2025-12-31")
 WHY = ("--reason", "outage", "--actor", "ada")
 
 
-@pytest.fixture(autouse=True)
-def _after_that_month(ledger: object, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.delenv("KFM_ACTOR", raising=False)
-
-
 @pytest.mark.clause("DAG-05", "SEC-02")
 def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> None:  # noqa: F811
     started = call("backfill", "run", "nexrad-l2", "hrrr", *MONTH, *WHY, "--change-ref", "CHG-1")
@@ -57,20 +52,6 @@ def test_days_before_a_dataset_begins_are_named(call: Call) -> None:  # noqa: F8
     assert (said in started.err, status.err) == (True, said)
     rows = [(row["dataset"], row["left_out"]) for row in status.rows]
     assert rows == [("ocean", {}), ("nexrad-l2", {}), ("ocean", {})]
-
-
-@pytest.mark.clause("DAG-05")
-def test_a_cancelled_backfill_is_over(call: Call) -> None:  # noqa: F811
-    [backfill_id] = call("backfill", "run", "nexrad-l2", *MONTH, *WHY).out.split()
-    ended = call("backfill", "cancel", backfill_id, *WHY)
-    assert (ended.code, ended.out.strip()) == (
-        ExitCode.DONE,
-        f"{backfill_id} is cancelled, 0 of 31 days had been listed",
-    )
-    again = call("backfill", "cancel", backfill_id, *WHY)
-    assert again.code == ExitCode.USAGE
-    assert "the backfill is over" in again.err
-    assert call("backfill", "status", "--json").rows[0]["state"] == "cancelled"
 
 
 @pytest.mark.clause("DAG-05")

@@ -7,9 +7,9 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 
 from kfm_dagster import __version__
 from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
-from kfm_dagster.cli.main import COMMANDS, kfm, main
+from kfm_dagster.cli.main import COMMANDS, kfm
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.deployment.account import DrainResult
@@ -36,6 +36,7 @@ from kfm_dagster.stages.card import REPLAY_PLAN, Card
 from kfm_dagster.storage import database
 from kfm_dagster.storage.statements import Migration, migrations
 from kfm_dagster.typed_numbers import LARGEST
+from kfm_dagster_tests.commands import Call, caller, state_of
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.no_settings import unset_settings
 
@@ -53,22 +54,6 @@ CHECKED = "the contract is in order; no object was read: add --sample OBJECT"
 TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGFSObject"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def rows(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Call = Callable[..., Answer]
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty KFM_HOME, and a working folder of our own."""
@@ -82,16 +67,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def call(home: Path, capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm ...` in this process."""
-
-    def run(*arguments: str) -> Answer:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        shown = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Answer(code=ended.value.code, out=shown.out, err=shown.err)
-
-    return run
+    return caller(capfd)
 
 
 @pytest.fixture
@@ -105,15 +81,6 @@ def ledger(home: Path) -> dict[str, NoddWalRecord]:
     records = pipeline.ledger.find()
     pipeline.close()
     return {record.status: record for record in records}
-
-
-def state_of(folder: Path) -> dict[str, bytes]:
-    """Every file and folder below a folder; SQLite's own side files come and go."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in folder.rglob("*")
-        if not path.name.endswith(("-wal", "-shm"))
-    }
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:

@@ -19,6 +19,7 @@ from kfm_dagster.telemetry.clock import kernel
 from kfm_dagster.telemetry.clock.kernel import NtpState
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster_tests.commands import caller
 
 Call = Callable[..., tuple[int, str]]
 
@@ -36,12 +37,8 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def call(database: Database, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*arguments: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["clock", *arguments])
-        return int(str(ended.value.code)), capsys.readouterr().out
-
-    return run
+    run = caller(capsys, "clock")
+    return lambda *arguments: run(*arguments)[:2]
 
 
 def server(offset: float, *, hours: float) -> ClockReading:

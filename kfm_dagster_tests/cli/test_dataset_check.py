@@ -18,7 +18,8 @@ import pytest
 
 from kfm_dagster.demo.samples.hrrr import hrrr_samples
 from kfm_dagster.errors import ExitCode
-from kfm_dagster_tests.cli.test_cli import CHECKED, TOPIC, Answer, Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.cli.test_cli import CHECKED, TOPIC, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Answer, Call
 
 DAY = date(2025, 4, 2)
 Change = Callable[[str], str]

@@ -7,40 +7,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfm_dagster.cli.main import main
 from kfm_dagster.demo.cloud import EmbeddedCloud, aws_client
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.storage.roots import MARKER
+from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import MALFORMED, DlqFixture, open_graveyard
 
 WHY = ("--reason", "the feed was repaired", "--actor", "jane")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
-
-
-Call = Callable[..., Answer]
 
 
 @pytest.fixture
@@ -65,16 +46,7 @@ def dlq_fixture(cloud: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.fixture
 def call(dlq_fixture: DlqFixture, capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm dlq ...` in this process."""
-
-    def run(*arguments: str) -> Answer:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["dlq", *arguments])
-        shown = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Answer(code=ended.value.code, out=shown.out, err=shown.err)
-
-    return run
+    return caller(capfd, "dlq")
 
 
 def standing(dlq_fixture: DlqFixture) -> tuple[dict[str, Any], int]:

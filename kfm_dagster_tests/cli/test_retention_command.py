@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 
-from kfm_dagster.cli.main import main
-from kfm_dagster.defs.instance_storage import prepare
-from kfm_dagster.defs.reexecutions import opened_instance
-from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.retention.policy import RETENTION, RetentionKind
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
+from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.factories import received_long_ago
 
 pytestmark = pytest.mark.clause("BEY-10")
 
 HEAD = 'version: "1.0.0"\nkeep:\n'
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -55,14 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["retention", *arguments])
-        shown = capsys.readouterr()
-        return int(str(ended.value.code)), shown.out, shown.err
-
-    return run
+    return caller(capsys, "retention")
 
 
 def policy(home: Path, text: str) -> None:
@@ -136,35 +122,9 @@ def test_a_wrong_policy_is_one_line_and_removes_nothing(
     assert landed(home)
 
 
-def test_the_runs_of_dagster_home_go_too(call: Call, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy(home, "  dagster_runs: 1d\n")
-    # There is no Dagster beside it yet.
-    assert call("plan", "--json")[:2] == (ExitCode.DONE, "")
-    dagster = home / "dagster"
-    prepare(dagster, dagster_yaml=default_dagster_yaml())
-    monkeypatch.setenv("DAGSTER_HOME", str(dagster))
-    instance = opened_instance(dagster)
-    assert instance is not None
-    with instance:
-        run = dg.DagsterRun(job_name="ingest", status=dg.DagsterRunStatus.SUCCESS)
-        instance.add_run(run)
-        monkeypatch.setattr("kfm_dagster.cli.retention.utc_now", lambda: _later(instance, run.run_id, days=1))
-        assert row(call("run", "--json")[1])["removed"] == 0
-        monkeypatch.setattr("kfm_dagster.cli.retention.utc_now", lambda: _later(instance, run.run_id, days=2))
-        done = row(call("run", "--json")[1])
-        assert (done["kind"], done["removed"], done["bytes"]) == ("dagster_runs", 1, None)
-        assert instance.get_runs() == []
-
-
 def test_a_ledger_that_is_not_there_is_one_line(call: Call, home: Path) -> None:
     policy(home, "  landing: 30d\n")
     (home / "kfm.db").unlink()
     code, _, err = call("plan")
     assert (code, err.count("\n")) == (ExitCode.USAGE, 1)
     assert not (home / "kfm.db").exists()
-
-
-def _later(instance: dg.DagsterInstance, run_id: str, *, days: int) -> datetime:
-    """Return the moment so many days after a run was written; later ones find none of its row."""
-    [record] = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
-    return record.update_timestamp + timedelta(days=days)

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,10 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from docs.examples.atmo_window import definitions
-from docs.examples.atmo_window.landing import NothingDeliveredError
 from docs.examples.atmo_window.running import SAMPLE, Workspace, open_workspace
 from docs.examples.atmo_window.window import Window
-from kfm_dagster.errors import ConfigurationError, KfmError
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.idempotent_node.transaction import Output
 from kfm_dagster.idempotent_node.wal import IntentStatus
@@ -43,7 +35,6 @@ EXAMPLE = ROOT / "docs" / "examples" / "atmo_window"
 SALT = "0123456789abcdef0123456789abcdef"
 NOON = Window.named("2026-03-01T12")
 RUNS = [f"{number}f0e0d0c-0b0a-4908-8706-050403020100" for number in range(8)]
-HEADER = "station,observed_at,revision,temperature_c,pressure_hpa,wind_ms\n"
 
 
 @dataclass(kw_only=True)
@@ -152,116 +143,6 @@ def test_a_window_has_what_the_observations_say(workspace: Workspace, tmp_path: 
     assert {place.partition(":")[0] for place in found} == {"KICT", "KMHK", "h3", "donut"}
 
 
-@pytest.mark.clause("IEN-13")
-def test_a_run_of_what_stands_changes_nothing_and_says_whose_work_it_relies_on(
-    workspace: Workspace, tmp_path: Path
-) -> None:
-    first = workspace.run(NOON, run_id=RUNS[0])
-    before = files(tmp_path / "home")
-    again, in_same_run = (workspace.run(NOON, run_id=run) for run in (RUNS[1], RUNS[0]))
-    assert again.status is in_same_run.status is IntentStatus.SKIPPED
-    assert again.applied_by == in_same_run.applied_by == RUNS[0]
-    assert again.output.content_hash == in_same_run.output.content_hash == first.output.content_hash
-    assert files(tmp_path / "home") == before
-    noted = workspace.tools.run_states.get("atmo.window.2026-03-01t12", RUNS[1])
-    assert noted is not None
-    assert (noted.outcome, noted.validation_summary["cause"]) == ("skipped", "CONTENT_APPLIED")
-    forced = workspace.run(NOON, run_id=RUNS[2], force="an auditor wants to see it")
-    assert forced.status is IntentStatus.APPLIED
-    assert forced.output.record == first.output.record
-    assert forced.output.content_hash != first.output.content_hash
-
-
-@pytest.mark.clause("IEN-13")
-def test_a_correction_is_a_version_that_ends_the_one_before_and_taking_it_back_ends_it(
-    workspace: Workspace, weather: Path, tmp_path: Path
-) -> None:
-    first = workspace.run(NOON, run_id=RUNS[0]).output
-    other = workspace.run(Window.named("2026-03-01T13"), run_id=RUNS[1]).output
-    correction = weather / "observations" / "late.csv"
-    correction.write_text(HEADER + "KICT,2026-03-01T12:05:00Z,1,20.00,1013.00,5.00\nKMHK,2026-03-01T12:59:59Z,0,,,\n")
-    second = workspace.run(NOON, run_id=RUNS[2]).output
-    found, before = (rows(workspace, output, tmp_path / "home") for output in (second, first))
-    assert float(found["KICT"]["temperature_c_max"]) == 20
-    assert found["KICT"]["observations"] == before["KICT"]["observations"]
-    assert found["KMHK"]["observations"] == before["KMHK"]["observations"] + 1
-    closed = workspace.nodes.output(first.content_hash)
-    assert closed is not None
-    assert closed.valid_to == second.valid_from
-    assert workspace.newest(NOON) == second
-    assert workspace.run(Window.named("2026-03-01T13"), run_id=RUNS[3]).output == other
-    correction.unlink()
-    back = workspace.run(NOON, run_id=RUNS[4])
-    assert back.status is IntentStatus.SKIPPED
-    assert workspace.newest(NOON) == first
-    closed = workspace.nodes.output(second.content_hash)
-    assert closed is not None
-    assert closed.valid_to is not None
-
-
-@pytest.mark.clause("IEN-13", "IEN-09", "IEN-12")
-@pytest.mark.parametrize("moment", ["intent", "output"])
-def test_a_kill_between_intent_and_effect_and_a_replay_end_as_a_clean_run(
-    moment: str,
-    opened: Callable[..., AbstractContextManager[Workspace]],
-    weather: Path,
-    tmp_path: Path,
-    database_url: str,
-) -> None:
-    with open_workspace(home=tmp_path / "clean", weather=weather, salt=SALT, clock=Ticking()) as clean:
-        clean.run(NOON, run_id=RUNS[0])
-        expected = story(clean.database), files(tmp_path / "clean")
-    killed = subprocess.run(
-        [sys.executable, "-m", "docs.examples.atmo_window", "run", NOON.name, "--run-id", RUNS[0]],
-        env=os.environ
-        | {
-            "PYTHONPATH": str(ROOT),
-            "ATMO_HOME": str(tmp_path / "home"),
-            "ATMO_WEATHER": str(weather),
-            "ATMO_DATABASE": database_url,
-            "ATMO_MASKING_SALT": SALT,
-            "ATMO_DIE_AT": moment,
-        },
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL
-    # What was delivered may be corrected or gone by the time of the replay, and nobody knows the salt there.
-    shutil.rmtree(weather)
-    with opened() as workspace:
-        assert workspace.newest(NOON) is None
-        assert [intent.status for intent in workspace.nodes.intents.of_run(RUNS[0])] == [IntentStatus.PENDING]
-        done = workspace.replay()
-        assert (len(done.applied), len(done.skipped), done.failed) == (1, 0, {})
-        assert (story(workspace.database), files(tmp_path / "home")) == expected
-
-
-@pytest.mark.clause("IEN-13", "IEN-08")
-def test_of_two_workers_at_once_one_applies_and_the_other_skips(
-    opened: Callable[..., AbstractContextManager[Workspace]],
-) -> None:
-    both_computed = threading.Barrier(2, timeout=60)
-
-    def reached(moment: str) -> None:
-        if moment == "output":
-            both_computed.wait()
-
-    def work(run_id: str) -> tuple[IntentStatus, str, str]:
-        with opened(reached=reached) as workspace:
-            done = workspace.run(NOON, run_id=run_id)
-            return done.status, done.applied_by, done.output.content_hash
-
-    with opened():
-        pass  # the schema, once
-    with ThreadPoolExecutor(2) as pool:
-        ends = list(pool.map(work, RUNS[:2]))
-    assert Counter(status for status, _, _ in ends) == {IntentStatus.APPLIED: 1, IntentStatus.SKIPPED: 1}
-    assert len({end[1:] for end in ends}) == 1
-    with opened() as workspace:
-        assert (
-            len(workspace.tools.log.entries(action=GovernanceAction.MASK)) == 2
-        )  # one for each mask of the one window
-
-
 @pytest.mark.clause("IEN-12")
 def test_a_sensitive_station_moves_under_its_mask_and_nothing_changes(
     workspace: Workspace, weather: Path, tmp_path: Path
@@ -302,24 +183,6 @@ def test_who_asked_for_a_mask_and_why_is_in_the_lineage_and_in_the_governance_lo
     assert {entry.details["output_sha256"] for entry in entries} == {output.record["artifact"]["sha256"]}
 
 
-REFUSED: list[tuple[str, str]] = [
-    ("1 of stations that stations.csv has not", "NOBODY,2026-03-01T12:00:00Z,0,1,1000,1\n"),
-    ("1 reported in two ways", "KICT,2026-03-01T12:05:00Z,0,1,1000,1\n"),
-    ("does not fit", "KICT,2026-03-01T12:05:00Z,0,warm,1000,1\n"),
-]
-
-
-@pytest.mark.parametrize(("reason", "row"), REFUSED, ids=[reason for reason, _ in REFUSED])
-def test_a_delivery_that_cannot_be_decided_is_refused_before_an_intent(
-    reason: str, row: str, workspace: Workspace, weather: Path
-) -> None:
-    (weather / "observations" / "strange.csv").write_text(HEADER + row)
-    with pytest.raises(ConfigurationError, match=reason) as refused:
-        workspace.run(NOON, run_id=RUNS[0])
-    assert "NOBODY" not in str(refused.value)
-    assert not workspace.nodes.intents.of_run(RUNS[0])
-
-
 @pytest.mark.clause("IEN-12")
 @pytest.mark.parametrize("wrong", ["38.7x342", "138.71342", ""])
 def test_a_refused_location_is_not_shown(wrong: str, workspace: Workspace, weather: Path) -> None:
@@ -330,16 +193,6 @@ def test_a_refused_location_is_not_shown(wrong: str, workspace: Workspace, weath
     shown = "".join(traceback.format_exception(refused.value))
     assert "MOUND" not in shown
     assert not wrong or wrong not in shown
-
-
-def test_an_hour_without_a_delivery_and_a_salt_that_is_none_are_refused(weather: Path, tmp_path: Path) -> None:
-    with open_workspace(home=tmp_path, weather=weather, salt=SALT) as workspace, pytest.raises(NothingDeliveredError):
-        workspace.run(Window.named("2026-03-01T20"), run_id=RUNS[0])
-    with (
-        open_workspace(home=tmp_path, weather=weather) as workspace,
-        pytest.raises(KfmError, match="salt is too short"),
-    ):
-        workspace.run(NOON, run_id=RUNS[0])
 
 
 @pytest.mark.clause("IEN-13")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pysequoia.packet
 import pytest
 
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.exports.bundle import keys
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.signature import sign_detached, verify_detached
 from kfm_dagster.settings import Settings
@@ -163,27 +161,6 @@ def test_without_a_certificate_nothing_is_trusted_and_no_key_is_made(home: Path)
     assert not home.exists()
 
 
-def revoked(key: pysequoia.Tsk) -> bytes:
-    first, *others = (bytes(packet) for packet in pysequoia.packet.PacketPile.from_bytes(bytes(key)))
-    # What revokes a key follows its packet (RFC 9580, section 10.1).
-    return b"".join([first, bytes(key.extract_certificate().revoke(key.certifier())), *others])
-
-
-def expired(_: pysequoia.Tsk) -> bytes:
-    # Sequoia makes a key that is a minute old.
-    return bytes(pysequoia.Tsk.generate("kfm tests", validity_seconds=1))
-
-
-@pytest.mark.parametrize(("made", "why"), [(revoked, "a revoked key"), (expired, "No suitable signing subkey")])
-def test_a_key_that_may_not_sign_is_one_line(
-    made: Callable[[pysequoia.Tsk], bytes], why: str, home: Path, tmp_path: Path, key: pysequoia.Tsk
-) -> None:
-    file = tmp_path / "old.key"
-    file.write_bytes(made(key))
-    with pytest.raises(ConfigurationError, match=f"cannot sign; observed {why}"):
-        open_signer(Settings.load(), file)
-
-
 def test_a_passphrase_is_of_the_named_key_and_of_no_key_that_is_made(
     home: Path, tmp_path: Path, key: pysequoia.Tsk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,13 +171,3 @@ def test_a_passphrase_is_of_the_named_key_and_of_no_key_that_is_made(
     with pytest.raises(ConfigurationError, match="secret key is not encrypted, with a passphrase") as refusal:
         open_signer(Settings.load(), tmp_path / "named.key")
     assert SECRET not in str(refusal.value)
-
-
-@pytest.mark.parametrize("call", [open_signer, trusted_certificates])
-def test_without_the_extra_it_is_said_how_to_install_it(
-    call: object, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert callable(call)
-    monkeypatch.setattr(keys, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"no pysequoia and no matplotlib; next: pip install .kfm-dagster.rel"):
-        call(Settings.load())

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster.cli.main import main
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.no_settings import unset_settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Call = Callable[..., Answer]
 
 
 @pytest.fixture
@@ -60,16 +41,7 @@ def deployment(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def call(deployment: Pipeline, capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm ...` in this process over the deployment."""
-
-    def run(*arguments: str) -> Answer:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        shown = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Answer(code=ended.value.code, out=shown.out, err=shown.err)
-
-    return run
+    return caller(capfd)
 
 
 def every_row(database: Database) -> dict[str, list[str]]:

@@ -23,8 +23,9 @@ from kfm_dagster.recovery.replay import engine
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.settings import Environment, Settings
+from kfm_dagster_tests.commands import Answer, Call
 from kfm_dagster_tests.factories import envelope, finished
-from kfm_dagster_tests.governance.conftest import Answer, Call, every_row
+from kfm_dagster_tests.governance.conftest import every_row
 
 DAY = "2025-12-03"
 MADE = datetime(2025, 6, 9, tzinfo=UTC)

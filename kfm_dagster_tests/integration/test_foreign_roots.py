@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.cli.main import main
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ExitCode
@@ -17,6 +16,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
+from kfm_dagster_tests.commands import caller
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, put, volumes
 from kfm_dagster_tests.integration.face import Face
@@ -64,14 +64,8 @@ def second(first: Face, tmp_path: Path, request: pytest.FixtureRequest, monkeypa
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Run `kfm ...` in this process; return its exit code and what it says on stderr."""
-
-    def run(*arguments: str) -> tuple[int, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        return int(str(ended.value.code)), capfd.readouterr().err
-
-    return run
+    run = caller(capfd)
+    return lambda *arguments: run(*arguments)[::2]
 
 
 def _stored(objects: Path, count: int) -> list:

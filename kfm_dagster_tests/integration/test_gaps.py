@@ -28,6 +28,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import FollowedProduct, GapKind
 from kfm_dagster_tests.clocks import reopened
+from kfm_dagster_tests.commands import caller
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, announce, put, run_chain, take, volumes
 from kfm_dagster_tests.integration.face import Face
@@ -87,13 +88,8 @@ def call(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     for command in (gaps_command, reconcile_command):
         monkeypatch.setattr(command, "opened_pipeline", opened)
 
-    def run(*arguments: str) -> tuple[int, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        return int(str(ended.value.code)), capsys.readouterr().out
-
-    return run
+    run = caller(capsys)
+    return lambda *arguments: run(*arguments)[:2]
 
 
 def drawn(svg: str) -> tuple[int, str]:

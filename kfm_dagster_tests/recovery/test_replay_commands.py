@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from io import StringIO
@@ -24,6 +23,7 @@ from kfm_dagster.cli.replay.follow import IDLE_SECONDS, follow
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
+from kfm_dagster_tests.commands import Call, caller, state_of
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture
@@ -47,22 +47,6 @@ DAYS = ["--dataset", "hrrr", "--event-time-start", "2025-12-01", "--event-time-e
 START = ["--reason", "reader fixed", "--confirm"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Call = Callable[..., Answer]
-
-
 @pytest.fixture
 def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     unset_settings(monkeypatch)
@@ -82,23 +66,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """Run `kfm replay ...` in this process, with nobody at the terminal."""
     monkeypatch.setattr("sys.stdin", StringIO())
 
-    def run(*arguments: str) -> Answer:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["replay", *arguments])
-        shown = capfd.readouterr()
-        return Answer(code=int(ended.value.code or 0), out=shown.out, err=shown.err)
-
-    return run
-
-
-def state_of(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder; SQLite's own side files come and go."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.endswith(("-wal", "-shm"))
-    }
+    return caller(capfd, "replay")
 
 
 @pytest.mark.clause("RPL-04")
@@ -137,8 +105,8 @@ def test_looking_changes_no_table_no_queue_and_no_file(
             assert (answer.code, answer.err) == (0, "")
         for arguments in (["from-spec", "spec.yaml", "--dry-run"], ["status"], ["inspect", "--mismatches"]):
             assert call(*arguments, "--output", format_).code == 0
-    assert call("inspect", "--selection-file", "spec.yaml", "--json").json[0]["last_error_code"] == "size_mismatch"
-    assert call("select", "--selection-file", "spec.yaml", "--json").json["records"] == 3
+    assert call("inspect", "--selection-file", "spec.yaml", "--json").document[0]["last_error_code"] == "size_mismatch"
+    assert call("select", "--selection-file", "spec.yaml", "--json").document["records"] == 3
     assert call("dry-run", "--selection-file", "spec.yaml", "--env", "prod").code == 3
     assert len(engine.plan(selection(filters=wanted["spec"]["filters"])).units) == 3
     assert everything() == before
@@ -149,7 +117,7 @@ def test_a_selection_is_counted_broken_down_shown_and_saved_in_every_format(stan
     stand.bring("failed", 7)
     answer = call("select", *SCOPE, "--batch-size", "3", "--save", "mine.yaml", "--json")
     assert answer.code == 0
-    document_ = answer.json
+    document_ = answer.document
     assert (document_["records"], document_["batches"], len(document_["examples"])) == (7, 3, 5)
     assert document_["breakdown"] == [
         {"dataset": "nexrad-l2", "status": "failed", "error_code": "missing_object", "units": 7}
@@ -190,16 +158,16 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
     stand.bring("failed", 5)
     with working(stand):
         answer = call("run", *SCOPE, "--batch-size", "2", "--change-ref", "INC-1", *START, "--json")
-    assert (answer.code, answer.json["state"], answer.json["outcomes"]["succeeded"]) == (0, "finished", 5)
+    assert (answer.code, answer.document["state"], answer.document["outcomes"]["succeeded"]) == (0, "finished", 5)
     assert (
         "nothing is selected; of these datasets and times there are 5 succeeded; next: "
         in call("run", *SCOPE, *START).out
     )
     [entry] = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED)
     assert (entry.reason, entry.change_ref, bool(entry.actor)) == ("reader fixed", "INC-1", True)
-    shown = call("status", answer.json["replay_run_id"]).out
+    shown = call("status", answer.document["replay_run_id"]).out
     assert "5 succeeded" in shown
-    rows = call("inspect", answer.json["replay_run_id"], "--fields", "position,outcome", "--json").json
+    rows = call("inspect", answer.document["replay_run_id"], "--fields", "position,outcome", "--json").document
     assert rows == [{"position": number, "outcome": "succeeded"} for number in range(1, 6)]
 
 
@@ -215,7 +183,7 @@ def test_the_differences_of_a_replay_are_found_behind_those_of_a_later_one(stand
         stand.work(another_result, run_id=f"run-{first}")
         started.append((run.replay_run_id, unit.wal_id))
     for replay_run_id, wal_id in started:
-        rows = call("inspect", replay_run_id, "--mismatches", "--rows", "1", "--json").json
+        rows = call("inspect", replay_run_id, "--mismatches", "--rows", "1", "--json").document
         assert [(row["replay_run_id"], row["wal_id"]) for row in rows] == [(replay_run_id, wal_id)]
 
 
@@ -228,20 +196,20 @@ def test_a_replay_that_finishes_with_failures_has_its_own_exit_code(
     # A failure that no policy lets in again ends in quarantine at once.
     with working(stand, ending=partial(failed, code="governance_hard_fail")):
         answer = call("run", *SCOPE, *START, "--json")
-    assert (answer.code, answer.json["outcomes"]["quarantined"]) == (4, 1)
+    assert (answer.code, answer.document["outcomes"]["quarantined"]) == (4, 1)
 
 
 @pytest.mark.clause("RPL-01", "RPL-05")
 def test_a_detached_replay_is_paused_resumed_and_stopped_by_its_id(stand: Stand, call: Call) -> None:
     stand.bring("failed", 2)
     started = call("run", *SCOPE, *START, "--detach", "--json")
-    assert (started.code, started.json["state"]) == (0, "running")
-    name = started.json["replay_run_id"]
+    assert (started.code, started.document["state"]) == (0, "running")
+    name = started.document["replay_run_id"]
     for command, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
         answer = call(command, name, "--reason", "for the test", "--actor", "jane", "--json")
-        assert (answer.code, answer.json["state"]) == (0, state)
+        assert (answer.code, answer.document["state"]) == (0, state)
     assert call("pause", name, "--reason", "too late").code == 3
-    assert [row["state"] for row in call("status", "--json").json] == ["stopped"]
+    assert [row["state"] for row in call("status", "--json").document] == ["stopped"]
     assert {entry.actor for entry in stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_PAUSED)} == {
         "jane"
     }
@@ -326,11 +294,11 @@ def test_options_win_over_the_environment_and_that_over_the_config_file(
     stand.bring("failed", 1)
     arguments = ["select", *SCOPE, "--json", "--config", "config.yaml"]
     monkeypatch.delenv("KFM_HOME")
-    assert call(*arguments).json["env"] == "stage"
+    assert call(*arguments).document["env"] == "stage"
     monkeypatch.setenv("KFM_ENV", "prod")
-    assert call(*arguments).json["env"] == "prod"
-    assert call("--env", "dev", *arguments).json["env"] == "dev"
-    assert call(*arguments, "--env", "dev").json["env"] == "dev"
+    assert call(*arguments).document["env"] == "prod"
+    assert call("--env", "dev", *arguments).document["env"] == "dev"
+    assert call(*arguments, "--env", "dev").document["env"] == "dev"
 
 
 @pytest.mark.clause("RPL-01")
@@ -386,13 +354,13 @@ def test_ctrl_c_leaves_the_replay_running_and_says_how_to_stop_it(stand: Stand) 
 @pytest.mark.clause("RPL-01")
 def test_a_backfill_is_handed_over_and_a_dry_run_of_it_starts_nothing(stand: Stand, call: Call) -> None:
     wanted = ["--mode", "backfill", *DAYS]
-    assert call("dry-run", *wanted, "--json").json["listings"] == 2
+    assert call("dry-run", *wanted, "--json").document["listings"] == 2
     assert every_table(stand.pipeline)["backfills"] == []
     answer = call("run", *wanted, *START, "--json")
-    assert (answer.code, answer.json["replay_run_id"]) == (0, None)
+    assert (answer.code, answer.document["replay_run_id"]) == (0, None)
     [row] = [json.loads(text) for text in every_table(stand.pipeline)["backfills"]]
     assert (row["backfill_id"], row["first_day"], row["last_day"]) == (
-        answer.json["backfill_id"],
+        answer.document["backfill_id"],
         "2025-12-01",
         "2025-12-02",
     )

@@ -1,0 +1,55 @@
+"""`kfm ...` as a person types it, in this process: what it answered, and what a folder held before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from kfm_dagster.cli.main import main
+
+
+class Answer(NamedTuple):
+    """Exit code, standard output and standard error of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A JSON object for each line of the output."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def document(self) -> Any:
+        """The output as one JSON document."""
+        return json.loads(self.out)
+
+
+Call = Callable[..., Answer]
+
+
+def caller(captured: pytest.CaptureFixture[str], *before: str) -> Call:
+    """Return what runs `kfm` with the words `before` and those that it is called with."""
+
+    def run(*arguments: str) -> Answer:
+        captured.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([*before, *arguments])
+        shown = captured.readouterr()
+        return Answer(code=int(str(ended.value.code)), out=shown.out, err=shown.err)
+
+    return run
+
+
+def state_of(folder: Path) -> dict[str, bytes]:
+    """Read every file and folder below a folder, but for SQLite's own side files, which come and go."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+        if not path.name.endswith(("-wal", "-shm"))
+    }
