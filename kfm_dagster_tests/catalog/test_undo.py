@@ -178,19 +178,6 @@ def test_single_promotions_are_undone_where_their_items_stand_by_them(
     assert trees.item_ids(root) == [str(first.item_id)]
 
 
-@pytest.mark.clause("PCS-03")
-def test_a_run_that_wrote_before_and_after_another_gives_the_others_item_back(
-    catalog: Catalog, root: Path, write: Write
-) -> None:
-    [item] = write("one", goes(0))
-    write("other", goes(0, platform="goes-18"))
-    others = trees.files(root)
-    write("one", goes(0, platform="goes-17"))
-    assert catalog.undo("goes-abi", "one") == UndoReport(restored=(str(item.item_id),))
-    assert trees.files(root) == others
-    assert catalog.undo("goes-abi", "one") == UndoReport(superseded=(str(item.item_id),))
-
-
 @pytest.mark.clause("PCS-03", "OPR-09")
 def test_a_write_whose_collection_was_undone_meanwhile_leaves_the_root_to_the_next_one(
     catalog: Catalog, root: Path, database: Database, write: Write
@@ -202,21 +189,6 @@ def test_a_write_whose_collection_was_undone_meanwhile_leaves_the_root_to_the_ne
     assert not any(everything(root, database).values())
     [item] = write("next", goes(1))
     assert trees.item_ids(root) == [item.item_id]
-
-
-@pytest.mark.clause("PCS-03")
-def test_after_an_undo_the_same_unit_is_written_as_the_first_time(
-    catalog: Catalog, root: Path, database: Database, write: Write
-) -> None:
-    write("base", goes(0))
-    first = write("run", goes(0, platform="goes-18"), goes(1))
-    written = trees.files(root)
-    for _ in range(2):
-        report = catalog.undo("goes-abi", "run")
-        assert (len(report.restored), len(report.removed)) == (1, 1)
-        assert write("run", goes(0, platform="goes-18"), goes(1)) == first
-        assert trees.files(root) == written
-        trees.assert_counted(database)
 
 
 @pytest.mark.clause("PCS-03")
@@ -382,9 +354,3 @@ def test_kept_bytes_are_not_replaced(database: Database, write: Write) -> None:
         tx.connection.exec_driver_sql(f"{replace} INTO catalog_kept_files {forged}{harmless}")
         assert tx.connection.exec_driver_sql(rows).all() == kept
         assert len(kept) == 1
-
-
-def test_a_run_that_wrote_nothing_is_undone_without_a_trace(catalog: Catalog, root: Path, database: Database) -> None:
-    assert catalog.undo("goes-abi", "nobody") == NOTHING
-    assert not root.exists()
-    assert not any(everything(root, database).values())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 import orjson
 import pystac
 import pytest
@@ -38,8 +36,6 @@ IN_PIECES = "nexrad-l2-chunks"
 MICRODEGREE = 1e-6
 """Coordinates stand in Items with six decimals."""
 TIMES = ("start_datetime", "end_datetime", "datetime")
-SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec"
-
 Items = Mapping[str, Mapping[str, Any]]
 
 
@@ -62,11 +58,6 @@ def days_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str], lis
 @pytest.fixture(scope="module")
 def catalog(ingested: Pipeline) -> Path:
     return Path(ingested.settings.catalog)
-
-
-@pytest.fixture(scope="module")
-def lineage(ingested: Pipeline) -> Path:
-    return Path(ingested.settings.lineage)
 
 
 @pytest.fixture(scope="module")
@@ -186,58 +177,6 @@ def test_pystac_opens_the_catalog_and_iterates_each_item_once(catalog: Path, ite
             assert interval[0] is not None
             assert interval[1] is not None
             assert interval[0] <= item.datetime <= interval[1]
-
-
-@pytest.mark.clause("OPR-12")
-def test_every_openlineage_event_fits_the_official_schemas(lineage: Path, shared_data: Path, items: Items) -> None:
-    files = [*(shared_data / "schemas" / "openlineage").rglob("*.json"), *SPEC.glob("kfm-*-facet.schema.json")]
-    known = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    registry = jsonschema_rs.Registry([(schema["$id"], schema) for schema in known])
-
-    def validate(address: str, instance: Any) -> None:
-        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": address}
-        jsonschema_rs.validator_for(schema, registry=registry, validate_formats=True, offline=True).validate(instance)
-
-    lines = [line for path in lineage.glob("openlineage/**/*.ndjson") for line in path.read_text().splitlines()]
-    for event in map(json.loads, lines):
-        validate(event["schemaURL"], event)
-        for holder in (event["run"], event["job"], *event["inputs"], *event["outputs"]):
-            for field in ("facets", "inputFacets", "outputFacets"):
-                for facet in holder.get(field, {}).values():
-                    validate(facet["_schemaURL"], facet)
-    told = traces.events(lineage)
-    traces.assert_once(told)
-    assert Counter(source for kind, _, source, _ in told if kind == "COMPLETE") == Counter(dict.fromkeys(items, 1))
-    hrefs = {where for kind, _, _, where in told if kind == "COMPLETE"}
-    assert hrefs == {
-        name for name, document in walk(lineage.parent / "catalog").items() if document["type"] == "Feature"
-    }
-
-
-@pytest.mark.clause("OPR-12")
-@pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning")
-def test_every_prov_document_is_read_by_rdflib_and_prov(lineage: Path, items: Items) -> None:
-    import prov.model
-    import rdflib
-    from rdflib.namespace import PROV, RDF
-
-    from kfm_dagster.lineage.prov import prov_json
-
-    documents = list(lineage.glob("prov/**/*.jsonld"))
-    merged = rdflib.Graph()
-    for path in documents:
-        merged.parse(data=path.read_text(encoding="utf-8"), format="json-ld")
-        document = prov.model.ProvDocument.deserialize(content=json.dumps(prov_json(path.read_bytes())), format="json")
-        assert document.get_records(prov.model.ProvActivity)
-    generated = list(merged.subjects(RDF.type, PROV.Activity))
-    assert len(generated) == len(items)
-    told = set(merged.objects(None, rdflib.URIRef("https://kfm.dev/ns/nodd#object_uri")))
-    assert {str(uri) for uri in told} == set(items)
-    for activity in generated:
-        assert len(list(merged.objects(activity, PROV.used))) == 1
-        # The QC report and the STAC Item.
-        assert len(list(merged.subjects(PROV.wasGeneratedBy, activity))) == 2
 
 
 def test_each_item_leads_to_its_record_and_back(ingested: Pipeline, items: Items, contracts: ContractRegistry) -> None:
