@@ -25,7 +25,6 @@ from kfm_dagster_tests.governance.test_rules import MASKING, governance
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    FAILPOINTS,
     START,
     Clock,
     CrashError,
@@ -203,7 +202,11 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
 @pytest.mark.clause("SEC-03")
 @pytest.mark.parametrize(
     "failpoint",
-    [failpoint for failpoint in FAILPOINTS if failpoint.operator in {MetadataExtract.operator, Settle.operator}],
+    [
+        Failpoint(operator=kind.operator, point=point)
+        for kind in (MetadataExtract, Settle)
+        for point in ("computed", "committing", "committed")
+    ],
     ids=str,
 )
 def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
