@@ -308,6 +308,8 @@ def test_each_guard_refuses_by_its_rule(typed: Connection) -> None:
 def test_no_row_is_replaced_on_sqlite(typed: Connection) -> None:
     replaced = {table: _refusal(typed, f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}") for table in REPLACED}
     assert [(table, said) for table, said in replaced.items() if not re.search(REPLACED[table], str(said))] == []
+    second = f"SELECT fact, '{'b' * 32}', at, actor, reason FROM deployment WHERE fact = 'id'"
+    assert "deployment_has_one_id" in str(_refusal(typed, f"INSERT OR REPLACE INTO deployment {second}"))
 
 
 def test_a_success_is_overwritten_by_a_rollback_or_by_other_inputs_alone(typed: Connection) -> None:
