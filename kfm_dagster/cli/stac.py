@@ -8,16 +8,19 @@ from typing import Any
 
 import click
 
+from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows, show_section
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
 from kfm_dagster.followers.stac_api.comparison import Comparison, DayComparison, compare
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
+from kfm_dagster.storage.database import Database
 
 REFILLED_COLUMNS = ("collection_id", "changes")
 STATUS_COLUMNS = ("collection_id", "behind", "failures", "next_attempt_at", "last_error")
@@ -47,7 +50,7 @@ def status(*, as_json: bool) -> None:
     Example: kfm stac status
     """
     with opened_pipeline(read_only=True) as pipeline:
-        follower = _follower(pipeline)
+        follower = _follower(pipeline.followers)
         rows = [
             {
                 "collection_id": place.collection_id,
@@ -74,8 +77,14 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
     Example: kfm stac check --collection goes-abi
     """
     with opened_pipeline(read_only=True) as pipeline:
-        follower = _follower(pipeline)
-        return _shown([_compared(pipeline, follower, one) for one in _owners(pipeline, collections)], as_json=as_json)
+        follower = _follower(pipeline.followers)
+        return _shown(
+            [
+                _compared(pipeline.database, pipeline.settings.catalog, follower, one)
+                for one in _owners(pipeline.registry, collections)
+            ],
+            as_json=as_json,
+        )
 
 
 @stac.command()
@@ -101,16 +110,16 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
         if place != PgstacFollower.name:
             show_rows(_refilled(pipeline, place, collections), REFILLED_COLUMNS, as_json=as_json)
             return ExitCode.DONE
-        follower = _follower(pipeline)
+        follower = _follower(pipeline.followers)
         found = []
-        for contract in _owners(pipeline, collections):
+        for contract in _owners(pipeline.registry, collections):
             pipeline.following.rebuild(follower, contract)
-            found.append(_compared(pipeline, follower, contract))
+            found.append(_compared(pipeline.database, pipeline.settings.catalog, follower, contract))
         return _shown(found, as_json=as_json)
 
 
-def _follower(pipeline: Pipeline) -> PgstacFollower:
-    for follower in pipeline.followers:
+def _follower(followers: Iterable[Follower]) -> PgstacFollower:
+    for follower in followers:
         if isinstance(follower, PgstacFollower):
             return follower
     raise ConfigurationError(
@@ -128,20 +137,20 @@ def _refilled(pipeline: Pipeline, place: str, collections: Sequence[str]) -> lis
         )
     return [
         {"collection_id": owner.stac.collection, "changes": pipeline.following.rebuild(followers[place], owner)}
-        for owner in _owners(pipeline, collections)
+        for owner in _owners(pipeline.registry, collections)
     ]
 
 
-def _owners(pipeline: Pipeline, collections: Sequence[str]) -> list[DatasetContract]:
-    known = {contract.stac.collection: pipeline.registry.owner(contract) for contract in pipeline.registry}
+def _owners(registry: ContractRegistry, collections: Sequence[str]) -> list[DatasetContract]:
+    known = {contract.stac.collection: registry.owner(contract) for contract in registry}
     if unknown := sorted(set(collections) - set(known)):
         raise click.UsageError(f"no such collection: {', '.join(unknown)} (there are {', '.join(sorted(known))})")
     return [known[one] for one in sorted(collections or known)]
 
 
-def _compared(pipeline: Pipeline, follower: PgstacFollower, contract: DatasetContract) -> Comparison:
+def _compared(database: Database, catalog: str, follower: PgstacFollower, contract: DatasetContract) -> Comparison:
     try:
-        return compare(pipeline.database, open_publisher(pipeline.settings.catalog), follower, contract)
+        return compare(database, open_publisher(catalog), follower, contract)
     except PublishError as error:
         raise DependencyUnavailableError(
             "the catalog's files cannot be read", observed=error, next_step="see whether KFM_CATALOG_URL answers"

@@ -20,6 +20,7 @@ from kfm_dagster.console.asking import given, whole_number
 from kfm_dagster.console.operations import record_of
 from kfm_dagster.console.pages import Pages, parameters, row_id
 from kfm_dagster.console.session import came_from, own_path
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, decision_in
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -128,7 +129,7 @@ def _of_units(pages: Pages) -> list[Route]:
 def _of_datasets(pages: Pages) -> list[Route]:
     def switch_off(request: Request, fields: Mapping[str, str]) -> Response:
         form = decided(pages, request, fields, known=("hours",))
-        dataset = _dataset(pages.writing, request)
+        dataset = _dataset(pages.writing.registry, request)
         hours = form.fields.get("hours", "")
         lasts = timedelta(hours=whole_number("hours", hours, most=MOST_HOURS)) if hours else None
         expires_at = pages.writing.clock() + lasts if lasts else None
@@ -137,7 +138,7 @@ def _of_datasets(pages: Pages) -> list[Route]:
 
     def switch_on(request: Request, fields: Mapping[str, str]) -> Response:
         form = decided(pages, request, fields)
-        dataset = _dataset(pages.writing, request)
+        dataset = _dataset(pages.writing.registry, request)
         pages.writing.ledger.switches.release(dataset, form.decision)
         return see(_of_dataset(dataset))
 
@@ -198,9 +199,9 @@ def _discard(
     return None
 
 
-def _dataset(pipeline: Pipeline, request: Request) -> str:
+def _dataset(registry: ContractRegistry, request: Request) -> str:
     name = str(request.path_params["dataset"])
-    return EVERY_DATASET if name == "all" else pipeline.registry[name].id
+    return EVERY_DATASET if name == "all" else registry[name].id
 
 
 def _of_dataset(dataset: str) -> str:

@@ -22,10 +22,11 @@ from kfm_dagster.console.asking import Form, form_of
 from kfm_dagster.console.pages import Pages, duration, parameters
 from kfm_dagster.console.state_diagram import state_diagram
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.settings import Settings
 
 FRONT = "/"
 SVG_HEADERS: Mapping[str, str] = {
@@ -65,7 +66,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
             found=found,
             most=MOST_MATTERS,
             statuses=[*Status],
-            tiles=list(_tiles(found, counts, depths(), pipeline)),
+            tiles=list(_tiles(found, counts, depths(), pipeline.ledger, pipeline.settings)),
             states=Markup(state_diagram(counts)),  # noqa: S704, its own numbers
         )
 
@@ -100,17 +101,18 @@ def _totals(found: DeploymentStatus) -> dict[Status, int]:
 
 
 def _tiles(
-    found: DeploymentStatus, counts: Mapping[Status, int], depths: Mapping[str, int], pipeline: Pipeline
+    found: DeploymentStatus,
+    counts: Mapping[Status, int],
+    depths: Mapping[str, int],
+    ledger: Ledger,
+    settings: Settings,
 ) -> Iterator[Tile]:
     for status in (Status.QUARANTINED, Status.FAILED):
         units = counts[status]
         yield Tile(
             name=status.value, value=f"{units:,}", kind="bad" if units else "good", path=f"/units?status={status}"
         )
-    yield Tile(
-        name="oldest waiting", value=_age(pipeline.ledger.oldest_waiting(), found.at), path="/units?status=pending"
-    )
-    settings = pipeline.settings
+    yield Tile(name="oldest waiting", value=_age(ledger.oldest_waiting(), found.at), path="/units?status=pending")
     for name, queue, path in (
         ("queue", settings.sqs_primary_queue, None),
         ("dead letters", settings.sqs_dlq_queue, "/rejected#dead"),

@@ -25,6 +25,7 @@ from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import OPERATORS, UnitFilter
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.s3 import Store
 from kfm_dagster.views.units import FailureFilter, count_units, failure_groups, search_units
 
 
@@ -89,16 +90,16 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "repair": REPAIRS.get(record.last_error_code or ""),
         "lineage": lineage,
         "versions": [one for one in found.versions if one.wal_id != record.wal_id],
-        "cases": [(case, _evidence(pipeline, case)) for case in found.cases],
+        "cases": [(case, _evidence(pipeline.store, case)) for case in found.cases],
         "catalog": pipeline.settings.catalog_public_url.rstrip("/"),
     }
 
 
-def _evidence(pipeline: Pipeline, case: QuarantineCase) -> Mapping[str, Any] | None:
+def _evidence(store: Store, case: QuarantineCase) -> Mapping[str, Any] | None:
     if case.evidence is None:
         return None
     try:
-        return read_evidence(pipeline.store, case.evidence)
+        return read_evidence(store, case.evidence)
     except (ArtifactError, DependencyUnavailableError) as error:
         # The rest of the history is worth seeing all the same.
         return {"lost": str(error.observed)}

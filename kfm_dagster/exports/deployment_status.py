@@ -16,6 +16,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from kfm_dagster.alerts.store import Alert, AlertState, AlertStore
+from kfm_dagster.catalog.following import Following
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.followers.announcements.announcer import follower_name
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
@@ -117,7 +118,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
             *map(_of_proposal, pipeline.ledger.review.waiting()),
             *map(_of_alert, AlertStore(pipeline.database, clock=pipeline.clock).listed()),
             *_of_gaps(pipeline.gaps.list(since=at - GAPS_SINCE)),
-            *_of_places(pipeline),
+            *_of_places(pipeline.following),
             *_of_lineage(backlog(view), at),
             *_of_announcements(pipeline),
             *_of_rejections(pipeline.deliveries.rejected(limit=MOST_REJECTED), at),
@@ -208,8 +209,8 @@ def _of_gaps(gaps: Iterable[Gap]) -> Iterator[Matter]:
         )
 
 
-def _of_places(pipeline: Pipeline) -> Iterator[Matter]:
-    for place in pipeline.following.places():
+def _of_places(following: Following) -> Iterator[Matter]:
+    for place in following.places():
         if place.last_error is not None:
             announces = place.follower.startswith(follower_name(""))
             yield Matter(

@@ -18,9 +18,10 @@ from typing import Any
 import pyarrow as pa
 
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.exports.kpis import KPIS, Line, RecordedSpan, attempts_table, series, settled
-from kfm_dagster.idempotent_node.transaction import Output
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes, Output
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.ingest.path_arrivals import quantities_of
@@ -89,7 +90,7 @@ def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any
     p_dim is None where there is none of them.
     """
     least = pipeline.card.machine.gates.G4.min_p_dim
-    reports = [*_of_metadata(pipeline, since), *_of_paths(pipeline, since, least)]
+    reports = [*_of_metadata(pipeline, since), *_of_paths(pipeline.registry, pipeline.nodes, since, least)]
     p_dim = _share(quantity for report in reports for quantity in report["quantities"])
     return {**p_dim_against(p_dim, least), "datasets": reports}
 
@@ -123,10 +124,12 @@ def _reports_of_metadata(pipeline: Pipeline, contract: DatasetContract, since: d
         yield {"run_id": row.run_id, **dim_report(subject)}
 
 
-def _of_paths(pipeline: Pipeline, since: datetime, least: float) -> Iterator[dict[str, Any]]:
+def _of_paths(
+    registry: ContractRegistry, nodes: IdempotentNodes, since: datetime, least: float
+) -> Iterator[dict[str, Any]]:
     """Yield what each dataset's newest path quantities were found to be when they were made, of datasets with beams."""
-    for contract in pipeline.registry:
-        outputs = pipeline.nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
+    for contract in registry:
+        outputs = nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
         reports = (_report_of_path(contract, output, least) for output in outputs)
         if (report := _newest_with_quantities(reports)) is not None:
             yield report
