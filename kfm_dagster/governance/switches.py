@@ -14,7 +14,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
+from kfm_dagster.storage.joining import reading
 
 EVERY_DATASET = "*"
 """Stands for all datasets, also those whose contract comes later."""
@@ -39,7 +39,7 @@ class KillSwitch:
 
 
 class KillSwitches:
-    """The switches of a deployment. Every method joins the caller's transaction when one is given."""
+    """The switches of a deployment. Methods with `tx` join the caller's transaction when one is given."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -52,7 +52,6 @@ class KillSwitches:
         decision: Decision,
         *,
         expires_at: datetime | None = None,
-        tx: Transaction | None = None,
     ) -> None:
         """Switch a dataset (or `*`) off. Raises KillSwitchError when it is off already or the expiry is over."""
         now = self._clock()
@@ -63,16 +62,16 @@ class KillSwitches:
                 expected=f"later than {rfc3339(now)}",
                 next_step="give a later expiry, or none",
             )
-        with writing(self._database, tx) as change:
-            change.run("governance.close_expired", dataset=dataset, at=now)
-            if dataset in self.engaged(tx=change):
+        with self._database.transaction() as tx:
+            tx.run("governance.close_expired", dataset=dataset, at=now)
+            if dataset in self.engaged(tx=tx):
                 raise KillSwitchError(
                     "the kill switch is on already",
                     observed=dataset,
                     next_step=f"kfm kill-switch off {dataset}, or leave it on",
                 )
             expiry = expires_at
-            change.run(
+            tx.run(
                 "governance.engage",
                 dataset=dataset,
                 at=now,
@@ -82,22 +81,22 @@ class KillSwitches:
                 expires_at=expiry,
             )
             self._log.record(
-                GovernanceAction.KILL_SWITCH_ON, decision, dataset=dataset, details={"expires_at": expiry}, tx=change
+                GovernanceAction.KILL_SWITCH_ON, decision, dataset=dataset, details={"expires_at": expiry}, tx=tx
             )
 
-    def release(self, dataset: str, decision: Decision, *, tx: Transaction | None = None) -> None:
+    def release(self, dataset: str, decision: Decision) -> None:
         """Switch a dataset on again. Raises KillSwitchError when it was not off."""
         now = self._clock()
-        with writing(self._database, tx) as change:
-            change.run("governance.close_expired", dataset=dataset, at=now)
-            released = change.run(
+        with self._database.transaction() as tx:
+            tx.run("governance.close_expired", dataset=dataset, at=now)
+            released = tx.run(
                 "governance.disengage", dataset=dataset, at=now, actor=decision.actor, reason=decision.reason
             ).one_or_none()
             if released is None:
                 raise KillSwitchError(
                     "the kill switch is not on", observed=dataset, next_step="kfm kill-switch list shows what is"
                 )
-            self._log.record(GovernanceAction.KILL_SWITCH_OFF, decision, dataset=dataset, tx=change)
+            self._log.record(GovernanceAction.KILL_SWITCH_OFF, decision, dataset=dataset, tx=tx)
 
     def engaged(self, *, tx: Transaction | None = None) -> dict[str, KillSwitch]:
         """Return the switches that are on now, by dataset."""

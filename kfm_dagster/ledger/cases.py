@@ -114,7 +114,7 @@ class AnnouncingMessage:
 
 
 class QuarantineCases:
-    """The cases of a ledger. Every method joins the caller's transaction when one is given."""
+    """The cases of a ledger. Methods with `tx` join the caller's transaction when one is given."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -142,7 +142,7 @@ class QuarantineCases:
             messages = view.rows(AnnouncingMessage, "evidence.messages", message_ids=sorted(set(message_ids)))
         return {message.message_id: message for message in messages}
 
-    def attach(self, bundles: Mapping[CaseKey, ArtifactReference], *, tx: Transaction | None = None) -> int:
+    def attach(self, bundles: Mapping[CaseKey, ArtifactReference]) -> int:
         """Give cases their evidence; one that has it by now keeps it. Return the number of those that got theirs."""
         batch = [
             {"wal_id": key.wal_id, "version": key.version, "uri": bundle.uri, "sha256": bundle.sha256}
@@ -150,8 +150,8 @@ class QuarantineCases:
         ]
         if not batch:
             return 0
-        with writing(self._database, tx) as change:
-            return len(change.run("evidence.attach", batch=batch, at=self._clock()).all())
+        with self._database.transaction() as tx:
+            return len(tx.run("evidence.attach", batch=batch, at=self._clock()).all())
 
     def find(
         self,
@@ -160,11 +160,10 @@ class QuarantineCases:
         dataset: str | None = None,
         reason: str | None = None,
         limit: int = 100,
-        tx: Transaction | None = None,
     ) -> list[QuarantineCase]:
         """Return cases of a state, the newest first."""
-        with reading(self._database, tx) as view:
-            rows = view.run("evidence.cases", state=state, dataset=dataset, reason=reason, limit=limit).all()
+        with self._database.snapshot() as tx:
+            rows = tx.run("evidence.cases", state=state, dataset=dataset, reason=reason, limit=limit).all()
         return [_case(row) for row in rows]
 
     def of(self, wal_id: str, *, tx: Transaction | None = None) -> list[QuarantineCase]:

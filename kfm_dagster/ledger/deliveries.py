@@ -31,7 +31,7 @@ from kfm_dagster.ledger.rejections import (
 from kfm_dagster.ledger.rows import bounded
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
+from kfm_dagster.storage.joining import writing
 from kfm_dagster.telemetry.totals import Total, Totals
 
 
@@ -114,7 +114,7 @@ class Conservation:
 
 
 class Deliveries:
-    """Messages received. Every method joins the caller's transaction when one is given."""
+    """Messages received. Methods with `tx` join the caller's transaction when one is given."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -159,16 +159,16 @@ class Deliveries:
             with writing(self._database, tx) as change:
                 change.run("deliveries.reject_objects", batch=object_rows(objects), at=self._clock())
 
-    def due_for_deletion(self, *, limit: int, tx: Transaction | None = None) -> list[DueMessage]:
+    def due_for_deletion(self, *, limit: int) -> list[DueMessage]:
         """Return the messages that may leave the queue: every unit succeeded or quarantined, or nothing of ours."""
-        with reading(self._database, tx) as view:
-            return view.rows(DueMessage, "deliveries.due_for_deletion", limit=limit)
+        with self._database.snapshot() as tx:
+            return tx.rows(DueMessage, "deliveries.due_for_deletion", limit=limit)
 
-    def due_for_backoff(self, wal_ids: Iterable[str], *, tx: Transaction | None = None) -> list[DueBackoff]:
+    def due_for_backoff(self, wal_ids: Iterable[str]) -> list[DueBackoff]:
         """Return the messages in flight of which one of the given units has failed and waits for its next attempt."""
         now = self._clock()
-        with reading(self._database, tx) as view:
-            rows = view.run("deliveries.due_for_backoff", wal_ids=sorted(wal_ids)).all()
+        with self._database.snapshot() as tx:
+            rows = tx.run("deliveries.due_for_backoff", wal_ids=sorted(wal_ids)).all()
         return [
             DueBackoff(
                 message_id=row.message_id,
@@ -179,12 +179,12 @@ class Deliveries:
             for row in rows
         ]
 
-    def held_by(self, run_id: str, *, after: str, limit: int, tx: Transaction | None = None) -> list[HeldMessage]:
+    def held_by(self, run_id: str, *, after: str, limit: int) -> list[HeldMessage]:
         """Return the messages in flight whose units a run holds, by id; the last id as `after` gives the next page."""
-        with reading(self._database, tx) as view:
-            return view.rows(HeldMessage, "deliveries.held_by", run_id=run_id, after=after, limit=limit)
+        with self._database.snapshot() as tx:
+            return tx.rows(HeldMessage, "deliveries.held_by", run_id=run_id, after=after, limit=limit)
 
-    def mark_acknowledged(self, taken: Iterable[DueMessage], *, tx: Transaction | None = None) -> None:
+    def mark_acknowledged(self, taken: Iterable[DueMessage]) -> None:
         """Note that SQS took the deletion of these receipts.
 
         A message that has come again meanwhile stays in flight, and is due under its newer receipt: SQS takes an old
@@ -192,13 +192,13 @@ class Deliveries:
         """
         pairs = sorted((entry.message_id, entry.receipt_handle) for entry in taken)
         batch = [{"message_id": message_id, "receipt_handle": receipt} for message_id, receipt in pairs]
-        with writing(self._database, tx) as change:
-            change.run("deliveries.mark_acknowledged", batch=batch, at=self._clock())
+        with self._database.transaction() as tx:
+            tx.run("deliveries.mark_acknowledged", batch=batch, at=self._clock())
 
-    def mark_deleted(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> None:
+    def mark_deleted(self, message_ids: Iterable[str]) -> None:
         """Note that SQS took the deletion, whatever receipt is on record: not every dead letter has one."""
-        with writing(self._database, tx) as change:
-            change.run("deliveries.mark_deleted", message_ids=sorted(message_ids), at=self._clock())
+        with self._database.transaction() as tx:
+            tx.run("deliveries.mark_deleted", message_ids=sorted(message_ids), at=self._clock())
 
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction | None = None) -> None:
         """Note that messages were found on the dead-letter queue of that name, and nobody works on them there."""
@@ -214,16 +214,16 @@ class Deliveries:
             totals.add(Total.DEAD_LETTERS, row.dataset or "")
         totals.write(tx)
 
-    def states(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> dict[str, DeliveryState]:
+    def states(self, message_ids: Iterable[str]) -> dict[str, DeliveryState]:
         """Return what became of the given messages; one that was never received is left out."""
-        with reading(self._database, tx) as view:
-            rows = view.run("deliveries.states", message_ids=sorted(message_ids)).all()
+        with self._database.snapshot() as tx:
+            rows = tx.run("deliveries.states", message_ids=sorted(message_ids)).all()
         return {row.message_id: DeliveryState(row.state) for row in rows}
 
-    def verified(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> frozenset[str]:
+    def verified(self, message_ids: Iterable[str]) -> frozenset[str]:
         """Return which of the given messages bore their topic's signature when they were received before."""
-        with reading(self._database, tx) as view:
-            rows = view.run("deliveries.verified", message_ids=sorted(set(message_ids))).all()
+        with self._database.snapshot() as tx:
+            rows = tx.run("deliveries.verified", message_ids=sorted(set(message_ids))).all()
         return frozenset(row.message_id for row in rows)
 
     def rejected(
@@ -240,22 +240,22 @@ class Deliveries:
             body: str | None = view.run("deliveries.rejected_body", message_id=message_id).scalar_one_or_none()
             return body
 
-    def counts(self, *, tx: Transaction | None = None) -> dict[DeliveryState, int]:
+    def counts(self) -> dict[DeliveryState, int]:
         """Return the number of messages by state; every state is there."""
-        with reading(self._database, tx) as view:
-            found = {DeliveryState(row.state): int(row.messages) for row in view.run("deliveries.counts")}
+        with self._database.snapshot() as tx:
+            found = {DeliveryState(row.state): int(row.messages) for row in tx.run("deliveries.counts")}
         return dict.fromkeys(DeliveryState, 0) | found
 
-    def duplicates(self, *, tx: Transaction | None = None) -> dict[str, int]:
+    def duplicates(self) -> dict[str, int]:
         """Return, by dataset, how many messages announced a unit that another message had announced."""
-        with reading(self._database, tx) as view:
-            return {row.dataset: int(row.duplicates) for row in view.run("deliveries.duplicates")}
+        with self._database.snapshot() as tx:
+            return {row.dataset: int(row.duplicates) for row in tx.run("deliveries.duplicates")}
 
-    def conservation(self, *, tx: Transaction | None = None) -> Conservation:
+    def conservation(self) -> Conservation:
         """Balance units and messages."""
-        with reading(self._database, tx) as view:
+        with self._database.snapshot() as tx:
             # One statement, so that PostgreSQL, too, sees both sides at one moment.
-            account = {(row.side, row.name): int(row.amount) for row in view.run("deliveries.conservation")}
+            account = {(row.side, row.name): int(row.amount) for row in tx.run("deliveries.conservation")}
         return Conservation(
             units_received=account["units_received", ""],
             units={status: account.get(("units", status), 0) for status in Status},

@@ -13,7 +13,6 @@ from enum import StrEnum, unique
 
 from kfm_dagster.contracts.cadence import ProductHour, floor_hour
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
 
 
 @unique
@@ -154,17 +153,16 @@ class Gaps:
         dataset: str | None = None,
         closed: bool = False,
         limit: int = 1_000_000,
-        tx: Transaction | None = None,
     ) -> list[Gap]:
         """Return the gaps of hours since then, and what is silent or has dropped now, however long that has been so."""
         where = {"since": since, "dataset": dataset, "closed": int(closed), "limit": limit}
-        with reading(self.database, tx) as view:
-            return view.rows(Gap, "gaps.list", where)
+        with self.database.snapshot() as tx:
+            return tx.rows(Gap, "gaps.list", where)
 
     def _note(
         self, amiss: Sequence[Mapping[str, object]], over: Sequence[Mapping[str, object]], at: datetime
     ) -> tuple[int, int]:
-        with writing(self.database, None) as tx:
+        with self.database.transaction() as tx:
             # Two processes may look at once.
             tx.run("gaps.lock")
             closed = tx.run("gaps.close_now", gaps=over, at=at).all()

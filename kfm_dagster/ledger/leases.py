@@ -18,7 +18,7 @@ from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ledger.reports import Lease
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import Fence
-from kfm_dagster.storage.joining import reading, writing
+from kfm_dagster.storage.joining import reading
 
 
 class Leases:
@@ -51,7 +51,7 @@ class Leases:
             expires_at=now + self._lease,
         )
 
-    def renew(self, run_id: str, attempts: Mapping[WalId, int], *, tx: Transaction | None = None) -> int:
+    def renew(self, run_id: str, attempts: Mapping[WalId, int]) -> int:
         """Prolong the leases of a run over units that it holds; return their number, 0 when it holds none any more.
 
         `attempts` are units with the attempt that each was claimed with. Otherwise a worker that lost them, to
@@ -60,8 +60,8 @@ class Leases:
         if not attempts:
             return 0
         now = self._clock()
-        with writing(self._database, tx) as change:
-            renewed = change.run(
+        with self._database.transaction() as tx:
+            renewed = tx.run(
                 "ledger.renew_leases",
                 run_id=run_id,
                 worker_id=self._worker_id,

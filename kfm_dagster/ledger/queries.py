@@ -32,7 +32,7 @@ from kfm_dagster.storage.joining import reading
 
 
 class LedgerQueries:
-    """Read access. Every method joins the caller's transaction when one is given."""
+    """Read access. Methods with `tx` join the caller's transaction when one is given."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -94,26 +94,24 @@ class LedgerQueries:
         rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
         return claimed_envelopes(rows)
 
-    def pending_by_partition(self, *, tx: Transaction | None = None) -> list[PendingPartition]:
+    def pending_by_partition(self) -> list[PendingPartition]:
         """Return the work that waits, by dataset, partition and lane."""
-        with reading(self.database, tx) as view:
-            return view.rows(PendingPartition, "ledger.pending_by_partition")
+        with self.database.snapshot() as tx:
+            return tx.rows(PendingPartition, "ledger.pending_by_partition")
 
-    def day(self, *, dataset: str, partition: str, tx: Transaction | None = None) -> DayReport:
+    def day(self, *, dataset: str, partition: str) -> DayReport:
         """Return what became of the units of a dataset's day."""
         where = {"dataset": dataset, "partition": partition}
-        with reading(self.database, tx) as view:
-            counts = {Status(row.status): int(row.units) for row in view.run("ledger.day_counts", where)}
-            failing = {row.code: int(row.units) for row in view.run("ledger.day_failing", where)}
+        with self.database.snapshot() as tx:
+            counts = {Status(row.status): int(row.units) for row in tx.run("ledger.day_counts", where)}
+            failing = {row.code: int(row.units) for row in tx.run("ledger.day_failing", where)}
         return DayReport(counts={status: counts.get(status, 0) for status in Status}, failing=failing)
 
-    def failing_of_day(
-        self, *, dataset: str, partition: str, limit: int, tx: Transaction | None = None
-    ) -> list[FailingUnit]:
+    def failing_of_day(self, *, dataset: str, partition: str, limit: int) -> list[FailingUnit]:
         """Return units of a day that somebody has to care for (`DayReport.failing`), those in quarantine first."""
         where = {"dataset": dataset, "partition": partition, "limit": limit}
-        with reading(self.database, tx) as view:
-            return view.rows(FailingUnit, "ledger.day_failing_units", where)
+        with self.database.snapshot() as tx:
+            return tx.rows(FailingUnit, "ledger.day_failing_units", where)
 
     def pending_units(self, *, tx: Transaction | None = None) -> list[PendingUnits]:
         """Return what waits for a run, by dataset."""
@@ -139,15 +137,15 @@ class LedgerQueries:
                 found.setdefault(row.dataset, dict.fromkeys(Status, 0))[Status(row.status)] = row.units
         return dict(sorted(found.items()))
 
-    def in_progress_runs(self, *, tx: Transaction | None = None) -> list[str]:
+    def in_progress_runs(self) -> list[str]:
         """Return the runs that hold claims."""
-        with reading(self.database, tx) as view:
-            return list(view.run("ledger.in_progress_runs").scalars())
+        with self.database.snapshot() as tx:
+            return list(tx.run("ledger.in_progress_runs").scalars())
 
-    def in_flight(self, lane: Lane | None = None, *, today: date, tx: Transaction | None = None) -> int:
+    def in_flight(self, lane: Lane | None = None, *, today: date) -> int:
         """Return the number of units up to `today` that are pending or in progress, in one lane or in both."""
-        with reading(self.database, tx) as view:
-            return int(view.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
+        with self.database.snapshot() as tx:
+            return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
     def succeeded_of_run(
         self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction | None = None
@@ -157,10 +155,10 @@ class LedgerQueries:
             rows = view.run("ledger.succeeded_of_run", run_id=run_id, wal_ids=sorted(wal_ids))
             return {WalId(row.wal_id): row.version for row in rows}
 
-    def mismatches(self, *, limit: int = 100, tx: Transaction | None = None) -> list[Mismatch]:
+    def mismatches(self, *, limit: int = 100) -> list[Mismatch]:
         """Return the newest results that differ from an earlier success."""
-        with reading(self.database, tx) as view:
-            return mismatches(view, limit=limit)
+        with self.database.snapshot() as tx:
+            return mismatches(tx, limit=limit)
 
     def mismatch_counts(self, *, tx: Transaction | None = None) -> dict[str, int]:
         """Return, by dataset, how many results differ from an earlier success without permission."""

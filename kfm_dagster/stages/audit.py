@@ -88,12 +88,12 @@ class AuditLog:
             batch.append({**row, "details": _text(parts[-1]["details"]), "earlier": _text(parts[:-1])})
         tx.run("stages.append_audit", batch=batch)
 
-    def lines(self, *, tx: Transaction | None = None) -> Iterator[dict[str, Any]]:
+    def lines(self) -> Iterator[dict[str, Any]]:
         """Yield every line from the first on, as `audit.jsonl` has them."""
         seq = 0
         while True:
-            with reading(self._database, tx) as view:
-                rows = view.run("stages.audit_after", seq=seq, limit=PAGE).all()
+            with self._database.snapshot() as tx:
+                rows = tx.run("stages.audit_after", seq=seq, limit=PAGE).all()
             yield from _lines(rows)
             if len(rows) < PAGE:
                 return
@@ -110,10 +110,10 @@ class AuditLog:
             row = view.run("stages.audit_head").one_or_none()
         return (0, GENESIS) if row is None else (row.seq, row.hash)
 
-    def of_stage(self, run_id: str, stage: str, *, tx: Transaction | None = None) -> Sequence[dict[str, Any]]:
+    def of_stage(self, run_id: str, stage: str) -> Sequence[dict[str, Any]]:
         """Return the lines of a stage in their order, over all its attempts."""
-        with reading(self._database, tx) as view:
-            return list(_lines(view.run("stages.audit_of_stage", run_id=run_id, stage=stage)))
+        with self._database.snapshot() as tx:
+            return list(_lines(tx.run("stages.audit_of_stage", run_id=run_id, stage=stage)))
 
 
 def as_jsonl(lines: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:

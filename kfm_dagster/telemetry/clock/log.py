@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
+from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.clock.kernel import clock_id
 from kfm_dagster.telemetry.clock.reading import ClockReading
 
@@ -24,7 +23,7 @@ class ClockLog:
         self._database = database
         self._clock = clock_id() if clock is None else clock
 
-    def record(self, readings: Iterable[ClockReading], *, tx: Transaction | None = None) -> None:
+    def record(self, readings: Iterable[ClockReading]) -> None:
         """Keep readings, in their order."""
         rows = [
             {
@@ -37,13 +36,11 @@ class ClockLog:
             }
             for one in readings
         ]
-        with writing(self._database, tx) as joined:
-            joined.run_many("clock.record", rows)
+        with self._database.transaction() as tx:
+            tx.run_many("clock.record", rows)
 
-    def recent(
-        self, *, since: datetime, limit: int = RECENT, tx: Transaction | None = None
-    ) -> tuple[ClockReading, ...]:
+    def recent(self, *, since: datetime, limit: int = RECENT) -> tuple[ClockReading, ...]:
         """Return the last `limit` readings that were taken at `since` or later, in the order of taking."""
-        with reading(self._database, tx) as joined:
-            readings = joined.rows(ClockReading, "clock.recent", clock_id=self._clock, since=since, limit=limit)
+        with self._database.snapshot() as tx:
+            readings = tx.rows(ClockReading, "clock.recent", clock_id=self._clock, since=since, limit=limit)
         return tuple(reversed(readings))
