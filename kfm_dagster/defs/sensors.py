@@ -31,7 +31,7 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 from kfm_dagster.recovery.backfill.scheduled import begin_due_listings
-from kfm_dagster.recovery.intents import IntentReplay
+from kfm_dagster.recovery.intents import IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Settings
 
@@ -99,7 +99,7 @@ def ingest_sensors(
         look_after(opened, state, ledger, dead=dead, warn=warn)
         dead.forget_ended()
         ReplayEngine(pipeline=opened).advance_all(say=say)
-        IntentReplay(pipeline=opened).advance(state.intents, say=say)
+        IntentRecovery(pipeline=opened).advance(state.intents, say=say)
         cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
         def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:

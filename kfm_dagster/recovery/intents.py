@@ -75,7 +75,7 @@ class IntentPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IntentReplay:
+class IntentRecovery:
     """Replays the failed intents of a deployment's nodes, which it makes again."""
 
     pipeline: Pipeline

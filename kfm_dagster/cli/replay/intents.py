@@ -16,7 +16,7 @@ from kfm_dagster.cli.replay.output import show
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.recovery.intents import IntentAction, IntentPlan, IntentReplay
+from kfm_dagster.recovery.intents import IntentAction, IntentPlan, IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.selection import API_VERSION, Selection, selection_of
 from kfm_dagster.recovery.starting import start
@@ -36,7 +36,7 @@ def replay_failed_intents(
     FINISHED_WITH_FAILURES where a stage that was run again failed again.
     """
     with opened_pipeline(shell.settings, read_only=dry) as pipeline:
-        found = list(islice(IntentReplay(pipeline=pipeline).plans(dataset=dataset), limit))
+        found = list(islice(IntentRecovery(pipeline=pipeline).plans(dataset=dataset), limit))
         units = sorted({wal_id for plan in found for wal_id in plan.units})[:MOST_UNITS]
         done = [plan for plan in found if plan.action in DONE_AT_ONCE]
         if not dry and (units or done):
@@ -48,7 +48,7 @@ def replay_failed_intents(
                 if not decided["reason"]:
                     raise click.UsageError("say why units are let in again: --reason")
             require_confirmation(f"replay {len(done)} intents, and {len(units)} units?", confirmed=confirm)
-            found = [_carried_out(IntentReplay(pipeline=pipeline), plan) if plan in done else plan for plan in found]
+            found = [_carried_out(IntentRecovery(pipeline=pipeline), plan) if plan in done else plan for plan in found]
             if units:
                 begun = start(engine, selection, decision_of(shell.settings, **decided))
                 why = f"replay {begun.replay_run_id} lets them in"
@@ -58,7 +58,7 @@ def replay_failed_intents(
     return ExitCode.FINISHED_WITH_FAILURES if any(plan.failed for plan in found) else ExitCode.DONE
 
 
-def _carried_out(replay: IntentReplay, plan: IntentPlan) -> IntentPlan:
+def _carried_out(replay: IntentRecovery, plan: IntentPlan) -> IntentPlan:
     try:
         return replay.carry_out(plan)
     except StageFailedError as error:
