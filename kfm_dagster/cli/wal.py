@@ -21,7 +21,7 @@ from kfm_dagster.operators.message_parse import IgnoreReason
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.rejections import REJECTIONS, rejected_message
 from kfm_dagster.views.units import UNITS
-from kfm_dagster.views.view import json_row, require_contract
+from kfm_dagster.views.view import json_row
 
 HISTORY_COLUMNS = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
 IGNORED_COUNT_COLUMNS = ("dataset", "reason", "records", "messages", "newest_at")
@@ -54,8 +54,9 @@ def list_records(*, wanted: UnitFilter, limit: int, as_json: bool) -> None:
 
     Example: kfm wal list --dataset goes-abi --status failed --json
     """
+    if wanted.dataset is not None:
+        _ = ContractRegistry.load(Settings.load().contracts_dir)[wanted.dataset]
     with opened_pipeline(read_only=True) as pipeline:
-        require_contract(pipeline, wanted.dataset)
         records = pipeline.ledger.find(limit=limit, **dict(wanted))
     show_rows([record.model_dump(mode="json") for record in records], UNITS.columns, as_json=as_json)
 
