@@ -17,6 +17,8 @@ from kfm_dagster_tests.factories import START, envelope, failed, finished
 MONTH = ("--from", "2025-12-01", "--to", "2025-12-31")
 WHY = ("--reason", "outage", "--actor", "ada")
 
+pytestmark = pytest.mark.usefixtures("ledger")
+
 
 @pytest.mark.clause("DAG-05", "SEC-02")
 def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> None:  # noqa: F811

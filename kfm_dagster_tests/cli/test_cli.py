@@ -181,7 +181,12 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ExitCode.USAGE,
         ["goes-xyz", "nexrad-l2", "next: kfm dataset list"],
     ),
-    "no day": (["wal", "list", "--partition", "yesterday"], {}, ExitCode.USAGE, ["partition='yesterday'", "YYYY-MM-DD"]),
+    "no day": (
+        ["wal", "list", "--partition", "yesterday"],
+        {},
+        ExitCode.USAGE,
+        ["partition='yesterday'", "YYYY-MM-DD"],
+    ),
     "unknown record": (["wal", "show", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
     "no record id": (["wal", "show", "what"], {}, ExitCode.USAGE, ["there is no"]),
     "unknown history": (["wal", "history", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),

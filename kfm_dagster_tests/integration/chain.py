@@ -205,6 +205,7 @@ def run_chain(
     `seen` gets every node's output. Raises CrashError at `dies_at`.
     """
     shared: dict[str, Any] = {"pipeline": pipeline, "dataset": dataset, "partition": partition, "run_id": run_id}
+    shared["read_ahead"] = {}
     first = MessageParse(**shared, source=source, landing=tuple(landing), limit=limit)
     batch: StageBatch | None = None
     for node in (first, *(kind(**shared) for kind in ENRICHING)):

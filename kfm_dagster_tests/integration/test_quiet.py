@@ -14,7 +14,6 @@ from alembic.script import ScriptDirectory
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs import kept_storage
-from kfm_dagster.defs.resources import SqsQueueResource
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
@@ -62,7 +61,8 @@ def test_a_quiet_interval_asks_little_and_a_message_in_it_starts_its_run_at_the_
 ) -> None:
     client: Any = CountedSqs()
     counted = Queue(client, name="counted", threads=8)
-    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: counted)
+    monkeypatch.setattr(face.pipeline, "connect_queue", lambda *_, **__: counted)
+    vars(face.pipeline).pop("queue", None)
     sensors = [sensor.name for sensor in face.repository.sensor_defs]
     for sensor in sensors:
         face.tick(sensor)

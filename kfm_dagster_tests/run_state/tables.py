@@ -17,6 +17,8 @@ from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import Card
+from kfm_dagster.stages.gates.verdict import Verdict, of_every_gate
+from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
@@ -27,7 +29,7 @@ Tables = MutableMapping[str, str]
 
 
 @dataclass
-class Shout:
+class Shout(StageNode):
     """Write the words of one table in capitals into another."""
 
     tables: Tables
@@ -64,6 +66,9 @@ class Shout:
 
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         return made
+
+    def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
+        return of_every_gate((), maker=of)
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         return ValidationSummary(checks=1, passed=1, failed=0)

@@ -133,16 +133,6 @@ _NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_le
 
 MUTATIONS = (
     Mutation(
-        name="a settlement does not ask for the attempt, and a run does again what it has done",
-        invariant="only_the_holder_settles",
-        breakages=[
-            *(_sql(name, _ATTEMPT, "") for name in ("ledger.settle_succeeded", "ledger.settle_failed")),
-            _EXECUTED_AGAIN,
-        ],
-        under=_HASTE,
-        first=100,
-    ),
-    Mutation(
         name="a fence does not ask for the claim",
         invariant="only_the_holder_writes",
         breakages=[_call(Leases, "fence", _fence_without(FenceIssue.CLAIM_LOST))],
