@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,7 +40,7 @@ class FollowerContext:
     clock: Callable[[], datetime]
 
 
-class FollowerSource:
+class FollowerSource(ABC):
     """Base of the classes that entry points name: makes the followers that are configured."""
 
     title: ClassVar[str] = ""
@@ -50,9 +51,9 @@ class FollowerSource:
         self.settings = settings
         self.registry = registry
 
+    @abstractmethod
     def followers(self, context: FollowerContext) -> Sequence[Follower]:
         """Return the followers, none where nothing is configured; connects to nothing."""
-        raise NotImplementedError
 
     def ask(self) -> Iterator[str | KfmError]:
         """Ask what its followers need, for `kfm doctor`; yield what is well, and what is not. May raise KfmError."""
@@ -61,7 +62,7 @@ class FollowerSource:
 
 @dataclass(frozen=True, kw_only=True)
 class FollowerSources:
-    """Sources by the names of their entry points, and the errors of those that cannot be loaded."""
+    """Sources by the names of their entry points, and the error of each that cannot be loaded."""
 
     loaded: Mapping[str, FollowerSource]
     errors: Mapping[str, str]
@@ -82,7 +83,7 @@ class FollowerSources:
         return cls(loaded=loaded, errors=errors)
 
     def followers(self, context: FollowerContext) -> list[Follower]:
-        """Return the followers of all sources, behind those that they come after; an error costs its source alone."""
+        """Return the followers of all sources in their order of `after`; an error costs its source alone."""
         followers: list[Follower] = []
         for name, source in self.loaded.items():
             try:

@@ -155,13 +155,13 @@ def _follow(database: Database, backfill_id: str) -> list[DayProgress]:
     task = bar.add_task(backfill_id, total=None, days="")
     with bar:
         while True:
-            found = find_backfill(database, backfill_id)
+            backfill = find_backfill(database, backfill_id)
             days = day_progress(database, backfill_id)
             units = sum(sum(day.units.values()) for day in days)
             done = units - sum(day.open_units for day in days)
-            text = f"{found.days_listed} of {_days(found)} days listed"
+            text = f"{backfill.days_listed} of {_days(backfill)} days listed"
             bar.update(task, total=units or None, completed=done, days=text)
-            if found.state is not BackfillState.RUNNING:
+            if backfill.state is not BackfillState.RUNNING:
                 return days
             time.sleep(POLL_SECONDS)
 

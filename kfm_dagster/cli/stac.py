@@ -111,11 +111,11 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
             show_rows(_refilled(pipeline, place, collections), REFILLED_COLUMNS, as_json=as_json)
             return ExitCode.DONE
         follower = _follower(pipeline.followers)
-        found = []
+        comparisons = []
         for contract in _owners(pipeline.registry, collections):
             pipeline.following.rebuild(follower, contract)
-            found.append(_compared(pipeline.database, pipeline.settings.catalog, follower, contract))
-        return _shown(found, as_json=as_json)
+            comparisons.append(_compared(pipeline.database, pipeline.settings.catalog, follower, contract))
+        return _shown(comparisons, as_json=as_json)
 
 
 def _follower(followers: Iterable[Follower]) -> PgstacFollower:

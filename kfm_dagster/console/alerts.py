@@ -27,17 +27,17 @@ def routes(pages: Pages) -> list[Route]:
 
     def alerts(request: Request) -> Response:
         wanted, after = filter_of(request, AlertFilter)
-        found = ALERTS.query(pipeline, wanted, after, PAGE)
+        page = ALERTS.query(pipeline, wanted, after, PAGE)
         return pages.page(
             request,
             "alerts.html",
-            alerts=[(alert, alert.rule.meaning, look_of(alert)) for alert in found.rows],
+            alerts=[(alert, alert.rule.meaning, look_of(alert)) for alert in page.rows],
             rules=[*AlertRule],
             rule=wanted.rule,
             days=wanted.days or "",
             most_days=MOST_DAYS,
             first_link=with_query(request, after=None) if after else None,
-            next_link=with_query(request, after=found.after) if found.after else None,
+            next_link=with_query(request, after=page.after) if page.after else None,
         )
 
     def acknowledge(request: Request, fields: Mapping[str, str]) -> Response:

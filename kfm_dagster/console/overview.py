@@ -56,17 +56,17 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
     def front(request: Request) -> Response:
         form = form_of(parameters(request), accept=request.headers.get("accept", ""))
-        found = deployment_status(pipeline)
+        status = deployment_status(pipeline)
         if form is Form.JSON:
-            return Response(json.dumps(found.as_json()), media_type=form.media_type)
-        counts = _totals(found)
+            return Response(json.dumps(status.as_json()), media_type=form.media_type)
+        counts = _totals(status)
         return pages.page(
             request,
             "overview.html",
-            found=found,
+            found=status,
             most=MOST_MATTERS,
             statuses=[*Status],
-            tiles=list(_tiles(found, counts, depths(), pipeline.ledger, pipeline.settings)),
+            tiles=list(_tiles(status, counts, depths(), pipeline.ledger, pipeline.settings)),
             states=Markup(state_diagram(counts)),  # noqa: S704, its own numbers
         )
 

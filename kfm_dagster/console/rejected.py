@@ -30,16 +30,16 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
     def rejected(request: Request) -> Response:
         wanted, after = filter_of(request, RejectionFilter)
-        found = rejections(pipeline, wanted, after, PAGE)
+        page = rejections(pipeline, wanted, after, PAGE)
         return pages.page(
             request,
             "rejected.html",
             wanted=wanted,
-            rows=found.rows,
+            rows=page.rows,
             reasons=[*ParseIssue],
             dead_letters=depths().get(pipeline.settings.sqs_dlq_queue),
             first_link=with_query(request, after=None) if after else None,
-            next_link=with_query(request, after=found.after) if found.after else None,
+            next_link=with_query(request, after=page.after) if page.after else None,
         )
 
     def message(request: Request) -> Response:

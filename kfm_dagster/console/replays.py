@@ -125,16 +125,16 @@ def _selection(env: Environment, status: Status, filters: Mapping[str, Any]) -> 
 
 
 def _ranges(now: datetime, wanted: UnitFilter) -> dict[str, Any]:
-    found: dict[str, Any] = {"datasets": [wanted.dataset or EVERY_DATASET]}
+    parameters: dict[str, Any] = {"datasets": [wanted.dataset or EVERY_DATASET]}
     if wanted.code is not None:
-        found["error_codes"] = [wanted.code]
+        parameters["error_codes"] = [wanted.code]
     times = {"start": wanted.since, "end": wanted.until}
     if any(times.values()):
-        found["event_time"] = {name: rfc3339(at) for name, at in times.items() if at is not None}
+        parameters["event_time"] = {name: rfc3339(at) for name, at in times.items() if at is not None}
     else:
         # What comes from now on is no part of it.
-        found["created"] = {"before": rfc3339(now)}
-    return found
+        parameters["created"] = {"before": rfc3339(now)}
+    return parameters
 
 
 def named_units(parts: Parts, wanted: UnitFilter) -> list[str]:

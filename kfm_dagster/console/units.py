@@ -35,16 +35,16 @@ def routes(pages: Pages) -> list[Route]:
 
     def units(request: Request) -> Response:
         wanted, after = filter_of(request, UnitFilter)
-        found = search_units(pipeline, wanted, after, PAGE)
+        page = search_units(pipeline, wanted, after, PAGE)
         return pages.page(
             request,
             "units.html",
             wanted=wanted,
             query=wanted.query(),
             count=count_units(pipeline, wanted),
-            rows=found.rows,
+            rows=page.rows,
             first_link=with_query(request, after=None) if after else None,
-            next_link=with_query(request, after=found.after) if found.after else None,
+            next_link=with_query(request, after=page.after) if page.after else None,
             datasets=sorted(pipeline.registry.contracts),
             statuses=[*Status],
             operators=OPERATORS,
@@ -64,8 +64,8 @@ def routes(pages: Pages) -> list[Route]:
         return pages.page(request, "unit.html", **history(pipeline, record))
 
     def item(request: Request) -> Response:
-        found = operations.item(pipeline, {"wal_id": str(request.path_params["wal_id"])})
-        return Response(json.dumps(found), media_type="application/geo+json")
+        item = operations.item(pipeline, {"wal_id": str(request.path_params["wal_id"])})
+        return Response(json.dumps(item), media_type="application/geo+json")
 
     return [
         Route("/units", units, methods=["GET"]),

@@ -70,8 +70,8 @@ def path_sensors(
     def nodd_paths(_: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened = pipeline.get()
         due = days_to_compute(opened.ledger, opened.nodes, at=opened.clock())
-        found = [one for one in due if days.has_partition_key(one.day)]
-        if not found:
+        known = [one for one in due if days.has_partition_key(one.day)]
+        if not known:
             return dg.SensorResult(skip_reason="every day whose units have ended has its arrivals")
         return dg.SensorResult(
             run_requests=[
@@ -82,7 +82,7 @@ def path_sensors(
                     asset_selection=[asset_key(one.dataset, NODE)],
                     tags=dataset_tags([one.dataset]),
                 )
-                for one in found
+                for one in known
             ]
         )
 

@@ -49,15 +49,15 @@ class _Backfills:
     def now(cls, ledger: Ledger) -> _Backfills:
         """Look once."""
         off = KillSwitchPolicy.now(ledger.switches)
-        found = cls(coming=[], held={}, ending=listed_backfills(ledger.database))
+        backfills = cls(coming=[], held={}, ending=listed_backfills(ledger.database))
         for days in unlisted_days(ledger.database):
             if (switch := off.of(days.dataset)) is not None:
-                found.held.setdefault(sentence(switch), []).append(days)
+                backfills.held.setdefault(sentence(switch), []).append(days)
             elif days.dataset not in ledger.registry.contracts:
-                found.held.setdefault(f"no contract names {days.dataset}", []).append(days)
+                backfills.held.setdefault(f"no contract names {days.dataset}", []).append(days)
             else:
-                found.coming.append(days)
-        return found
+                backfills.coming.append(days)
+        return backfills
 
 
 def drain(
@@ -94,8 +94,8 @@ def drain(
 
 def say_what_is_held(ledger: Ledger, say: Callable[[str], None]) -> None:
     """Say which days of backfills a drain has left to a person, and why: a line for each reason."""
-    for why, found in _Backfills.now(ledger).held.items():
-        say(f"{_days(found)} not listed: {why}")
+    for why, backfills in _Backfills.now(ledger).held.items():
+        say(f"{_days(backfills)} not listed: {why}")
 
 
 def flush_lineage(lineage: Lineage, say: Callable[[str], None]) -> None:

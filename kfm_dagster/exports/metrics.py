@@ -29,7 +29,7 @@ QUANTILES: Mapping[str, str] = {"0.5": "half", "0.9": "most", "0.99": "nearly_al
 """Which part of the waiting units has waited no longer, and the member of `WaitingUnits` that tells."""
 NO_DEPTHS: Mapping[str, int] = {}
 REJECTED = "rejected"
-"""Status of records of messages that gave no unit; of which dataset they are, nobody knows."""
+"""Status of records without a unit; their dataset is unknown."""
 
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:

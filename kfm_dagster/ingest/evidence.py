@@ -108,7 +108,7 @@ class EvidenceCollector:
         return collected
 
     def _without_orphans(self, part: Sequence[DueCase]) -> Sequence[DueCase]:
-        """Take back the units' Items without lineage; return the cases of those that have none any more."""
+        """Take back the units' Items without lineage; return the cases of units that have no Item any more."""
         try:
             self.orphans.take_back({case.key.wal_id for case in part})
         except CatalogUndoError as error:
@@ -119,8 +119,8 @@ class EvidenceCollector:
     def _collect(self, due: Sequence[DueCase]) -> int:
         def store(facts: _Facts) -> ArtifactReference:
             try:
-                found = self._look(facts.record, reason=facts.case.reason)
-                content = bundle_of(facts.case, facts.record, facts.history, found=found, message=facts.message)
+                observed = self._look(facts.record, reason=facts.case.reason)
+                content = bundle_of(facts.case, facts.record, facts.history, found=observed, message=facts.message)
             except KfmError:  # of the deployment, so of every case
                 raise
             except Exception as error:  # of this case's message or object, so of no other case

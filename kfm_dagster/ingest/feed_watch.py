@@ -53,7 +53,7 @@ class FeedWatch:
     switches: KillSwitches
     clock: Callable[[], datetime]
     sampled: bool = False
-    """Whether the feed is a sample, of which nothing can be missing."""
+    """Whether the feed is a sample: nothing of it can be missing."""
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> FeedWatch:
@@ -173,7 +173,7 @@ class FeedWatch:
         return sorted({*new, *self.gaps.open_days(contract.id, since=earliest)})
 
     def _count_arrivals(self, contract: DatasetContract, feeds: Sequence[FollowedProduct], until: datetime) -> None:
-        """Count the days that are over and not counted yet; one of which nothing was announced is asked for again."""
+        """Count the past days that were not counted yet; a day without announcements is counted again."""
         last = until.date() - timedelta(days=1)
         first = max(last - timedelta(days=DAYS_BACK), min(feed.followed_since for feed in feeds).date())
         with self.gaps.database.snapshot() as view:

@@ -37,11 +37,11 @@ class OrphanedItems:
         error.
         """
         taken, known = 0, {contract.id for contract in self.ledger.registry}
-        for (dataset, run_id), found in groupby(
+        for (dataset, run_id), units in groupby(
             self.catalog.orphans(wal_ids), key=lambda orphan: (orphan.dataset, orphan.run_id)
         ):
             if dataset in known:  # a collection without its contract cannot be written
-                taken += self._take_back(dataset, run_id, list(found))
+                taken += self._take_back(dataset, run_id, list(units))
         return taken
 
     def _take_back(self, dataset: str, run_id: str, orphans: Sequence[Orphan]) -> int:

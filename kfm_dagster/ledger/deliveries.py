@@ -243,8 +243,8 @@ class Deliveries:
     def counts(self) -> dict[DeliveryState, int]:
         """Return the number of messages by state; every state is there."""
         with self._database.snapshot() as tx:
-            found = {DeliveryState(row.state): int(row.messages) for row in tx.run("deliveries.counts")}
-        return dict.fromkeys(DeliveryState, 0) | found
+            counts = {DeliveryState(row.state): int(row.messages) for row in tx.run("deliveries.counts")}
+        return dict.fromkeys(DeliveryState, 0) | counts
 
     def duplicates(self) -> dict[str, int]:
         """Return, by dataset, how many messages announced a unit that another message had announced."""

@@ -72,8 +72,8 @@ class LedgerQueries:
     def find(self, *, limit: int = 100, tx: Transaction | None = None, **wanted: Any) -> list[NoddWalRecord]:
         """Return records, the newest event first; `wanted` are fields of a UnitFilter."""
         with reading(self.database, tx) as view:
-            found = (row for _, row in walk(view, UnitFilter(**wanted), budget=Budget()) if row and row["is_match"])
-            return [record_in(row) for row in itertools.islice(found, limit)]
+            matches = (row for _, row in walk(view, UnitFilter(**wanted), budget=Budget()) if row and row["is_match"])
+            return [record_in(row) for row in itertools.islice(matches, limit)]
 
     def versions(self, wal_id: str, *, tx: Transaction | None = None) -> list[ObjectVersion]:
         """Return every known version of a unit's object, oldest event first; empty for an unknown id."""

@@ -177,9 +177,9 @@ class IntentRecovery:
     def _of_a_batch(self, intent: Intent) -> IntentPlan:
         batch = intent.payload["inputs"][-1]
         content = self.pipeline.artifacts.get(ArtifactReference(uri=batch["uri"], sha256=batch["checksum"]))
-        found = self.pipeline.ledger.statuses([unit.wal_id for unit in from_parquet(content)])
+        statuses = self.pipeline.ledger.statuses([unit.wal_id for unit in from_parquet(content)])
         of: dict[Status, Sequence[WalId]] = {
-            status: sorted(wal_id for wal_id, now in found.items() if now is status) for status in Status
+            status: sorted(wal_id for wal_id, now in statuses.items() if now is status) for status in Status
         }
         if waiting := len(of[Status.PENDING]) + len(of[Status.IN_PROGRESS]):
             return IntentPlan(

@@ -107,7 +107,7 @@ class Total(StrEnum):
         ("dataset", "status"), set(ProvenanceStatus) - {ProvenanceStatus.UNKNOWN},
     )  # fmt: skip
     PROVENANCE_FAILURES = (
-        "nodd_sns_provenance_failures", "Units of which a path of lineage was not taken.",
+        "nodd_sns_provenance_failures", "Units whose lineage a destination did not take.",
         ("dataset", "path"), PATHS.values(),
     )  # fmt: skip
     CONFLICTS = (

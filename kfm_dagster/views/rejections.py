@@ -34,7 +34,7 @@ def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: 
 
 
 def rejected_message(parts: Parts, message_id: str) -> str:
-    """Return a message as it came, of which a record was rejected. Raises UnknownMessageError."""
+    """Return a message with a rejected record, as it came. Raises UnknownMessageError."""
     body = Deliveries(parts.database, clock=parts.clock).rejected_body(message_id)
     if body is None:
         raise UnknownMessageError(observed=repr(message_id[:80]), next_step="kfm wal rejected")

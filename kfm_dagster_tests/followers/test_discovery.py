@@ -28,7 +28,12 @@ from kfm_dagster_tests.ledger.bench import Clock
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "concepts" / "catalog-and-followers.md").read_text(encoding="utf-8")
 [TIMES] = re.findall(r"(?s)```python\n(.*?)```", PAGE)
-SOURCE = "from kfm_dagster.catalog.discovery import FollowerSource\nclass Broken(FollowerSource):\n    "
+SOURCE = """
+from kfm_dagster.catalog.discovery import FollowerSource
+class Broken(FollowerSource):
+    def followers(self, context):
+        raise RuntimeError("no library")
+    """
 BROKEN = {
     "raises when it is imported": "raise RuntimeError('no library')",
     "is no source": "Broken = dict",

@@ -145,11 +145,11 @@ def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
     Example: kfm dlq plan --dataset goes-abi
     """
     with opened_pipeline(read_only=True) as pipeline:
-        found = dead_letter_plan.plan(pipeline, selection=asked.selection(pipeline.registry), limit=limit)
+        plan = dead_letter_plan.plan(pipeline, selection=asked.selection(pipeline.registry), limit=limit)
     if as_json:
-        click.echo(json.dumps(found.as_json()))
+        click.echo(json.dumps(plan.as_json()))
     else:
-        show_plan(found)
+        show_plan(plan)
 
 
 @dlq.command()

@@ -107,13 +107,13 @@ def show(*, wal_id: str, as_json: bool) -> None:
         wal_id = whole_wal_id(pipeline.database, wal_id)
         if pipeline.ledger.get(wal_id) is None:
             raise unknown_record(wal_id)
-        found = [(case.as_json(), _evidence(pipeline.store, case)) for case in cases_of(pipeline).of(wal_id)]
-    if not found:
+        cases = [(case.as_json(), _evidence(pipeline.store, case)) for case in cases_of(pipeline).of(wal_id)]
+    if not cases:
         raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")
     if as_json:
-        click.echo(json.dumps({"wal_id": wal_id, "cases": [row | {"evidence": bundle} for row, bundle in found]}))
+        click.echo(json.dumps({"wal_id": wal_id, "cases": [row | {"evidence": bundle} for row, bundle in cases]}))
         return
-    for row, bundle in found:
+    for row, bundle in cases:
         show_case(row, bundle)
 
 

@@ -36,9 +36,9 @@ def replay_failed_intents(
     FINISHED_WITH_FAILURES where a stage that was run again failed again.
     """
     with opened_pipeline(shell.settings, read_only=dry) as pipeline:
-        found = list(islice(IntentRecovery(pipeline=pipeline).plans(dataset=dataset), limit))
-        units = sorted({wal_id for plan in found for wal_id in plan.units})[:MOST_UNITS]
-        done = [plan for plan in found if plan.action in DONE_AT_ONCE]
+        plans = list(islice(IntentRecovery(pipeline=pipeline).plans(dataset=dataset), limit))
+        units = sorted({wal_id for plan in plans for wal_id in plan.units})[:MOST_UNITS]
+        done = [plan for plan in plans if plan.action in DONE_AT_ONCE]
         if not dry and (units or done):
             engine = ReplayEngine(pipeline=pipeline)
             if units:
@@ -48,14 +48,14 @@ def replay_failed_intents(
                 if not decided["reason"]:
                     raise click.UsageError("say why units are let in again: --reason")
             require_confirmation(f"replay {len(done)} intents, and {len(units)} units?", confirmed=confirm)
-            found = [_carried_out(IntentRecovery(pipeline=pipeline), plan) if plan in done else plan for plan in found]
+            plans = [_carried_out(IntentRecovery(pipeline=pipeline), plan) if plan in done else plan for plan in plans]
             if units:
                 begun = start(engine, selection, decision_of(shell.settings, **decided))
                 why = f"replay {begun.replay_run_id} lets them in"
-                found = [replace(plan, why=why) if plan.units else plan for plan in found]
-    rows = [plan.as_json() for plan in found]
+                plans = [replace(plan, why=why) if plan.units else plan for plan in plans]
+    rows = [plan.as_json() for plan in plans]
     show(rows, output=shell.output, as_table=lambda: show_rows(rows, COLUMNS))
-    return ExitCode.FINISHED_WITH_FAILURES if any(plan.failed for plan in found) else ExitCode.DONE
+    return ExitCode.FINISHED_WITH_FAILURES if any(plan.failed for plan in plans) else ExitCode.DONE
 
 
 def _carried_out(replay: IntentRecovery, plan: IntentPlan) -> IntentPlan:

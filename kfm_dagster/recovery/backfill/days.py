@@ -151,10 +151,10 @@ class Backfills:
         or it is over.
         """
         with self.ledger.database.transaction() as tx:
-            found = find_backfill(self.ledger.database, backfill_id, tx=tx)
+            backfill = find_backfill(self.ledger.database, backfill_id, tx=tx)
             if tx.run("backfill.cancel", backfill_id=backfill_id, at=self.clock()).one_or_none() is None:
-                raise BackfillError("the backfill is over", observed=f"{backfill_id} is {found.state}")
-            self._log(GovernanceAction.BACKFILL_CANCELLED, found, decision, tx)
+                raise BackfillError("the backfill is over", observed=f"{backfill_id} is {backfill.state}")
+            self._log(GovernanceAction.BACKFILL_CANCELLED, backfill, decision, tx)
             return find_backfill(self.ledger.database, backfill_id, tx=tx)
 
     def advance(
@@ -174,10 +174,10 @@ class Backfills:
         on = [contract.id for contract in self.ledger.registry if off.of(contract.id) is None]
         finished = self._finish()
         with self.ledger.database.snapshot() as view:
-            found = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
+            listings = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
             running = view.run("backfill.running").scalar_one()
-        requested, waiting = ({key: rows for key, rows in days.items() if known(key[1])} for days in found)
-        unknown = sorted({day for days in found for _, day in days if not known(day)})
+        requested, waiting = ({key: rows for key, rows in days.items() if known(key[1])} for days in listings)
+        unknown = sorted({day for days in listings for _, day in days if not known(day)})
         lost = [day for day in requested if day not in listing and _pause_is_over(requested[day], now=self.clock())]
         room = limit - len(listing) - len(requested.keys() - set(listing) - set(lost))
         units, most = units_in_flight(self.ledger, Lane.BULK, off, today=self.clock().date()), self.most_units

@@ -154,15 +154,15 @@ def _listed(
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
-    for found in objects.list_day(contract, day):
-        etags[found.uri] = found.etag if versions else None
-        if not any(_is_same(row, etags[found.uri]) for row in units_of[found.uri]):
-            unknown.append(found)
-    unknown.sort(key=lambda found: found.uri)
+    for listed in objects.list_day(contract, day):
+        etags[listed.uri] = listed.etag if versions else None
+        if not any(_is_same(row, etags[listed.uri]) for row in units_of[listed.uri]):
+            unknown.append(listed)
+    unknown.sort(key=lambda listed: listed.uri)
     return _Listed(
         etags=etags,
-        unknown=[found.uri for found in unknown],
-        missing=[found for found in unknown if found.last_modified <= newest],
+        unknown=[listed.uri for listed in unknown],
+        missing=[listed for listed in unknown if listed.last_modified <= newest],
     )
 
 

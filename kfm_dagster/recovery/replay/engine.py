@@ -117,8 +117,8 @@ class ReplayEngine:
     def advance_all(self, *, say: Callable[[str], None] = lambda _: None) -> list[Advance]:
         """Advance every running replay by a step, and say what that did."""
         with self.pipeline.database.snapshot() as view:
-            found = runs.running(view)
-        steps = [self._advance_or_record(replay_run_id) for replay_run_id in found]
+            replays = runs.running(view)
+        steps = [self._advance_or_record(replay_run_id) for replay_run_id in replays]
         for step in steps:
             say(str(step))
         return steps
