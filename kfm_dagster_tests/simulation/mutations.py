@@ -29,6 +29,7 @@ from kfm_dagster.run_state.record import RunState
 from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.stages import lifecycle
 from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.port import RunStatePort
 from kfm_dagster.storage import database
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.fence import Fence
@@ -113,12 +114,34 @@ def _put_later(self: RelationalRunState, record: RunState, tx: Transaction) -> N
 
 
 _PUT = RelationalRunState.put
+_EXECUTED_AGAIN = _call(RunStatePort, "skip", lambda *_, **__: None)
+"""A run that is executed again claims again, so that it holds one unit by two attempts."""
+_HASTE = {
+    Fault.HASTE: 0.9,
+    Fault.TWIN: 0.9,
+    Fault.STALL_IN_RUN: 0.05,
+    Fault.JUMP: 0.05,
+    Fault.KILL: 0.0,
+    Fault.KILL_IN_STATEMENT: 0.0,
+}
 _REFUSED = {**CALM, Fault.STORE_REFUSES: 0.06}
 _FENCE = Leases.fence
 _DECIDE = LedgerChanges._decide
+_ATTEMPT = " AND record.attempts = unit.attempt"
+"""No two claims of a unit have one number, so no history needs the run's id besides (`ledger/test_ledger_store.py`)."""
 _NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_legal")
 
 MUTATIONS = (
+    Mutation(
+        name="a settlement does not ask for the attempt, and a run does again what it has done",
+        invariant="only_the_holder_settles",
+        breakages=[
+            *(_sql(name, _ATTEMPT, "") for name in ("ledger.settle_succeeded", "ledger.settle_failed")),
+            _EXECUTED_AGAIN,
+        ],
+        under=_HASTE,
+        first=119,
+    ),
     Mutation(
         name="a fence does not ask for the claim",
         invariant="only_the_holder_writes",
