@@ -102,14 +102,15 @@ def load(folder: Path = RULES) -> list[Mutant]:
 
 
 def lost(root: Path, base: str) -> set[str]:
-    """Return the rules that the list had at a commit, and has neither now nor among the retired ones.
+    """Return the rules listed at a commit or since, and now neither listed nor retired.
 
-    A rule is a row's sentence: the code that it names may change, and then the row changes with it.
+    A rule is a row's sentence: the code that it names may change, and then the row changes with it. Every commit since
+    the base counts, so the answer does not change when a later commit becomes the base.
     """
-    listing = ["ls-tree", "-r", "--name-only", base, "--", str(RULES.relative_to(ROOT))]
-    before = {
-        row["rule"] for name in _git(root, *listing).split() for row in _rows(_git(root, "show", f"{base}:{name}"))
-    }
+    folder = str(RULES.relative_to(ROOT))
+    commits = [base, *_git(root, "rev-list", f"{base}..HEAD", "--", folder).split()]
+    lines = _git(root, "grep", "--no-color", "-h", "-E", "^- .*rule: ", *commits, "--", folder).splitlines()
+    before = {row["rule"] for line in set(lines) for row in _rows(line)}
     retired = _rows((root / RETIRED.relative_to(ROOT)).read_text(encoding="utf-8"))
     return before - {row.rule for row in load(root / RULES.relative_to(ROOT))} - {row["rule"] for row in retired}
 

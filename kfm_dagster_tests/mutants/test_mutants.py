@@ -93,13 +93,14 @@ def test_a_rule_is_lost_when_neither_the_list_nor_the_retired_ones_have_it(tmp_p
         identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
 
-    listed("kept", "gone", "given up")
     git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "first")
-    listed("kept", "new")
+    for rules in (("kept", "gone", "given up"), ("kept", "given up", "short-lived"), ("kept", "new")):
+        listed(*rules)
+        git("add", ".")
+        git("commit", "-qm", "rules")
     retired.write_text("- {rule: given up, reason: the product has no such thing}\n", encoding="utf-8")
-    assert lost(tmp_path, "HEAD") == {"gone"}
+    assert lost(tmp_path, "HEAD~2") == {"gone", "short-lived"}
+    assert lost(tmp_path, "HEAD") == set()
 
 
 @pytest.mark.clause("BEY-17")
