@@ -1,4 +1,4 @@
-"""The site's pages: those of `docs/`, the parts of README, CONTRIBUTING and CHANGELOG, and the reference."""
+"""The site's pages: those of `docs/`, README, CONTRIBUTING, CHANGELOG, and the reference."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ from docs_site import api, commands, conformance, schemas, tables, vocabulary
 ROOT = Path(__file__).resolve().parents[1]
 STYLES = Path(__file__).with_name("site.css")
 HOME = "index.md"
-README = {
-    "kfm_dagster": "quickstart.md",
-    "In production": "production.md",
-    "When something goes wrong": "when-something-goes-wrong.md",
-    "Folders": "folders.md",
-}
-"""The page of each part of the README, by its heading."""
-TITLES = {"kfm_dagster": "Quickstart"}
-"""Titles of such pages, where the heading is none."""
-BESIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+BESIDE = {"README.md": "quickstart.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages of documents that are not in `docs/`."""
 REFERENCE: Mapping[str, Callable[[], str]] = {
     "settings.md": schemas.settings,
@@ -49,8 +40,6 @@ def write(folder: Path) -> None:
     texts = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in sources.items()}
     (folder / "README.md").unlink()
     shutil.copy(STYLES, folder)
-    for heading, page in README.items():
-        sources[page], texts[page] = "README.md", f"# {TITLES.get(heading, heading)}\n\n{_part(heading)}"
     for source, page in BESIDE.items():
         sources[page], texts[page] = source, (ROOT / source).read_text(encoding="utf-8")
     for name, make in REFERENCE.items():
@@ -62,18 +51,8 @@ def write(folder: Path) -> None:
         written.write_text(_LINK.sub(links, text), encoding="utf-8")
 
 
-def _part(heading: str) -> str:
-    """Return the README's part under a heading; the first one is what stands above the others."""
-    parts = re.split(r"^##? (.+)\n", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))[heading]
-
-
 def _address(link: re.Match[str], *, page: str, source: str) -> str:
     """Return where a link of a page leads in the site: what is in `docs/` is at the top there."""
     target, anchor = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[1])), link[2] or ""
-    if target == "README.md":
-        headings = {f"#{heading.lower().replace(' ', '-')}": place for heading, place in README.items()}
-        target, anchor = headings.get(anchor, README["kfm_dagster"]), ""
-    else:
-        target = BESIDE.get(target, HOME if target == "docs/README.md" else target.removeprefix("docs/"))
+    target = BESIDE.get(target, HOME if target == "docs/README.md" else target.removeprefix("docs/"))
     return posixpath.relpath(target, posixpath.dirname(page) or ".") + anchor

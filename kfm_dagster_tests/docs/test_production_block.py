@@ -1,4 +1,4 @@
-"""The README's production block, typed as it is written on an empty PostgreSQL, S3 and SQS, until an Item is there."""
+"""The production block of docs/deploy.md, typed as it is written on an empty PostgreSQL, S3 and SQS, until an Item is there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUCKETS = ("my-catalog", "my-artifacts", "my-lineage", "my-logs")
 
 def block() -> list[str]:
     """The lines of the block, as they are."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## In production\n")[1]
+    section = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").split("## Start it\n")[1]
     lines = section.split("\n    export ", 1)[1].split("\n\n", 1)[0].splitlines()
     return ["export " + lines[0], *(line.removeprefix("    ") for line in lines[1:])]
 
