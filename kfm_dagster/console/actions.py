@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from kfm_dagster.console.asking import given, whole_number
 from kfm_dagster.console.operations import record_of
 from kfm_dagster.console.pages import Pages, parameters, row_id
+from kfm_dagster.console.request_parameters import given, whole_number
 from kfm_dagster.console.session import came_from, own_path
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, decision_in
@@ -157,6 +157,7 @@ def _of_review(pages: Pages) -> list[Route]:
             "decisions.html",
             waiting=ledger.review.waiting(),
             entries=ledger.log.entries(limit=MOST_ENTRIES),
+            columns=("at", "action", "actor", "dataset", "wal_id", "change_ref", "approved_by", "reason"),
             everything_off=ledger.switches.engaged().get(EVERY_DATASET),
         )
 

@@ -13,32 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kfm_dagster.alerts.message import look_of
-from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.console.actions import decided, see
-from kfm_dagster.console.pages import PAGE, Pages, filter_of, row_id, with_query
-from kfm_dagster.contracts.filters import MOST_DAYS
-from kfm_dagster.views.alerts import ALERTS, AlertFilter
+from kfm_dagster.console.pages import Pages, list_route, row_id
+from kfm_dagster.views.alerts import ALERTS
 
 
 def routes(pages: Pages) -> list[Route]:
     """Return the routes of alerts."""
-    pipeline = pages.pipeline
-
-    def alerts(request: Request) -> Response:
-        wanted, after = filter_of(request, AlertFilter)
-        page = ALERTS.query(pipeline, wanted, after, PAGE)
-        return pages.page(
-            request,
-            "alerts.html",
-            alerts=[(alert, alert.rule.meaning, look_of(alert)) for alert in page.rows],
-            rules=[*AlertRule],
-            rule=wanted.rule,
-            days=wanted.days or "",
-            most_days=MOST_DAYS,
-            first_link=with_query(request, after=None) if after else None,
-            next_link=with_query(request, after=page.after) if page.after else None,
-        )
 
     def acknowledge(request: Request, fields: Mapping[str, str]) -> Response:
         # No override: it needs no change reference, not even in prod.
@@ -48,6 +30,6 @@ def routes(pages: Pages) -> list[Route]:
         return see("/alerts")
 
     return [
-        Route("/alerts", alerts, methods=["GET"]),
+        list_route(pages, ALERTS, "/alerts", "alerts.html", look_of=lambda _: look_of),
         pages.form("/alerts/{alert_id}/acknowledge", acknowledge),
     ]

@@ -37,13 +37,14 @@ from kfm_dagster.console import (
     runs,
     units,
 )
-from kfm_dagster.console.asking import Form, asked_of
 from kfm_dagster.console.bounds import BoundedRequests
+from kfm_dagster.console.operations import JSON
 from kfm_dagster.console.pages import STATIC, Pages, parameters, static
 from kfm_dagster.console.refusals import REFUSALS, refusal
+from kfm_dagster.console.request_parameters import given, is_page, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
-from kfm_dagster.exports.validation import validate_report
+from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
 from kfm_dagster.exports.validation_page import report_sections, report_span
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.web_guard import WebGuard
@@ -81,12 +82,14 @@ def console_app(
     pages = Pages(pipeline=pipeline, sessions=sessions, deciding=deciding)
 
     def validate(request: Request) -> Response:
-        asked = asked_of(parameters(request), accept=request.headers.get("accept", ""))
-        report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=asked.days))
-        if asked.form is Form.JSON:
-            return Response(json.dumps(report), media_type=asked.form.media_type)
+        values = given(parameters(request), known=("days", "format"))
+        days = whole_number("days", values.get("days", str(DAYS)), most=MOST_DAYS)
+        as_page = is_page(values, request.headers.get("accept", ""))
+        report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
+        if not as_page:
+            return Response(json.dumps(report), media_type=JSON)
         sections = Markup(report_sections(report))  # noqa: S704, it has escaped what it holds
-        return pages.page(request, "validation.html", sections=sections, span=report_span(report), days=asked.days)
+        return pages.page(request, "validation.html", sections=sections, span=report_span(report), days=days)
 
     def metrics(_: Request) -> Response:
         return Response(exposition(pipeline, depths()), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -99,7 +102,7 @@ def console_app(
         """Answer with one line, to a browser on a page from which it goes on."""
         status, line = _refusal(error)
         headers = error.headers if isinstance(error, HTTPException) else None
-        if "text/html" in request.headers.get("accept", ""):
+        if is_page({}, request.headers.get("accept", "")):
             answer = pages.page(request, "error.html", status=status, heading=HTTPStatus(status).phrase, line=line)
             answer.headers.update(headers or {})
             return answer

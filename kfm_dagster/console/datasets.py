@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.console.asking import given
 from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
 from kfm_dagster.console.pages import Pages, parameters
+from kfm_dagster.console.request_parameters import given
 from kfm_dagster.contracts.cadence import floor_hour
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
-from kfm_dagster.views.units import FailureFilter, failure_groups
+from kfm_dagster.views.units import FAILURES, FailureFilter, failure_groups
 
 HOURS = 48
 """Two days: the hour in which something began, beside the same hour of the day before."""
@@ -57,6 +57,7 @@ def routes(pages: Pages) -> list[Route]:
             hours=HOURS,
             throughput=Markup(bar_chart("Units that ended", hours, settled)),  # noqa: S704, its own numbers
             latency=Markup(line_chart("From discovery to success", hours, lines)),  # noqa: S704, its own numbers
+            view=FAILURES,
             groups=failure_groups(pipeline, FailureFilter(dataset=contract.id)),
         )
 

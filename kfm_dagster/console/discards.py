@@ -31,7 +31,11 @@ def routes(pages: Pages) -> list[Route]:
     def dry_run(request: Request) -> Response:
         wanted = _quarantined(parameters(request))
         plan = plan_discard(pipeline.database, named_units(pipeline, wanted))
-        return pages.page(request, "discard_plan.html", query=wanted.query(), plan=plan)
+        breakdown = [
+            {"dataset": dataset, "error_code": code, "units": units}
+            for (dataset, code), units in plan.breakdown.items()
+        ]
+        return pages.page(request, "discard_plan.html", query=wanted.query(), plan=plan, breakdown=breakdown)
 
     def discard(request: Request, fields: Mapping[str, str]) -> Response:
         filters = {name: value for name, value in fields.items() if name not in _OF_DECISION}

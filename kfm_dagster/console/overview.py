@@ -9,7 +9,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -18,8 +20,9 @@ from starlette.routing import Route
 
 from kfm_dagster.catalog.footprint_svg import draw as draw_footprints
 from kfm_dagster.catalog.map_window import Size
-from kfm_dagster.console.asking import Form, form_of
+from kfm_dagster.console.operations import JSON
 from kfm_dagster.console.pages import Pages, duration, parameters
+from kfm_dagster.console.request_parameters import given, is_page
 from kfm_dagster.console.state_diagram import state_diagram
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
 from kfm_dagster.ledger.queries import LedgerQueries
@@ -55,17 +58,21 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
     pipeline = pages.pipeline
 
     def front(request: Request) -> Response:
-        form = form_of(parameters(request), accept=request.headers.get("accept", ""))
+        values = given(parameters(request), known=("format",))
+        as_page = is_page(values, request.headers.get("accept", ""))
         status = deployment_status(pipeline)
-        if form is Form.JSON:
-            return Response(json.dumps(status.as_json()), media_type=form.media_type)
+        if not as_page:
+            return Response(json.dumps(status.as_json()), media_type=JSON)
         counts = _totals(status)
         return pages.page(
             request,
             "overview.html",
             found=status,
             most=MOST_MATTERS,
-            statuses=[*Status],
+            units=[{"dataset": dataset, **counts} for dataset, counts in status.units.items()],
+            units_columns=("dataset", *Status),
+            units_links={name: partial(_units_path, name) for name in Status},
+            matter_links={"what": lambda matter: matter.path},
             tiles=list(_tiles(status, counts, depths(), pipeline.ledger, pipeline.settings)),
             states=Markup(state_diagram(counts)),  # noqa: S704, its own numbers
         )
@@ -94,6 +101,10 @@ def newest_boxes(ledger: LedgerQueries) -> Iterator[dict[str, Any]]:
             for west, east in parts
         ]
         yield {"type": "MultiPolygon", "coordinates": [[ring] for ring in rings]}
+
+
+def _units_path(status: Status, row: Mapping[str, Any]) -> str | None:
+    return f"/units?{urlencode({'dataset': row['dataset'], 'status': status})}" if row[status] else None
 
 
 def _totals(found: DeploymentStatus) -> dict[Status, int]:

@@ -8,33 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from http import HTTPStatus
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import jinja2
-from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from kfm_dagster.console.asking import BadRequestError, whole_number
+from kfm_dagster.console.cells import cell, heading, time
+from kfm_dagster.console.request_parameters import BadRequestError, whole_number
 from kfm_dagster.console.session import Sessions
-from kfm_dagster.contracts.filters import Filter
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment
-from kfm_dagster.views.view import Paging
+from kfm_dagster.views.view import View
 
 LIVE_SECONDS = 15
 """From one look to the next of a live view; a page costs some hundredths of a second."""
 PAGE = 50
 """Rows of a page, which is then read in some seconds."""
+MOST_ROWS = 200
+"""Rows of a list that has no pages."""
 NAVIGATION: Sequence[tuple[str, str]] = (
     ("/", "Overview"),
     ("/units", "Units"),
@@ -50,7 +50,6 @@ STATIC: Mapping[str, str] = {"console.css": "text/css", "icon.svg": "image/svg+x
 _LIVE = "live"
 
 
-F = TypeVar("F", bound=Filter)
 Answer = Callable[[Request, Mapping[str, str]], Response]
 """What a form leads to, by its fields."""
 
@@ -119,13 +118,34 @@ def parameters(request: Request) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if name != _LIVE]
 
 
-def filter_of(request: Request, kind: type[F]) -> tuple[F, str | None]:
-    """Return the filter of a page of a list, and where the page begins. Raises BadFilterError, BadRequestError."""
-    pairs = parameters(request)
-    return (
-        kind.of_query((name, value) for name, value in pairs if name != "after"),
-        Paging.of_query((name, value) for name, value in pairs if name == "after").after,
-    )
+def list_route(
+    pages: Pages, view: View, path: str, template: str = "list.html", **content: Callable[[Any], Any]
+) -> Route:
+    """Return the route of a view's list, by a form of its filter; `content` is what else the template has by filter.
+
+    Its answers raise BadFilterError, BadRequestError, and KfmError for an unknown dataset.
+    """
+
+    def answer(request: Request) -> Response:
+        pairs = parameters(request)
+        has_pages = view.end == "next"
+        wanted = view.filter.of_query((name, value) for name, value in pairs if name != "after" or not has_pages)
+        after = dict(pairs).get("after") or None
+        page = view.query(pages.pipeline, wanted, after, PAGE if has_pages else MOST_ROWS)
+        return pages.page(
+            request,
+            template,
+            view=view,
+            wanted=wanted,
+            rows=page.rows,
+            datasets=sorted(pages.pipeline.registry.contracts),
+            first_link=with_query(request, after=None) if after else None,
+            next_link=with_query(request, after=page.after) if page.after and has_pages else None,
+            more=page.after and not has_pages,
+            **{name: value_of(wanted) for name, value_of in content.items()},
+        )
+
+    return Route(path, answer, methods=["GET"])
 
 
 def row_id(request: Request, name: str) -> int:
@@ -147,13 +167,6 @@ def static(request: Request) -> Response:
     return Response(content, media_type=STATIC[name], headers={"cache-control": "max-age=300"})
 
 
-def _time(value: datetime | None) -> Markup:
-    if value is None:
-        return Markup('<span class="soft">none</span>')
-    text = rfc3339(value, timespec="seconds")
-    return Markup('<time datetime="{}">{}</time>').format(text, text.replace("T", " ").removesuffix("Z"))
-
-
 def duration(value: timedelta | float) -> str:
     """Return a span of time in its two largest units."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
@@ -168,10 +181,6 @@ def duration(value: timedelta | float) -> str:
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def _number(value: float) -> str:
-    return f"{value:,}"
-
-
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("kfm_dagster.console"),
     autoescape=True,
@@ -180,4 +189,12 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     auto_reload=False,
 )
-_TEMPLATES.filters |= {"time": _time, "duration": duration, "number": _number, "counted": counted, "query": urlencode}
+_TEMPLATES.filters |= {
+    "cell": cell,
+    "counted": counted,
+    "duration": duration,
+    "heading": heading,
+    "number": "{:,}".format,
+    "query": urlencode,
+    "time": time,
+}

@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
 from kfm_dagster.alerts.store import UnknownAlertError
-from kfm_dagster.console.asking import BadRequestError, NotAcceptableError
 from kfm_dagster.console.operations import UnknownUnitError
+from kfm_dagster.console.request_parameters import BadRequestError
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import (
     ContractError,
@@ -38,7 +38,6 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
     (UnknownUnitError, 404),
     (UnknownMessageError, 404),
     (UnknownAlertError, 404),
-    (NotAcceptableError, 406),
     (DependencyUnavailableError, 503),
 )
 

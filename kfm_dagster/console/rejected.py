@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.console.asking import given
-from kfm_dagster.console.pages import PAGE, Pages, filter_of, parameters, with_query
-from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.console.pages import Pages, list_route, parameters
+from kfm_dagster.console.request_parameters import given
 from kfm_dagster.ledger.rejections import RejectionFilter
-from kfm_dagster.views.rejections import rejected_message, rejections
+from kfm_dagster.views.rejections import REJECTIONS, rejected_message
 
 MOST_SHOWN = 65_536
 """Characters of a message on its page: one that SQS carries may have sixteen times as many."""
@@ -28,19 +27,8 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
     """Return the routes of rejections; `depths` says how many messages are on each queue, and must not wait."""
     pipeline = pages.pipeline
 
-    def rejected(request: Request) -> Response:
-        wanted, after = filter_of(request, RejectionFilter)
-        page = rejections(pipeline, wanted, after, PAGE)
-        return pages.page(
-            request,
-            "rejected.html",
-            wanted=wanted,
-            rows=page.rows,
-            reasons=[*ParseIssue],
-            dead_letters=depths().get(pipeline.settings.sqs_dlq_queue),
-            first_link=with_query(request, after=None) if after else None,
-            next_link=with_query(request, after=page.after) if page.after else None,
-        )
+    def dead_letters(_: RejectionFilter) -> int | None:
+        return depths().get(pipeline.settings.sqs_dlq_queue)
 
     def message(request: Request) -> Response:
         given(parameters(request), known=())
@@ -52,13 +40,14 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
             "message.html",
             message_id=message_id,
             rows=[row for row in rows if row.message_id == message_id],
+            links={"reason_code": lambda row: f"/rejected?reason={row.reason_code}"},
             state=pipeline.deliveries.states([message_id])[message_id],
             shown=_visible(body[:MOST_SHOWN]),
             left=max(0, len(body) - MOST_SHOWN),
         )
 
     return [
-        Route("/rejected", rejected, methods=["GET"]),
+        list_route(pages, REJECTIONS, "/rejected", "rejected.html", dead_letters=dead_letters),
         Route("/rejected/{message_id:path}", message, methods=["GET"]),
     ]
 

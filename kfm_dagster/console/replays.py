@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kfm_dagster.console.actions import DECISIONS, decided, see
-from kfm_dagster.console.asking import given
 from kfm_dagster.console.pages import Pages, parameters
+from kfm_dagster.console.request_parameters import given
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision
@@ -46,7 +46,9 @@ def routes(pages: Pages) -> list[Route]:
 
     def listed(request: Request) -> Response:
         given(parameters(request), known=())
-        return pages.page(request, "replays.html", replays=ReplayEngine(pipeline=pipeline).newest())
+        return pages.page(
+            request, "replays.html", replays=[run.as_json() for run in ReplayEngine(pipeline=pipeline).newest()]
+        )
 
     def one(request: Request) -> Response:
         given(parameters(request), known=())

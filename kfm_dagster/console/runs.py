@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.console.asking import given
 from kfm_dagster.console.pages import Pages, parameters
+from kfm_dagster.console.request_parameters import given
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.run_state.choice import looked_up_states
 

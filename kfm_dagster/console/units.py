@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kfm_dagster.console import operations
-from kfm_dagster.console.asking import given
-from kfm_dagster.console.pages import PAGE, Pages, filter_of, parameters, with_query
+from kfm_dagster.console.pages import Pages, list_route, parameters
+from kfm_dagster.console.request_parameters import given
 from kfm_dagster.contracts.repairs import REPAIRS
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.exports.explanations.unit_history import unit_history
@@ -23,39 +24,13 @@ from kfm_dagster.ingest.evidence import read_evidence
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.ledger.search import OPERATORS, UnitFilter
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.s3 import Store
-from kfm_dagster.views.units import FailureFilter, count_units, failure_groups, search_units
+from kfm_dagster.views.units import FAILURES, UNITS, count_units
 
 
 def routes(pages: Pages) -> list[Route]:
     """Return the routes of units and failures."""
     pipeline = pages.pipeline
-
-    def units(request: Request) -> Response:
-        wanted, after = filter_of(request, UnitFilter)
-        page = search_units(pipeline, wanted, after, PAGE)
-        return pages.page(
-            request,
-            "units.html",
-            wanted=wanted,
-            query=wanted.query(),
-            count=count_units(pipeline, wanted),
-            rows=page.rows,
-            first_link=with_query(request, after=None) if after else None,
-            next_link=with_query(request, after=page.after) if page.after else None,
-            datasets=sorted(pipeline.registry.contracts),
-            statuses=[*Status],
-            operators=OPERATORS,
-        )
-
-    def failures(request: Request) -> Response:
-        dataset = given(parameters(request), known=("dataset",)).get("dataset") or None
-        groups = failure_groups(pipeline, FailureFilter(dataset=dataset))
-        return pages.page(
-            request, "failures.html", groups=groups, dataset=dataset, datasets=sorted(pipeline.registry.contracts)
-        )
 
     def unit(request: Request) -> Response:
         given(parameters(request), known=())
@@ -68,10 +43,10 @@ def routes(pages: Pages) -> list[Route]:
         return Response(json.dumps(item), media_type="application/geo+json")
 
     return [
-        Route("/units", units, methods=["GET"]),
+        list_route(pages, UNITS, "/units", "units.html", count=partial(count_units, pipeline)),
         Route("/units/{wal_id:uuid}", unit, methods=["GET"]),
         Route("/units/{wal_id:uuid}/item.json", item, methods=["GET"]),
-        Route("/failures", failures, methods=["GET"]),
+        list_route(pages, FAILURES, "/failures"),
     ]
 
 

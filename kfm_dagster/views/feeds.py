@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from urllib.parse import urlencode
 
 from pydantic import Field
 
 from kfm_dagster.contracts.filters import MOST_DAYS, Days, Filter, Flag
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitches
 from kfm_dagster.ledger.gaps import Gap, Gaps
 from kfm_dagster.views.view import OfDataset, Page, Parts, View, require_contract
@@ -66,6 +68,7 @@ GAPS = View(
     row=Gap,
     query=gaps,
     columns=("dataset", "product", "hour", "kind", "expected", "seen", "first_seen"),
+    links={"hour": lambda gap: f"/units?{urlencode({'dataset': gap.dataset, 'since': rfc3339(gap.hour)})}"},
     end="complete",
 )
 DATASETS = View(

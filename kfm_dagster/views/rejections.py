@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from urllib.parse import quote
 
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.contracts.identity import rfc3339
@@ -71,5 +72,6 @@ REJECTIONS = View(
     row=KeptRejection,
     query=rejections,
     columns=("rejected_at", "reason_code", "records", "message_id", "object_uri", "detail"),
+    links={"message_id": lambda row: None if row.message_id is None else f"/rejected/{quote(row.message_id)}"},
     end="next",
 )

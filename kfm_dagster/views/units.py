@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from pydantic import Field, create_model
 
@@ -161,6 +162,12 @@ def _cursor(position: Position) -> str:
     return f"{rfc3339(position[0])}_{position[1]}"
 
 
+def _units_of(group: FailureGroup) -> str:
+    """Return the console's page of a group's units."""
+    units = UnitFilter(dataset=group.dataset, code=group.code, operator=group.operator)
+    return f"/units?{urlencode(units.query())}"
+
+
 _OPERATOR = Field(description="Operator at which the unit left the chain; null where it did not, or none complained.")
 _FIELDS: dict[str, Any] = {
     **{name: (field.annotation, field) for name, field in NoddWalRecord.model_fields.items()},
@@ -175,6 +182,7 @@ UNITS = View(
     row=create_model("Unit", **{name: _FIELDS[name] for name in UNIT_COLUMNS}),
     query=search_units,
     columns=("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri"),
+    links={"object_uri": lambda row: f"/units/{row['wal_id']}"},
     end="next",
 )
 FAILURES = View(
@@ -185,4 +193,6 @@ FAILURES = View(
     filter=FailureFilter,
     row=FailureGroup,
     query=lambda parts, wanted, _, __: Page(rows=failure_groups(parts, wanted)),
+    columns=("code", "dataset", "operator", "units", "exact", "first_seen", "last_seen"),
+    links={"code": _units_of},
 )

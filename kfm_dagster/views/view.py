@@ -6,7 +6,7 @@ Belongs here: what all views have in common. Does not belong here: the views (th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
 from urllib.parse import urlencode
@@ -65,7 +65,8 @@ class View:
     """A list: `name` is its path and key in answers, `query` takes a filter, where to begin and how many rows.
 
     `end` is the answer's member after the rows: the address of the next page, or whether these are all. `columns` are
-    those of a terminal's table, `tool` and `operation` the names for assistants and clients.
+    those of tables, `links` the console's pages behind the values of a column, `tool` and `operation` the names for
+    assistants and clients.
     """
 
     name: str
@@ -76,6 +77,7 @@ class View:
     row: type[Any]
     query: Callable[[Parts, Any, str | None, int], Page]
     columns: Sequence[str] = ()
+    links: Mapping[str, Callable[[Any], str | None]] = field(default_factory=dict)
     end: Literal["next", "complete"] | None = None
 
     def answer(self, parts: Parts, given: Mapping[str, str]) -> dict[str, Any]:

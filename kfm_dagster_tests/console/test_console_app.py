@@ -118,6 +118,7 @@ def test_the_report_comes_as_json_or_as_a_page_and_is_the_same(worked: Ask) -> N
     assert "<td>nexrad-l2.settle</td>" in page.text
     assert report["audit"]["head"] in page.text
     assert "<h1>Validation</h1>" in worked(f"{PATH}?format=html").text
+    assert worked(f"{PATH}?format=json&days=3650", Accept="text/html").headers["content-type"] == "application/json"
     # As long ago as is asked for.
     assert json.loads(worked(f"{PATH}?days=3&format=json").text)["since"] == "2025-12-29T00:00:00.000000Z"
     assert worked(PATH, method="HEAD").text == ""
@@ -196,10 +197,13 @@ def test_a_live_view_refreshes_itself_until_it_is_paused(ask: Ask) -> None:
     ("path", "options", "status", "said"),
     [
         (f"{PATH}?days=0", {}, 400, "observed days='0'; expected a whole number from 1 to 3650"),
+        (f"{PATH}?days=3651", {}, 400, "days='3651'"),
+        (f"{PATH}?days=1.5", {}, 400, "days='1.5'"),
+        (f"{PATH}?days=%D9%A3", {}, 400, "days="),
+        (f"{PATH}?days={'9' * 5000}", {}, 400, "days='9999"),
         (f"{PATH}?days=1&days=2", {}, 400, "a parameter twice"),
         (f"{PATH}?format=%3Cb%3E", {}, 400, "format='<b>'"),
         (f"{PATH}?day=1", {}, 400, "'day'; expected days, format; each once"),
-        (PATH, {"Accept": "image/png"}, 406, "expected application/json or text/html"),
         ("/?days=1", {}, 400, "'days'; expected format; each once at most"),
         ("/units?status=lost", {}, 400, "expected pending or in_progress or"),
         ("/units?text=a&text=b", {}, 400, "a parameter twice"),
@@ -209,7 +213,7 @@ def test_a_live_view_refreshes_itself_until_it_is_paused(ask: Ask) -> None:
         ("/runs/11111111-1111-8111-8111-111111111111", {}, 404, "expected a run id"),
         ("/replays/11111111-1111-8111-8111-111111111111", {}, 404, "replay"),
         ("/datasets/x", {}, 404, "unknown dataset; observed x"),
-        ("/gaps?days=15", {}, 400, "expected a whole number from 1 to 14"),
+        ("/gaps.svg?days=15", {}, 400, "expected a whole number from 1 to 14"),
         ("/static/../app.py", {}, 404, "not found"),
         ("/x", {}, 404, "not found; the pages of the console are linked from /"),
         ("/validate/", {}, 404, "not found"),

@@ -124,7 +124,7 @@ def test_pages_of_rejections_follow_each_other_though_a_batch_is_of_one_moment(
 
 
 def test_the_pages_show_what_their_address_says(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kfm_dagster.console.rejected.PAGE", 2)
+    monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 2)
     page = browser.get("/rejected?message=message").text
     assert "s3://b/" not in page
     [following] = re.findall(r'href="([^"]*)" rel="next"', page)
@@ -172,7 +172,7 @@ def test_alerts_come_in_pages(browser: TestClient, pipeline: Pipeline, monkeypat
         seen += [alert["rule"] for alert in page["alerts"]]
         link = page["next"]
     assert seen == [*AlertRule]
-    monkeypatch.setattr("kfm_dagster.console.alerts.PAGE", 5)
+    monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 5)
     first = browser.get("/alerts").text
     [following] = re.findall(r'href="([^"]*)" rel="next"', first)
     headings = [re.findall(r'<h2 id="alert-(\d+)"', text) for text in (first, browser.get(following).text)]
@@ -201,6 +201,8 @@ def test_a_page_of_gaps_has_a_dataset_s_own_and_says_that_there_are_more(
 
     assert sorted(shown("")[0]) == ["hrrr", "nexrad-l2"]
     assert shown("dataset=hrrr") == (["hrrr"], False)
-    monkeypatch.setattr("kfm_dagster.console.feeds.MOST_GAPS", 1)
+    monkeypatch.setattr("kfm_dagster.console.pages.MOST_ROWS", 1)
+    assert "gaps.svg?dataset=hrrr&amp;days=14" in browser.get("/gaps?dataset=hrrr&days=300").text
+    assert browser.get("/gaps?after=x").status_code == 400
     datasets, is_more = shown("")
     assert (len(datasets), is_more) == (1, True)
