@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import product
 
 from pydantic import SecretStr
 
 from kfm_dagster.alerts.channels import Answer, Endpoint, Endpoints, send
 from kfm_dagster.alerts.message import AlertMessage, message_of, trial
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
-from kfm_dagster.alerts.store import AlertStore, Changes, ClockLimits, Listener, Terms
+from kfm_dagster.alerts.store import AlertStore, Changes, RuleEndpoints
 from kfm_dagster.storage.database import Database
 
 Send = Callable[[Endpoint, AlertMessage], Answer]
@@ -54,10 +55,21 @@ class AlertEvaluator:
     def evaluate(self) -> Evaluation:
         """Evaluate every rule, then deliver what is due. Raises ConfigurationError for wrong URLs, before anything."""
         endpoints = Endpoints.parse(self.urls, self.plan.channels)
-        now = self.clock()
-        limits = ClockLimits(max_offset=self.max_offset.total_seconds(), calibrated_since=now - self.tau_calib)
-        listeners = self._listeners(endpoints)
-        changes = self.store.update(self._terms(now, listeners), limits, listeners)
+        now, heard = self.clock(), self._rule_endpoints(endpoints)
+        limits = {"max_offset": self.max_offset.total_seconds(), "calibrated_since": now - self.tau_calib}
+        terms = [
+            {
+                "rule": rule,
+                "level": (terms := self.plan.rules[rule]).level,
+                "threshold": terms.threshold,
+                "since": now - terms.window,
+                "quiet_since": now - terms.suppress,
+                "escalate_before": None if terms.escalate_after is None else now - terms.escalate_after,
+                "audience": sorted(level for level in Level if heard.get((rule, level))),
+            }
+            for rule in AlertRule
+        ]
+        changes = self.store.update(terms, limits, heard)
         delivered, dead = self._deliver(endpoints)
         return Evaluation(changes=changes, delivered=delivered, dead=dead)
 
@@ -70,29 +82,13 @@ class AlertEvaluator:
         more = self.on_divergence if rule is AlertRule.REPLAY_DIVERGENCE else ()
         return [*self.plan.levels[level], *more]
 
-    def _listeners(self, endpoints: Endpoints) -> list[Listener]:
-        return [
-            Listener(rule=rule, level=level, endpoint=endpoint.number, channel=channel)
-            for rule in AlertRule
-            for level in Level
-            for channel in self._channels(rule, level)
-            for endpoint in endpoints.of(channel)
-        ]
-
-    def _terms(self, now: datetime, listeners: Sequence[Listener]) -> list[Terms]:
-        rules = self.plan.rules
-        return [
-            Terms(
-                rule=rule,
-                level=(terms := rules[rule]).level,
-                threshold=terms.threshold,
-                since=now - terms.window,
-                quiet_since=now - terms.suppress,
-                escalate_before=None if terms.escalate_after is None else now - terms.escalate_after,
-                audience={one.level for one in listeners if one.rule is rule},
-            )
-            for rule in AlertRule
-        ]
+    def _rule_endpoints(self, endpoints: Endpoints) -> RuleEndpoints:
+        found: dict[tuple[str, str], dict[int, str]] = {}
+        for rule, level in product(AlertRule, Level):
+            for channel in self._channels(rule, level):
+                for endpoint in endpoints.of(channel):
+                    found.setdefault((rule, level), {}).setdefault(endpoint.number, channel)
+        return found
 
     def _deliver(self, endpoints: Endpoints) -> tuple[int, list[str]]:
         alive = {endpoint.number for endpoint in endpoints.known}

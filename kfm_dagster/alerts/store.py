@@ -7,11 +7,11 @@ the guards, which are the database's (`sql/schema`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum, unique
-from typing import Any
+from typing import Any, TypeAlias
 
 from kfm_dagster.alerts.plan import AlertRule, Level
 from kfm_dagster.errors import ExitCode, KfmError
@@ -23,6 +23,8 @@ LEASE = timedelta(minutes=5)
 """How long an evaluator owns a notification: longer than any answer takes."""
 MOST_LISTED = 10_000
 """Open alerts are one a rule and subject: far fewer."""
+RuleEndpoints: TypeAlias = Mapping[tuple[str, str], Mapping[int, str]]
+"""Endpoints by rule and level, each with the first channel that leads to it."""
 
 
 class UnknownAlertError(KfmError):
@@ -57,47 +59,6 @@ class NotificationReason(StrEnum):
     """It still fires when its window of suppression has passed."""
     ESCALATED = "escalated"
     """It has gone up a level."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
-    """A rule as of one evaluation: from when events count, and which levels anybody hears."""
-
-    rule: AlertRule
-    level: Level
-    threshold: int
-    since: datetime
-    quiet_since: datetime
-    escalate_before: datetime | None
-    audience: Collection[Level]
-
-    def row(self) -> dict[str, Any]:
-        """Return it as SQL reads it."""
-        times = {name: getattr(self, name) for name in ("since", "quiet_since", "escalate_before")}
-        return {
-            "rule": self.rule,
-            "threshold": self.threshold,
-            "audience": sorted(self.audience),
-            **times,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClockLimits:
-    """What the pipeline card asks of a clock: offset in seconds, and since when a calibration counts."""
-
-    max_offset: float
-    calibrated_since: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Listener:
-    """An endpoint that hears of a rule at a level, by the first channel that leads to it."""
-
-    rule: AlertRule
-    level: Level
-    endpoint: int
-    channel: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,30 +131,35 @@ class AlertStore:
         self._clock = clock
         self._outbox = Outbox(database, "alerts", lease=LEASE, clock=clock)
 
-    def update(self, terms: Sequence[Terms], limits: ClockLimits, listeners: Iterable[Listener]) -> Changes:
-        """Evaluate every rule as of now, and queue what is to be told; one evaluator at a time.
+    def update(
+        self, terms: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], endpoints: RuleEndpoints
+    ) -> Changes:
+        """Evaluate every rule as of now, and queue what is to be sent; one evaluator at a time.
 
-        Nothing is written while nothing is found and nothing is open.
+        `terms` are rows of `alerts.findings` with the level of each rule, `limits` its parameters of the clock. Nothing
+        is written while there is no finding and no alert is open.
         """
         now = self._clock()
+        asked = {"terms": terms, "now": now, **limits}
         with self._database.snapshot() as view:
-            if not _findings(view, terms, limits, now) and view.run("alerts.any_open").one_or_none() is None:
+            quiet = view.run("alerts.any_open").one_or_none() is None
+            if quiet and not view.run("alerts.findings", asked).all():
                 return Changes()
+        levels = {term["rule"]: term["level"] for term in terms}
         with self._database.transaction() as tx:
             tx.run("alerts.lock").close()
-            levels = {term.rule: term.level for term in terms}
-            found = [
-                {**finding, "level": levels[AlertRule(finding["rule"])]}
-                for finding in _findings(tx, terms, limits, now)
-            ]
-            given = {"now": now, "findings": found, "terms": [term.row() for term in terms]}
-            resolved = _ids(tx, "alerts.resolve", now=given["now"], findings=given["findings"])
-            tx.run("alerts.see", now=given["now"], findings=given["findings"])
-            opened = _ids(tx, "alerts.open", now=given["now"], findings=given["findings"])
-            escalated = _ids(tx, "alerts.escalate", now=given["now"], terms=given["terms"])
-            told = tx.run("alerts.tell", now=given["now"], terms=given["terms"]).all()
-            self._queue(tx, told, escalated, listeners)
-        return Changes(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in told])
+            findings = [dict(row, level=levels[row["rule"]]) for row in tx.run("alerts.findings", asked).mappings()]
+            resolved = _ids(tx, "alerts.resolve", now=now, findings=findings)
+            tx.run("alerts.see", now=now, findings=findings)
+            opened = _ids(tx, "alerts.open", now=now, findings=findings)
+            escalated = _ids(tx, "alerts.escalate", now=now, terms=terms)
+            due = tx.run("alerts.tell", now=now, terms=terms).all()
+            for row in due:
+                # Once for each endpoint, unless it has not taken the alert's last notification yet.
+                for endpoint, channel in endpoints[row.rule, row.level].items():
+                    payload = {"reason": _reason(row, escalated)}
+                    self._outbox.put(tx, _consumer(endpoint, channel), str(row.alert_id), payload=payload)
+        return Changes(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in due])
 
     def claim(self, leads: Iterable[tuple[int, str]]) -> QueuedNotification | None:
         """Claim the notification that is due longest to an endpoint by one of its channels."""
@@ -252,33 +218,10 @@ class AlertStore:
             [taken] = tx.rows(Alert, "alerts.get", alert_id=alert_id)
             return taken
 
-    def _queue(
-        self, tx: Transaction, told: Iterable[Any], escalated: Collection[int], listeners: Iterable[Listener]
-    ) -> None:
-        """Queue a notification for each endpoint once, unless it has not taken the alert's last one yet."""
-        hearing: dict[tuple[str, str], dict[int, str]] = {}
-        for one in listeners:
-            hearing.setdefault((one.rule, one.level), {}).setdefault(one.endpoint, one.channel)
-        for row in told:
-            payload = {"reason": _reason(row, escalated)}
-            for endpoint, channel in hearing[row.rule, row.level].items():
-                self._outbox.put(tx, _consumer(endpoint, channel), str(row.alert_id), payload=payload)
-
 
 def _consumer(endpoint: int, channel: str) -> str:
     """Return where a notification goes; an endpoint is a place in a list that may change, so its channel is part."""
     return f"{channel} {endpoint}"
-
-
-def _findings(tx: Transaction, terms: Iterable[Terms], limits: ClockLimits, now: datetime) -> list[dict[str, Any]]:
-    rows = tx.run(
-        "alerts.findings",
-        terms=[term.row() for term in terms],
-        now=now,
-        max_offset=limits.max_offset,
-        calibrated_since=limits.calibrated_since,
-    )
-    return [dict(row) for row in rows.mappings()]
 
 
 def _reason(row: Any, escalated: Collection[int]) -> NotificationReason:
