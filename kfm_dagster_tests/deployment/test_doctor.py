@@ -33,10 +33,9 @@ from sqlalchemy.engine import make_url
 from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.deployment.doctor import celery_broker
+from kfm_dagster.deployment.doctor import instance
 from kfm_dagster.deployment.doctor.finding import Health, examine, ok
-from kfm_dagster.deployment.doctor.senders import check_senders
-from kfm_dagster.deployment.doctor.times import check_clock
+from kfm_dagster.deployment.doctor.queues import check_clock, check_senders
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
@@ -123,7 +122,7 @@ class Deployed:
         self.set(KFM_CELERY_BROKER="redis://127.0.0.1:1/0")
         self.patch.setattr(redis.Redis, "info", lambda *_: MEMORY)
         found = {"celery@one": worker} if worker else {}
-        self.patch.setattr(celery_broker, "workers", lambda _: found)
+        self.patch.setattr(instance, "workers", lambda _: found)
 
     def objects(self) -> Path:
         """A folder in the place of the providers' buckets."""

@@ -26,7 +26,7 @@ from kfm_dagster.defs.executors import BROKER
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
-from kfm_dagster.deployment.doctor.celery_broker import check_broker
+from kfm_dagster.deployment.doctor.instance import check_broker
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.failpoints import Failpoint

@@ -11,16 +11,23 @@ from functools import partial
 from pathlib import Path
 
 from kfm_dagster.catalog.discovery import FollowerSource, FollowerSources
-from kfm_dagster.deployment.doctor.backups import check_backups
-from kfm_dagster.deployment.doctor.celery_broker import check_broker
-from kfm_dagster.deployment.doctor.daemons import check_daemons
-from kfm_dagster.deployment.doctor.databases import check_database, check_retention
 from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, fault, ok, refused
-from kfm_dagster.deployment.doctor.instance import check_instance, dagster_home
-from kfm_dagster.deployment.doctor.places import check_bucket, check_room, check_store
-from kfm_dagster.deployment.doctor.queues import check_dead_letters, check_queue
-from kfm_dagster.deployment.doctor.senders import check_senders
-from kfm_dagster.deployment.doctor.times import check_clock, recorded_readings
+from kfm_dagster.deployment.doctor.instance import check_broker, check_daemons, check_instance, dagster_home
+from kfm_dagster.deployment.doctor.queues import (
+    check_clock,
+    check_dead_letters,
+    check_queue,
+    check_senders,
+    recorded_readings,
+)
+from kfm_dagster.deployment.doctor.stores import (
+    check_backups,
+    check_bucket,
+    check_database,
+    check_retention,
+    check_room,
+    check_store,
+)
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.preflight import stores
@@ -39,9 +46,6 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
     objects = ObjectStores(object_root=settings.object_root, anonymous=settings.anonymous)
     chosen, broker = stores(settings), settings.celery_broker
 
-    def queue(name: str) -> Queue:
-        return connect(settings, name=name)
-
     def heard(dates: AnswerDates) -> Queue:
         return connect(settings, dates=dates)
 
@@ -54,8 +58,8 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
         "database": partial(check_database, settings),
         "backups": partial(check_backups, settings, clock),
         "retention": partial(check_retention, settings),
-        "queue": partial(check_queue, settings, registry, queue),
-        "dead letters": partial(check_dead_letters, settings, queue),
+        "queue": partial(check_queue, settings, registry),
+        "dead letters": partial(check_dead_letters, settings),
         "clock": partial(check_clock, rules, heard, clock, recorded=recorded),
         "senders": partial(check_senders, settings, registry),
         "instance": partial(check_instance, settings),

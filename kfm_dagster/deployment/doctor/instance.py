@@ -1,17 +1,23 @@
-"""The Dagster instance: what its `dagster.yaml` says of dead runs, slots and lanes, and which daemons work in it.
+"""Dagster: its `dagster.yaml`, the daemons that work in the instance, and Celery's broker and workers.
 
-The file is read as YAML and the heartbeats from their table, so nothing of Dagster is started, made or migrated.
+The file is read as YAML and the heartbeats from their table, so nothing of Dagster is started, made or migrated. Two
+daemons launch every run and evaluate every sensor twice. Each writes its id with its heartbeats, which are one row
+a kind of work: rows of the last minute that have two ids are of two. On this machine processes are counted, too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 import yaml
+from sqlalchemy.exc import SQLAlchemyError
 
+from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.documents.yaml_text import read_yaml
 from kfm_dagster.settings import Environment, Settings
@@ -128,3 +134,157 @@ def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = config.get(name)
     return found if isinstance(found, dict) else {}
+
+
+BEAT = timedelta(seconds=30)
+"""A daemon writes its heartbeats so often (dagster._daemon.controller)."""
+SILENT = timedelta(minutes=5)
+_ASKED = sa.text("SELECT daemon_type, daemon_id, timestamp FROM daemon_heartbeats").columns(timestamp=sa.DateTime())
+_PROGRAM = "dagster-daemon"
+
+
+def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterator[Diagnosis]:
+    """Look who works in the instance."""
+    home = dagster_home(settings)
+    moment = now or datetime.now(UTC)
+    beats = _heartbeats(settings, home)
+    processes = _processes(home)
+    fresh = {daemon for daemon, at in beats if moment - at <= 2 * BEAT}
+    if len(fresh) > 1 or len(processes) > 1:
+        seen = (
+            f"processes {', '.join(map(str, processes))}" if len(processes) > 1 else f"{len(fresh)} ids in heartbeats"
+        )
+        yield fault(
+            "several daemons work in one instance: runs are launched and sensors evaluated twice",
+            observed=seen,
+            expected="one dagster-daemon for each DAGSTER_HOME (after a restart the old one is seen for a minute)",
+            next_step="end all but one",
+        )
+    elif not processes and not any(moment - at <= SILENT for _, at in beats):
+        last = max((at for _, at in beats), default=None)
+        yield warning(
+            "no daemon works here: no sensor is evaluated and no queued run starts",
+            observed="no heartbeat yet" if last is None else f"the last heartbeat at {last:%Y-%m-%dT%H:%M:%SZ}",
+            expected=f"one within {SILENT.seconds // 60} minutes",
+            next_step="start it: dagster-daemon run (kfm ui starts one of its own)",
+        )
+    else:
+        yield ok("one daemon works in the instance")
+
+
+def _heartbeats(settings: Settings, home: Path) -> Sequence[tuple[str, datetime]]:
+    """Return id and time of every heartbeat; nothing where Dagster has no storage yet."""
+    if settings.dagster_dsn:
+        engine = sa.create_engine(
+            settings.dagster_dsn,
+            poolclass=sa.NullPool,
+            connect_args={"connect_timeout": 5, "options": "-csearch_path=dagster"},
+            execution_options={"postgresql_readonly": True},
+        )
+    else:
+        file = home / "history" / "runs.db"
+        if not file.is_file():
+            return []
+        engine = sa.create_engine(f"sqlite:///file:{file}?mode=ro&uri=true", poolclass=sa.NullPool)
+    try:
+        with engine.connect() as connection:
+            return [(row.daemon_id, row.timestamp.replace(tzinfo=UTC)) for row in connection.execute(_ASKED)]
+    except SQLAlchemyError:
+        return []  # no such table yet, or no such database: what the ledger's check and kfm init say
+    finally:
+        engine.dispose()
+
+
+def _processes(home: Path) -> list[int]:
+    """Return the daemons of this machine whose DAGSTER_HOME it is, where /proc shows them."""
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = [os.fsdecode(word) for word in (entry / "cmdline").read_bytes().split(b"\0")]
+            if any(Path(word).name == _PROGRAM for word in words) and _home_of(entry) == home:
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended, or is somebody else's
+    return sorted(found)
+
+
+def _home_of(process: Path) -> Path | None:
+    pairs: Mapping[str, str] = dict(
+        os.fsdecode(one).split("=", 1) for one in (process / "environ").read_bytes().split(b"\0") if b"=" in one
+    )
+    return Path(pairs["DAGSTER_HOME"]).absolute() if pairs.get("DAGSTER_HOME") else None
+
+
+BROKER = "KFM_CELERY_BROKER"
+ANSWER_SECONDS = 3.0
+"""Workers answer within milliseconds, unless all of their processes wait for a processor."""
+LATE = ("task_acks_late", "task_reject_on_worker_lost")
+"""Without both, Redis takes a step for done once a worker has received it."""
+
+
+def check_broker(address: str) -> Iterator[Diagnosis]:
+    """Ask the broker, and by it the workers."""
+    try:
+        import redis  # noqa: PLC0415 - the extra `celery`
+    except ImportError:
+        yield fault(
+            f"{BROKER} is set, and what speaks to it is not installed",
+            observed="no package redis",
+            expected="the extra celery",
+            next_step=f"pip install 'kfm-dagster[celery]', or unset {BROKER}",
+        )
+        return
+    try:
+        with redis.Redis.from_url(address, socket_connect_timeout=5, socket_timeout=5) as client:
+            memory: Mapping[str, Any] = client.info("memory")
+    except (redis.RedisError, OSError) as error:
+        yield fault(
+            "the broker of Celery does not answer: no step of a run is done",
+            observed=f"{shown(address)}: {without_secrets(str(error), address)}",
+            expected="an answer",
+            next_step=f"start it, or correct {BROKER}",
+        )
+        return
+    yield from _kept(address, memory)
+    yield from _workers(workers(address))
+
+
+def workers(address: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the configuration of each worker that answers in time."""
+    from celery import Celery  # noqa: PLC0415 - the extra `celery`
+
+    with Celery(broker=address, set_as_current=False) as app:
+        return app.control.inspect(timeout=ANSWER_SECONDS).conf() or {}
+
+
+def _kept(address: str, memory: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    policy, limit = memory.get("maxmemory_policy"), memory.get("maxmemory", 0)
+    if limit and policy != "noeviction":
+        yield fault(
+            "the broker forgets steps when its memory is full, and their runs wait for ever",
+            observed=f"maxmemory {limit}, maxmemory-policy {policy}",
+            expected="maxmemory-policy noeviction",
+            next_step="set it in redis.conf, or in the parameter group of ElastiCache",
+        )
+    else:
+        yield ok(f"the broker {shown(address)} answers")
+
+
+def _workers(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagnosis]:
+    early = sorted(name for name, conf in found.items() if not all(conf.get(key) for key in LATE))
+    if early:
+        yield fault(
+            "the step of a worker that dies is lost: it counts as done once it is received",
+            observed=f"{', '.join(early)} without {' and '.join(LATE)}",
+            expected="workers with the configuration of the executor",
+            next_step="start them by python -m kfm_dagster.defs.celery_worker",
+        )
+    elif found:
+        yield ok(f"{len(found)} Celery workers answer")
+    else:
+        yield warning(
+            "no Celery worker takes steps: runs wait at their first one",
+            observed=f"no answer within {ANSWER_SECONDS:g} s",
+            expected="at least one",
+            next_step="start one: python -m kfm_dagster.defs.celery_worker",
+        )

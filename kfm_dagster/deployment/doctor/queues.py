@@ -1,21 +1,33 @@
-"""The queue and its dead-letter queue: there, permitted, and with the rules that deployment and contracts count on.
+"""Messages: queue and dead-letter queue with their rules, the senders' certificates, and the clock.
 
-Belongs here: what is asked of SQS. Does not belong here: making a queue (`deployment/provisioning/`), or what is on
-one (`kfm dlq`).
+Does not belong here: making a queue (`deployment/provisioning/`), or what is on one (`kfm dlq`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+
+from cryptography import x509
+from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, refused, warning
-from kfm_dagster.errors import QueueUnavailableError
-from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.settings import Settings
+from kfm_dagster.deployment.doctor.stores import missing_file
+from kfm_dagster.errors import KfmError, QueueUnavailableError
+from kfm_dagster.notifications.authenticity import Signatures
+from kfm_dagster.notifications.sqs import Queue, connect
+from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster.telemetry.clock.decision import ClockRules, decide, decides
+from kfm_dagster.telemetry.clock.log import ClockLog
+from kfm_dagster.telemetry.clock.measuring import MOST_REQUESTS, measure
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.server_dates import AnswerDates, ask_date
 
 LEASE_MARGIN_SECONDS = 60
 """A lease lasts a minute longer than a message stays hidden (KFM_LEASE_SECONDS: 900 s + 60 s)."""
@@ -25,10 +37,10 @@ SHOWN_TOPICS = 3
 _CREATE = "kfm queue create --dataset NAME --update"
 
 
-def check_queue(settings: Settings, registry: ContractRegistry, connect: Callable[[str], Queue]) -> Iterator[Diagnosis]:
+def check_queue(settings: Settings, registry: ContractRegistry) -> Iterator[Diagnosis]:
     """Look at the primary queue."""
     name = settings.sqs_primary_queue
-    found = _described(connect(name), name)
+    found = _described(settings, name)
     if isinstance(found, Diagnosis):
         yield found
         return
@@ -46,7 +58,7 @@ def check_queue(settings: Settings, registry: ContractRegistry, connect: Callabl
     yield from _policy(registry, found)
 
 
-def check_dead_letters(settings: Settings, connect: Callable[[str], Queue]) -> Iterator[Diagnosis]:
+def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
     """Look at the dead-letter queue, and whether it keeps letters long enough to be looked at."""
     name = settings.sqs_dlq_queue
     if name == settings.sqs_primary_queue:
@@ -57,12 +69,12 @@ def check_dead_letters(settings: Settings, connect: Callable[[str], Queue]) -> I
             next_step="correct KFM_SQS_DLQ_QUEUE",
         )
         return
-    found = _described(connect(name), name)
+    found = _described(settings, name)
     if isinstance(found, Diagnosis):
         yield found
         return
     yield ok(f"dead-letter queue {name} answers")
-    source = _described(connect(settings.sqs_primary_queue), settings.sqs_primary_queue)
+    source = _described(settings, settings.sqs_primary_queue)
     own = int(found["MessageRetentionPeriod"])
     if not isinstance(source, Diagnosis) and own <= int(source["MessageRetentionPeriod"]) and own < 14 * 86_400:
         yield warning(
@@ -81,9 +93,9 @@ def check_dead_letters(settings: Settings, connect: Callable[[str], Queue]) -> I
         )
 
 
-def _described(queue: Queue, name: str) -> Mapping[str, str] | Diagnosis:
+def _described(settings: Settings, name: str) -> Mapping[str, str] | Diagnosis:
     try:
-        return queue.described()
+        return connect(settings, name=name).described()
     except QueueUnavailableError as error:
         if "AccessDenied" in str(error.observed):
             return fault(
@@ -184,3 +196,110 @@ def _sends(action: Any) -> bool:
 
 def _is_anybody(statement: Mapping[str, Any]) -> bool:
     return statement.get("Principal") in ("*", {"AWS": "*"}) and not statement.get("Condition")
+
+
+def check_senders(
+    settings: Settings,
+    registry: ContractRegistry,
+    *,
+    answers: Callable[[str], bool] | None = None,
+    now: datetime | None = None,
+) -> Iterator[Diagnosis]:
+    """Look whether certificates are kept here, else whether their hosts answer. Raises KfmError for a wrong setting."""
+    if not settings.verifies_signatures:
+        yield from _unverified(settings)
+        return
+    Signatures(settings)  # refuses one of KFM_SNS_TRUSTED_URL and KFM_SNS_TRUSTED_CA, and a CA file without any
+    kept = _valid(settings.home.absolute() / "certificates", now or datetime.now(UTC))
+    if kept:
+        yield ok(f"{kept} certificates of senders are kept here and hold")
+        return
+    silent = [url for url in _hosts(settings, registry) if not (answers or _answers)(url)]
+    if silent:
+        yield fault(
+            "certificates of senders cannot be had, so every message waits for its own",
+            observed=f"no answer of {', '.join(silent)}, and none is kept in {settings.home / 'certificates'}",
+            expected="an answer, or a certificate that was fetched before",
+            next_step="let this machine reach these hosts by HTTPS, or set HTTPS_PROXY",
+        )
+    else:
+        yield ok("hosts of senders' certificates answer")
+
+
+def _unverified(settings: Settings) -> Iterator[Diagnosis]:
+    facts = {
+        "observed": "KFM_SNS_VERIFY off, or an AWS_ENDPOINT_URL outside AWS",
+        "expected": "KFM_SNS_VERIFY=require",
+        "next_step": "set it, unless the queue is a demo's or gets raw delivery",
+    }
+    what = "messages are not verified: everybody who can send one is believed"
+    yield fault(what, **facts) if settings.env is Environment.PROD else warning(what, **facts)
+
+
+def _valid(folder: Path, now: datetime) -> int:
+    count = 0
+    for file in sorted(folder.glob("*.pem")) if folder.is_dir() else ():
+        try:
+            certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        except (OSError, ValueError):
+            continue  # the verifier passes over it, too
+        count += certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+    return count
+
+
+def _hosts(settings: Settings, registry: ContractRegistry) -> list[str]:
+    """Return where SNS of each topic's region has its certificates, and the embedded cloud its own."""
+    if settings.sns_trusted_url:
+        return [settings.sns_trusted_url]
+    return [f"https://sns.{region}.amazonaws.com/" for region in sorted({arn.split(":")[3] for arn in registry.topics})]
+
+
+def _answers(url: str) -> bool:
+    return ask_date(url, clock=lambda: datetime.now(UTC)) is not None
+
+
+_SET = "let a time service keep the clock (chrony, systemd-timesyncd), then: kfm clock --ask"
+
+
+def check_clock(
+    rules: ClockRules,
+    queue_of: Callable[[AnswerDates], Queue],
+    clock: Callable[[], datetime],
+    *,
+    recorded: Callable[[], Sequence[ClockReading]] = tuple,
+) -> Iterator[Diagnosis]:
+    """Ask the queue, once more where that decides nothing, and judge the clock by all readings, as stages do."""
+    dates = AnswerDates(clock=clock)
+    readings: tuple[ClockReading, ...] = ()
+    for _ in range(MOST_REQUESTS):
+        with suppress(QueueUnavailableError):  # a refusal has a Date, too; that the queue refuses is another finding
+            queue_of(dates).described()
+        readings += measure(rules, clock=clock, answers=dates)
+        if any(decides(one, rules) for one in readings):
+            break
+    decision = decide([*recorded(), *readings], rules, ts_start=clock())
+    limit = f"within {rules.max_offset.total_seconds():g} s of true time"
+    if decision.state is ClockState.LOCKED:
+        yield ok(f"the clock is right: {decision.reason}")
+    elif decision.deciding is not None:
+        yield fault(
+            "the clock is wrong: stages will not write by it", observed=decision.reason, expected=limit, next_step=_SET
+        )
+    else:
+        yield warning(
+            "the clock is not verified: stages will not write by it",
+            observed=decision.reason,
+            expected=limit,
+            next_step=_SET,
+        )
+
+
+def recorded_readings(settings: Settings, since: datetime) -> Sequence[ClockReading]:
+    """Return what runs have recorded of this clock; none where the ledger does not answer, which is another finding."""
+    if missing_file(settings) is not None:
+        return ()
+    with suppress(KfmError, SQLAlchemyError), ExitStack() as stack:
+        database = Database.open(settings.database_url, read_only=True)
+        stack.callback(database.dispose)
+        return ClockLog(database).recent(since=since)
+    return ()
