@@ -30,6 +30,7 @@ from pathlib import Path
 import click
 
 from benchmarks.campaign_verdict import CampaignError, assert_whole
+from benchmarks.postgres import RestartablePostgres
 from benchmarks.store import StoreServer
 from benchmarks.strikes import Strike, strikes_on
 from fault_injection.counters import FaultCounters
@@ -40,7 +41,6 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, ObjectEvent
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
-from kfm_dagster.deployment.postgres import RestartablePostgres
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kfm_dagster.deployment.postgres import embedded_postgres
+from benchmarks.postgres import embedded_postgres
 
 KINDS = ("sqlite", "postgresql")
 SERVER = {"shared_buffers": "1GB"}

@@ -5,9 +5,11 @@ Belongs here: the measurement. Does not belong here: which backlogs are compared
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,15 @@ from benchmarks.processes import CODE_SERVER, MemoryWatch, cpu_seconds_by_proces
 from benchmarks.surroundings import Surroundings
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
-from kfm_dagster.exports.explanations.report import ledger_span, node_seconds
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.run_state.record import RunState
 from kfm_dagster.settings import Settings, environment
 
 CHILDREN = (CODE_SERVER, "daemon")
 """What a `Deployment` starts, in this order."""
+EVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +108,35 @@ def _settings(home: Path) -> dict[str, str]:
     }
 
 
+def node_seconds(states: Iterable[RunState]) -> dict[str, float]:
+    """Return wall seconds by node, summed over runs; `states` come by run and time.
+
+    A node's time is the span between the record before it in its run and its own, so it holds Dagster's part as well.
+    The first node of a run has no record before it and does not count.
+    """
+    spent: Counter[str] = Counter()
+    for _, records in groupby(states, key=lambda state: state.run_id):
+        for earlier, later in pairwise(records):
+            spent[later.dataset_id.split(".", 1)[1]] += (later.recorded_at - earlier.recorded_at).total_seconds()
+    return dict(spent)
+
+
+def ledger_span(pipeline: Pipeline, *, since: datetime = EVER) -> tuple[datetime, datetime]:
+    """Return when the first record (made at `since` or later) was made and the last one changed."""
+    with pipeline.database.snapshot() as tx:
+        row = tx.run("reports.ledger_span", since=since).one()
+    return row.began_at, row.ended_at
+
+
 def _recorded(pipeline: Pipeline, units: int, *, since: datetime, earlier: int) -> dict[str, Any]:
     """Return what ledger and run-state say of what came after the earlier records, and close them."""
-    began, ended = ledger_span(pipeline.database, since=since)
+    began, ended = ledger_span(pipeline, since=since)
     states = pipeline.stages.run_states.since(began)
     counts = pipeline.ledger.counts()
     pipeline.close()
     return {
         "succeeded": sum(by_status[Status.SUCCEEDED] for by_status in counts.values()) - earlier,
         "seconds": (ended - began).total_seconds(),
-        "by_node": {node: seconds * 1000 / units for (_, node), seconds in node_seconds(states).items()},
+        "by_node": {node: seconds * 1000 / units for node, seconds in node_seconds(states).items()},
         "runs": len({state.run_id for state in states}),
     }

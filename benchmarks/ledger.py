@@ -30,9 +30,9 @@ import orjson
 import sqlalchemy as sa
 
 from benchmarks.databases import SERVER
+from benchmarks.postgres import embedded_postgres
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger

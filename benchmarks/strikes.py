@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 
 import sqlalchemy as sa
 
-from kfm_dagster.deployment.postgres import RestartablePostgres
+from benchmarks.postgres import RestartablePostgres
 
 EXHAUSTED_SECONDS = 3.0
 """How long nobody gets a connection: some attempts of every process, and less than a lease."""

@@ -24,6 +24,7 @@ import click
 from rich.console import Console
 
 from benchmarks.command import in_one_line, place_options
+from benchmarks.drained import ledger_span
 from benchmarks.fast_queue import FastQueue, ensure_installed
 from benchmarks.objects import DAY, make_objects, samples_of
 from benchmarks.processes import cpu_seconds_of
@@ -31,7 +32,6 @@ from benchmarks.surroundings import Place, Surroundings, surrounded
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import DependencyUnavailableError
-from kfm_dagster.exports.explanations.report import ledger_span
 from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -89,7 +89,7 @@ def _worked(
             database_began = cpu_seconds_of(database)
             cpu_seconds = _until_empty(count, home, timeout_seconds=options.timeout_seconds)
             database_seconds = cpu_seconds_of(database) - database_began
-            began, ended = ledger_span(pipeline.database)
+            began, ended = ledger_span(pipeline)
             succeeded = pipeline.ledger.counts()[options.dataset][Status.SUCCEEDED]
             pipeline.close()
     if succeeded != len(bodies):

@@ -16,7 +16,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from kfm_dagster.deployment.postgres import embedded_postgres
+from benchmarks.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 
 

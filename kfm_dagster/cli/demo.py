@@ -105,12 +105,11 @@ def _table(result: DrainResult) -> Table:
     """Return a row for each dataset of which something came."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("dataset", no_wrap=True)
-    for name in (*COUNTS, "ms/unit"):
+    for name in COUNTS:
         table.add_column(name, justify="right", no_wrap=True)
     for dataset, counts in result.datasets.items():
         if any(counts.values()):
-            ms = f"{result.ms_per_unit.get(dataset, 0):.1f}"
-            table.add_row(dataset, *(str(counts[name]) for name in COUNTS), ms)
+            table.add_row(dataset, *(str(counts[name]) for name in COUNTS))
     return table
 
 

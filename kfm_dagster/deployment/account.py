@@ -1,4 +1,4 @@
-"""An account of a deployment: what became of every unit, and how long it took.
+"""An account of a deployment: what became of every unit.
 
 Does not belong here: the draining (`drain.py`), or how it is shown (`cli/demo.py`).
 """
@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 
 from kfm_dagster.addresses import shown
-from kfm_dagster.exports.explanations.report import ms_per_unit
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored
@@ -34,7 +33,6 @@ class DrainResult:
     database: str
     catalog: str
     lineage: str
-    ms_per_unit: Mapping[str, float] = field(default_factory=dict)
     failing: tuple[str, ...] = ()
     ignored: int = 0
     """Messages that named nothing to ingest."""
@@ -62,7 +60,7 @@ class DrainResult:
 
 
 def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
-    """Ask ledger and deliveries what became of everything received, and run-state how long it took since a moment."""
+    """Ask ledger and deliveries what became of everything received."""
     counts = pipeline.ledger.counts()
     duplicates = pipeline.deliveries.duplicates()
     messages = pipeline.deliveries.counts()
@@ -86,6 +84,5 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
         database=shown(pipeline.settings.database_url),
         catalog=pipeline.settings.catalog,
         lineage=pipeline.settings.lineage,
-        ms_per_unit=ms_per_unit(pipeline.stages.run_states.since(since)),
         failing=tuple(f"{record.object_uri}: {record.last_error_code}" for record in failing),
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.campaign import CampaignReport, run_campaign
+from benchmarks.postgres import RestartablePostgres
 from benchmarks.strikes import strikes_on
-from kfm_dagster.deployment.postgres import RestartablePostgres
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 Figure = Callable[[str], None]

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from benchmarks import postgis
+from benchmarks.postgres import embedded_postgres
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.defs.instance_storage import prepare
 from kfm_dagster.deployment.local import default_dagster_yaml
-from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.settings import environment
 from kfm_dagster.storage.database import Database

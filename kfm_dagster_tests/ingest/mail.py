@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
 
+from benchmarks.postgres import embedded_postgres
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import wal_id
-from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.ingest.intake import record
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState

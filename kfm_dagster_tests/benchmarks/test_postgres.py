@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster.deployment.postgres import embedded_postgres
+from benchmarks.postgres import embedded_postgres
 from kfm_dagster.errors import DatabaseUnavailableError
 
 
