@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_fields, show_section
+from kfm_dagster.cli.tables import show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
-from kfm_dagster.exports.validation_page import OPENING, figure, validation_page
+from kfm_dagster.exports.validation_page import BY_DAY, OPENING, figure, report_tables, validation_page
 from kfm_dagster.stages.gates.verdict import OnFailure
 
-SHOWN_BY_DAY = ("latency_p95_seconds", "throughput_units_per_second", "retry_count", "Q_res", "p_dim")
+SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "retry_count", "Q_res", "p_dim")
 """KPIs of each day that a terminal has room for; page and JSON have all."""
 
 
@@ -44,22 +42,11 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(report))
     else:
-        click.echo("units")
-        show_fields(_as_text(report["units"]))
-        states = sorted({state for counts in report["stages"].values() for state in counts})
-        none = dict.fromkeys(states)
-        rows = [{"stage": stage, **none, **counts} for stage, counts in report["stages"].items()]
-        show_section("stages", rows, ("stage", *states))
-        gates = [{**_as_text(gate), "gate": f"{name} {gate['title']}"} for name, gate in report["gates"].items()]
-        show_section("gates", gates, ("gate", "looked_at", "pass_rate", "outcomes"))
-        counts = {name: report[name] for name in ("stops_triggered", "errors", "restricted")}
-        show_fields(_as_text({**counts, **report["kpis"]}))
-        show_section("KPIs by day", [_as_text(day) for day in report["kpis_by_day"]], ("day", *SHOWN_BY_DAY))
+        for table in report_tables(report):
+            known = [name for name in table.columns if table.title != BY_DAY or name in SHOWN_BY_DAY]
+            rows = [dict(zip(table.columns, map(figure, row), strict=True)) for row in table.rows]
+            show_section(table.title, rows, known)
     # G1, G6 and G8 have no stop of their own, and the card may let them stop all the same.
     stopped = any(OnFailure.STOP in gate["outcomes"] for gate in report["gates"].values())
     fine = not (stopped or report["stops_triggered"]) and report["dimensional_closure"]["ok"]
     return ExitCode.DONE if fine else ExitCode.FINISHED_WITH_FAILURES
-
-
-def _as_text(figures: Mapping[str, Any]) -> dict[str, str]:
-    return {name: figure(value) for name, value in figures.items()}

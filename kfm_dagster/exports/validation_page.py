@@ -5,9 +5,9 @@ Does not belong here: the counts (`validation.py`), or a terminal's tables (`cli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 OPENING = b'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Validation, '
 """What every page begins with."""
@@ -17,6 +17,17 @@ STYLE = (
     "text-align:left}td.number{text-align:right;font-variant-numeric:tabular-nums}"
 )
 """The one style of a page; who serves it names its digest."""
+
+
+BY_DAY = "KPIs by day (UTC)"
+
+
+class ReportTable(NamedTuple):
+    """A titled table of the report's values."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
 
 
 def validation_page(report: Mapping[str, Any]) -> str:
@@ -33,52 +44,40 @@ def report_span(report: Mapping[str, Any]) -> str:
     return f"{report['since']} to {report['at']}, delivery {report['delivery']}"
 
 
+def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
+    """Yield the tables of a report, for a page and for a terminal; what needs care comes first."""
+    states = sorted({state for counts in report["stages"].values() for state in counts})
+    yield ReportTable("Units", ("what", "value"), list(report["units"].items()))
+    yield ReportTable(
+        "Stages",
+        ("stage", *states),
+        [(stage, *(counts.get(state, "") for state in states)) for stage, counts in report["stages"].items()],
+    )
+    yield ReportTable(
+        "Gates",
+        ("gate", "looked at", "pass rate", "outcomes"),
+        [
+            (f"{name} {gate['title']}", gate["looked_at"], gate["pass_rate"], gate["outcomes"])
+            for name, gate in report["gates"].items()
+        ],
+    )
+    yield ReportTable("Stops", ("stop", "times"), list(report["stops_triggered"].items()))
+    yield ReportTable("Errors", ("class", "stages"), list(report["errors"].items()))
+    yield ReportTable("[Restricted]", ("because of", "stages"), list(report["restricted"].items()))
+    counts = {name: report[name]["count"] for name in ("retries", "replays")} | {"rollbacks": report["rollbacks"]}
+    yield ReportTable("Retries and replays", ("what", "count"), list(counts.items()))
+    yield ReportTable(
+        "KPIs",
+        ("KPI", "value", "is", "by"),
+        [(name, value, *report["kpi_definitions"][name].values()) for name, value in report["kpis"].items()],
+    )
+    yield ReportTable(BY_DAY, ("day", *report["kpi_definitions"]), [tuple(day.values()) for day in report["kpis_by_day"]])
+
+
 def report_sections(report: Mapping[str, Any]) -> str:
     """Return the tables of a report as HTML for a page."""
-    states = sorted({state for counts in report["stages"].values() for state in counts})
-    parts = [
-        table("Units", ["what", "value"], ([name, figure(value)] for name, value in report["units"].items())),
-        table(
-            "Stages",
-            ["stage", *states],
-            ([stage, *map(counts.get, states)] for stage, counts in report["stages"].items()),
-        ),
-        table(
-            "Gates",
-            ["gate", "looked at", "pass rate", "outcomes"],
-            (
-                [f"{gate} {one['title']}", one["looked_at"], one["pass_rate"], figure(one["outcomes"])]
-                for gate, one in report["gates"].items()
-            ),
-        ),
-        table("Stops", ["stop", "times"], report["stops_triggered"].items()),
-        table("Errors", ["class", "stages"], report["errors"].items()),
-        table("[Restricted]", ["because of", "stages"], report["restricted"].items()),
-        table(
-            "Retries and replays",
-            ["what", "count"],
-            [
-                ["retries", report["retries"]["count"]],
-                ["rollbacks", report["rollbacks"]],
-                ["replays", report["replays"]["count"]],
-            ],
-        ),
-        table(
-            "KPIs",
-            ["KPI", "value", "is", "by"],
-            (
-                [name, figure(value), *report["kpi_definitions"][name].values()]
-                for name, value in report["kpis"].items()
-            ),
-        ),
-        table(
-            "KPIs by day (UTC)",
-            ["day", *report["kpis"]],
-            (map(figure, day.values()) for day in report["kpis_by_day"]),
-        ),
-        f"<p>Audit: {report['audit']['lines']} lines, head <code>{escape(report['audit']['head'])}</code></p>",
-    ]
-    return "".join(parts)
+    audit = f"<p>Audit: {report['audit']['lines']} lines, head <code>{escape(report['audit']['head'])}</code></p>"
+    return "".join(map(_section, report_tables(report))) + audit
 
 
 def figure(value: Any) -> str:
@@ -96,14 +95,15 @@ def figure(value: Any) -> str:
     return str(value)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return a titled table; a row that says `none` where there is no row."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    nothing = f'<tr><td colspan="{len(columns)}">none</td></tr>'
-    return f"<h2>{escape(title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body or nothing}</tbody></table>"
+def _section(table: ReportTable) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
+    nothing = f'<tr><td colspan="{len(table.columns)}">none</td></tr>'
+    return (
+        f"<h2>{escape(table.title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body or nothing}</tbody></table>"
+    )
 
 
 def _cell(value: Any) -> str:
     kind = ' class="number"' if isinstance(value, (int, float)) else ""
-    return f"<td{kind}>{'' if value is None else escape(figure(value))}</td>"
+    return f"<td{kind}>{escape(figure(value))}</td>"
