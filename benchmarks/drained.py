@@ -5,7 +5,7 @@ Belongs here: the measurement. Does not belong here: which backlogs are compared
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -114,7 +114,7 @@ def node_seconds(states: Iterable[RunState]) -> dict[str, float]:
     A node's time is the span between the record before it in its run and its own, so it holds Dagster's part as well.
     The first node of a run has no record before it and does not count.
     """
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     for _, records in groupby(states, key=lambda state: state.run_id):
         for earlier, later in pairwise(records):
             spent[later.dataset_id.split(".", 1)[1]] += (later.recorded_at - earlier.recorded_at).total_seconds()

@@ -8,7 +8,6 @@ Item (`item.py`).
 
 from __future__ import annotations
 
-import base64
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import orjson
 
 from kfm_dagster.contracts.envelope import Envelope, Metadata
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.drawing.svg import data_url
 
 DATA_ASSET, THUMBNAIL_ASSET = "data", "thumbnail"
 THUMBNAIL = {"title": "Footprint", "type": "image/svg+xml", "roles": ["thumbnail"]}
@@ -104,10 +104,10 @@ def assets(
 def _picture(geometry: bytes) -> str:
     """Draw a map of a GeoJSON geometry as a data URL (RFC 2397). Cached: most Items of a dataset share a footprint."""
     # Not above: it draws with numpy and shapely, and most commands and datasets draw nothing.
-    from kfm_dagster.catalog.footprint_svg import THUMBNAIL, draw  # noqa: PLC0415
+    from kfm_dagster.drawing.footprints import THUMBNAIL, draw  # noqa: PLC0415
 
     picture = draw([orjson.loads(geometry)], THUMBNAIL, with_land=False)
-    return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg.encode()).decode()}" if picture else ""
+    return data_url(picture.svg) if picture else ""
 
 
 def _file(envelope: Envelope) -> dict[str, Any]:

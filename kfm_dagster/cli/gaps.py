@@ -15,8 +15,7 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
-from kfm_dagster.exports.gap_picture import gap_picture
-from kfm_dagster.exports.gap_svg import OPENING, draw
+from kfm_dagster.exports.gap_picture import OPENING, draw, gap_picture
 from kfm_dagster.ledger.arrivals import arrival_times
 from kfm_dagster.ledger.gaps import Gap
 from kfm_dagster.views.view import Parts

@@ -9,8 +9,7 @@ from starlette.routing import Route
 from kfm_dagster.console.overview import SVG_HEADERS
 from kfm_dagster.console.pages import Pages, list_route, parameters
 from kfm_dagster.console.request_parameters import given, whole_number
-from kfm_dagster.exports import gap_svg
-from kfm_dagster.exports.gap_picture import gap_picture
+from kfm_dagster.exports.gap_picture import draw, gap_picture
 from kfm_dagster.views.feeds import GAP_DAYS, GAPS
 from kfm_dagster.views.view import require_contract
 
@@ -26,7 +25,7 @@ def routes(pages: Pages) -> list[Route]:
         dataset = values.get("dataset") or None
         require_contract(pages.pipeline, dataset)
         days = whole_number("days", values.get("days") or str(GAP_DAYS), most=MOST_DAYS)
-        svg = gap_svg.draw(gap_picture(pages.pipeline, days=days, dataset=dataset))
+        svg = draw(gap_picture(pages.pipeline, days=days, dataset=dataset))
         return Response(svg, media_type="image/svg+xml", headers=SVG_HEADERS)
 
     return [

@@ -5,9 +5,10 @@ Belongs here: the drawing, from rows to Markdown. Does not belong here: the rows
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from kfm_dagster.drawing.svg import Scale, data_url, line
 
 WIDTH, HEIGHT = 720, 300
 """Pixels."""
@@ -34,33 +35,24 @@ def arrival_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
             curves.setdefault(row["site"], []).append((row["elevation_deg"], delay))
     if not curves:
         return None
-    points = [point for curve in curves.values() for point in curve]
-    low, high = min(0.0, *(x for x, _ in points)), max(1.0, *(x for x, _ in points))
-    top = max(1.0, *(y for _, y in points)) * 1.05
-
-    def place(elevation: float, delay: float) -> str:
-        x = LEFT + (elevation - low) / (high - low) * (WIDTH - LEFT - TOP)
-        return f"{x:.1f} {HEIGHT - BOTTOM - delay / top * (HEIGHT - BOTTOM - TOP):.1f}"
-
+    elevations, delays = zip(*(point for curve in curves.values() for point in curve), strict=True)
+    x = Scale(min(0.0, *elevations), max(1.0, *elevations), LEFT, WIDTH - TOP)
+    y = Scale(0.0, max(1.0, *delays) * 1.05, HEIGHT - BOTTOM, TOP)
     drawn = list(curves.values())[:MAX_SITES]
-    lines = "".join(f'<path d="M{"L".join(place(*point) for point in sorted(curve))}"/>' for curve in drawn)
+    lines = "".join(
+        f'<path d="{line((x(elevation), y(delay)) for elevation, delay in sorted(curve))}"/>' for curve in drawn
+    )
+    grid = "".join(f"M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" for _, at in x.steps(STEPS))
+    grid += "".join(f"M{LEFT} {at:.1f}H{WIDTH - TOP}" for _, at in y.steps(STEPS))
+    labels = "".join(
+        f'<text x="{at - 10:.1f}" y="{HEIGHT - BOTTOM + 16}">{elevation:.1f}</text>' for elevation, at in x.steps(STEPS)
+    )
+    labels += "".join(f'<text x="8" y="{at + 4:.1f}">{delay:.0f}</text>' for delay, at in y.steps(STEPS))
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}">'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#f7f9fc"/>{_grid(low, high, top)}'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#f7f9fc"/><path d="{grid}" stroke="#d5dbe6"/>'
+        f'<g font-family="sans-serif" font-size="11">{labels}</g>'
         f'<g fill="none" stroke="#2a6fdb" stroke-opacity="0.5">{lines}</g></svg>'
     )
     caption = f"Delay against a vacuum (ns) over elevation (degrees). Sites: {len(curves)}; drawn: {len(drawn)}."
-    return f"![arrivals](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})\n\n{caption}"
-
-
-def _grid(low: float, high: float, top: float) -> str:
-    lines, labels = [], []
-    for step in range(STEPS + 1):
-        x = LEFT + step * (WIDTH - LEFT - TOP) / STEPS
-        y = HEIGHT - BOTTOM - step * (HEIGHT - BOTTOM - TOP) / STEPS
-        lines.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}M{LEFT} {y:.1f}H{WIDTH - TOP}"/>')
-        labels.append(
-            f'<text x="{x - 10:.1f}" y="{HEIGHT - BOTTOM + 16}">{low + step * (high - low) / STEPS:.1f}</text>'
-        )
-        labels.append(f'<text x="8" y="{y + 4:.1f}">{step * top / STEPS:.0f}</text>')
-    return f'<g stroke="#d5dbe6">{"".join(lines)}</g><g font-family="sans-serif" font-size="11">{"".join(labels)}</g>'
+    return f"![arrivals]({data_url(svg)})\n\n{caption}"

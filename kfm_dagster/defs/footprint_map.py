@@ -1,18 +1,18 @@
 """A small map of footprints as a picture that Dagster's Markdown shows.
 
-Belongs here: the picture's size and its caption. Does not belong here: the drawing (`catalog/footprint_svg.py`), which
+Belongs here: the picture's size and its caption. Does not belong here: the drawing (`drawing/footprints.py`), which
 units are drawn (`display.py`). The picture travels in the event log with each materialisation, so it is kept to some
 twenty kilobytes.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kfm_dagster.catalog.footprint_svg import MAX_OUTLINES, draw
-from kfm_dagster.catalog.map_window import Size
+from kfm_dagster.drawing.footprints import MAX_OUTLINES, draw
+from kfm_dagster.drawing.map_window import Size
+from kfm_dagster.drawing.svg import data_url
 
 __all__ = ["MAX_OUTLINES", "WIDTH", "footprint_map"]
 
@@ -26,6 +26,5 @@ def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
     picture = draw(geometries, _SIZE)
     if picture is None:
         return None
-    encoded = base64.b64encode(picture.svg.encode()).decode()
     caption = f"Footprints: {len(geometries)}; distinct outlines: {picture.distinct}; drawn: {picture.drawn}."
-    return f"![footprints](data:image/svg+xml;base64,{encoded})\n\n{caption}"
+    return f"![footprints]({data_url(picture.svg)})\n\n{caption}"

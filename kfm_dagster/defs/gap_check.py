@@ -6,7 +6,6 @@ something has changed, and once a day.
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
-import base64
 from typing import Any
 
 import dagster as dg
@@ -15,8 +14,8 @@ from kfm_dagster.defs.chain import QUEUE_KEY
 from kfm_dagster.defs.jobs import GAP_JOB
 from kfm_dagster.defs.one_line import one_line, redacted
 from kfm_dagster.defs.resources import PipelineResource
-from kfm_dagster.exports.gap_picture import GapPicture, gap_picture
-from kfm_dagster.exports.gap_svg import draw
+from kfm_dagster.drawing.svg import data_url
+from kfm_dagster.exports.gap_picture import GapPicture, draw, gap_picture
 from kfm_dagster.ingest.feed_watch import FeedReport, FeedWatch
 from kfm_dagster.plural import counted
 
@@ -78,8 +77,7 @@ def _found(picture: GapPicture) -> dict[str, Any]:
     metadata |= {"observed": len(picture.gaps), "expected": 0}
     if said:
         metadata["missing"] = dg.MetadataValue.md("\n".join(f"- {line}" for line in said))
-    encoded = base64.b64encode(draw(picture).encode()).decode()
-    metadata["picture"] = dg.MetadataValue.md(f"![{_alternative(said)}](data:image/svg+xml;base64,{encoded})")
+    metadata["picture"] = dg.MetadataValue.md(f"![{_alternative(said)}]({data_url(draw(picture))})")
     return {"passed": not picture.gaps, "description": said[0] if said else None, "metadata": metadata}
 
 

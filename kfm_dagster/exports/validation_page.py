@@ -71,7 +71,9 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
         ("KPI", "value", "is", "by"),
         [(name, value, *report["kpi_definitions"][name].values()) for name, value in report["kpis"].items()],
     )
-    yield ReportTable(BY_DAY, ("day", *report["kpi_definitions"]), [tuple(day.values()) for day in report["kpis_by_day"]])
+    yield ReportTable(
+        BY_DAY, ("day", *report["kpi_definitions"]), [tuple(day.values()) for day in report["kpis_by_day"]]
+    )
 
 
 def report_sections(report: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from kfm_dagster.console.app import console_app
 from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
 from kfm_dagster.console.pages import duration
-from kfm_dagster.console.state_diagram import EDGES, state_diagram
+from kfm_dagster.console.state_diagram import ARROWS, state_diagram
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import LEGAL, OVERRIDES, Status
@@ -109,7 +109,7 @@ def test_runs_are_linked_to_the_dagster_ui_where_it_is_known(pipeline: Pipeline)
 
 
 def test_the_diagram_has_every_transition_of_the_state_machine() -> None:
-    assert set(EDGES) == {edge for edge in LEGAL if edge[0]} | {(one.from_status, one.to_status) for one in OVERRIDES}
+    assert set(ARROWS) == {edge for edge in LEGAL if edge[0]} | {(one.from_status, one.to_status) for one in OVERRIDES}
     drawn = state_diagram({status: number for number, status in enumerate(Status, 1001)})
     for number, status in enumerate(Status, 1001):
         assert f'<a href="/units?status={status}"' in drawn

@@ -13,6 +13,7 @@ from typing import Any
 from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, Release, StageTransition
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.ingest.nodes import operators
+from kfm_dagster.stages.card import Card
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BEGAN = datetime(2025, 12, 3, 6, tzinfo=UTC)
@@ -88,8 +89,7 @@ def release(*, transitions_of: Sequence[StageTransition] | None = None) -> Relea
     told = transitions() if transitions_of is None else transitions_of
     return Release(
         code=CodeFingerprint(code_sha="5efb3d1" + "0" * 33, lockfile_hash="ab" * 32, image_digest=None),
-        state_machine_yaml=(CONFIGS / "state_machine.yaml").read_bytes(),
-        replay_plan_yaml=(CONFIGS / "replay_plan.yaml").read_bytes(),
+        card=Card.load(CONFIGS),
         dim_report={"p_dim": 1.0, "checked": 412, "failed": [], "units": {"n_eff": "1", "d_ell": "m"}},
         validate_report={"gates": {"G5": {"passed": 23, "failed": 1}}, "stops": ["S2"], "note": NOTE, "sigma_y": 1e-11},
         audit_lines=audit_lines(told),

@@ -30,10 +30,9 @@ DIGESTS = """
 import hashlib
 from pathlib import Path
 from kfm_dagster_tests.exports import bundle_sample
-from kfm_dagster.exports.bundle.configuration import Machine
 from kfm_dagster.exports.bundle.figures import state_transitions_svg, timeline_pdf
 release = bundle_sample.release()
-svg = state_transitions_svg(Machine.parse(release.state_machine_yaml), release.transitions)
+svg = state_transitions_svg(release.card.machine, release.transitions)
 pdf = timeline_pdf(release.transitions, release.attempts)
 print(hashlib.sha256(svg).hexdigest(), hashlib.sha256(pdf).hexdigest())
 """
@@ -58,8 +57,8 @@ def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: 
         "reports/validate_report.json", "audit.jsonl", "figs/state_transitions.svg", "figs/retry_replay_timeline.pdf",
         "report_manifest.yaml", "SIGNATURE.asc", "SHA256SUMS",
     }  # fmt: skip
-    assert found["configs/state_machine.yaml"] == given.state_machine_yaml
-    assert found["configs/replay_plan.yaml"] == given.replay_plan_yaml
+    assert found["configs/state_machine.yaml"] == given.card.files["state_machine.yaml"]
+    assert found["configs/replay_plan.yaml"] == given.card.files["replay_plan.yaml"]
     assert json.loads(found["reports/check_dim_report.json"]) == given.dim_report
     assert json.loads(found["reports/validate_report.json"]) == given.validate_report
     assert found["audit.jsonl"].split(b"\n") == [*bundle_sample.audit_lines(given.transitions), b""]
@@ -225,11 +224,6 @@ def _interrupted() -> Iterator[bytes]:
         ({"audit_lines": _interrupted}, KeyboardInterrupt, "^$"),
         ({"audit_lines": lambda: [b'{"a":\n1}']}, ValueError, "over several lines"),
         ({"dim_report": lambda: {"p_dim": float("nan")}}, ValueError, "NaN|nan|JSON"),
-        ({"state_machine_yaml": lambda: b"{"}, ConfigurationError, "configs/state_machine.yaml cannot be released"),
-        ({"state_machine_yaml": lambda: b"version: 1\nstates: []\ntransitions: []"}, ConfigurationError, "no state"),
-        ({"state_machine_yaml": lambda: b"version: 1\nstates: [a]"}, ConfigurationError, "no list of states"),
-        ({"state_machine_yaml": lambda: b"version: 1\nstates: [a]\ntransitions: [a]"}, ConfigurationError, "no list"),
-        ({"replay_plan_yaml": lambda: b"[]"}, ConfigurationError, "configs/replay_plan.yaml cannot be released"),
     ],
 )  # fmt: skip
 def test_a_bundle_that_cannot_be_finished_leaves_the_earlier_one_and_nothing_else(

@@ -13,11 +13,12 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
+from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE, Card
 
 BUNDLE = "PTN_EXPORT"
 """Name of the bundle's folder (pipeline card, chapter 7, section XIII); so are the names below."""
-MACHINE = "configs/state_machine.yaml"
-PLAN = "configs/replay_plan.yaml"
+MACHINE = f"configs/{STATE_MACHINE}"
+PLAN = f"configs/{REPLAY_PLAN}"
 DIMENSIONS = "reports/check_dim_report.json"
 VALIDATION = "reports/validate_report.json"
 AUDIT = "audit.jsonl"
@@ -71,13 +72,12 @@ class Attempt:
 class Release:
     """What is to be handed on. Times are aware; the same parts in the same order give the same files.
 
-    The two configurations are the files' bytes as they were obeyed. `audit_lines` are JSON objects of one line each,
+    The card's files are released as they were obeyed. `audit_lines` are JSON objects of one line each,
     without its end, and are read once, as a stream. The reports must be JSON values, without NaN and infinity.
     """
 
     code: CodeFingerprint
-    state_machine_yaml: bytes
-    replay_plan_yaml: bytes
+    card: Card
     dim_report: Mapping[str, Any]
     validate_report: Mapping[str, Any]
     audit_lines: Iterable[bytes]

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kfm_dagster.exports.bundle.configuration import DeclaredTransition, Machine
+from kfm_dagster.drawing.state_graph import Arrow, StateGraph
 from kfm_dagster.exports.bundle.content import Attempt, StageTransition, span
+from kfm_dagster.plural import counted
+from kfm_dagster.stages.card import POSSIBLE, StageState, StateMachine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,10 +30,21 @@ _LOOK = {"retry": ("o", "#d9822b"), "replay": ("^", "#2b6cb0"), "rollback": ("X"
 """Mark and colour of each kind; the mark alone tells them apart in print."""
 _CROWDED = 40
 """Marks of a row beyond which their numbers would lie upon one another."""
-_COLUMN = 3.2
-"""Inches from a column of states to the next in the graph."""
-_ROW = 0.4
-"""Columns' widths from a state to the one below it."""
+_GRAPH = StateGraph(
+    places={
+        StageState.PENDING: (0, 0),
+        StageState.RUNNING: (1, 0),
+        StageState.SUCCEEDED: (2, 0),
+        StageState.FAILED: (2, 1),
+        StageState.ROLLED_BACK: (3, 1),
+    },
+    column=320,
+)
+_STYLE = (
+    "text{font:12px sans-serif;fill:#1d2733}.count{font-weight:700}.state{fill:#eef2f7;stroke:#334155}"
+    ".edge{fill:none;stroke:#334155}.override{stroke:#b3261e;stroke-dasharray:4 3}"
+    ".label{paint-order:stroke;stroke:#fff;stroke-width:3}"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,27 +63,41 @@ def library_version() -> Mapping[str, str]:
     return {_LIBRARY: version(_LIBRARY)}
 
 
-def state_transitions_svg(machine: Machine, transitions: Sequence[StageTransition]) -> bytes:
-    """Draw the state machine as a graph, each edge with how often it was recorded.
+def state_transitions_svg(machine: StateMachine, transitions: Sequence[StageTransition]) -> bytes:
+    """Draw the state machine, each transition with its condition and how often it was recorded.
 
-    A transition that was recorded and that the machine does not know is drawn dashed: another machine was in force.
+    A transition that was recorded and that the machine does not have is drawn dashed: another machine was in force.
     """
     counts = Counter((each.from_state, each.to_state) for each in transitions)
-    with _figures() as new:
-        figure = new()
-        _draw_graph(figure, machine, counts)
-        times = span(each.at for each in transitions)
-        runs = len({each.run_id for each in transitions})
-        told = f", {_instant(times[0])} to {_instant(times[1])}" if times else ""
-        figure.suptitle("State transitions")
-        figure.text(
-            0.5,
-            0.02,
-            f"{_many(len(transitions), 'transition')} in {_many(runs, 'run')}{told}",
-            ha="center",
-            gid="summary",
+    conditions = {(one.origin.value, one.to.value): one.when for one in machine.transitions}
+    recorded = {(start, end) for start, end in counts if start is not None}
+    arrows = {
+        edge: Arrow(
+            labels=[
+                ("-".join(("count", *edge)), str(counts[edge])),
+                ("-".join(("when", *edge)), conditions.get(edge, "")),
+            ],
+            dashed=edge not in conditions,
+            bend=0.0 if edge in POSSIBLE else 0.5,
         )
-        return _saved(figure, "svg", {"Date": None, "Creator": "kfm export", "Title": "State transitions"})
+        for edge in [*conditions, *sorted(recorded - conditions.keys())]
+    }
+    begun = {end: f"{count} begun" for (start, end), count in counts.items() if start is None}
+    boxes = (
+        _GRAPH.box(state, [begun[state], state] if state in begun else [state], name=f"state-{state}")
+        for state in machine.states
+    )
+    times = span(each.at for each in transitions)
+    period = f", {_instant(times[0])} to {_instant(times[1])}" if times else ""
+    runs = len({each.run_id for each in transitions})
+    width, height = _GRAPH.size
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"><title>State transitions</title>'
+        f"<style>{_STYLE}</style>{_GRAPH.arrows(arrows)}{''.join(boxes)}"
+        f'<text id="summary" x="{width // 2}" y="{height - 10}" text-anchor="middle">'
+        f"{counted(len(transitions), 'transition')} in {counted(runs, 'run')}{period}</text></svg>\n"
+    ).encode()
 
 
 def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> bytes:
@@ -79,7 +106,9 @@ def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Atte
         figure = new()
         draw_timeline(figure, stages_in_order(transitions, attempts), marks(transitions, attempts))
         metadata = {"CreationDate": None, "Creator": "kfm export", "Producer": None, "Title": "Retries and replays"}
-        return _saved(figure, "pdf", metadata)
+        written = BytesIO()
+        figure.savefig(written, format="pdf", metadata=metadata)
+        return written.getvalue()
 
 
 def stages_in_order(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[str]:
@@ -154,89 +183,6 @@ def _number(axes: Axes, rows: Mapping[str, int], told: Sequence[Mark]) -> None:
             )
 
 
-def _draw_graph(figure: Figure, machine: Machine, counts: Mapping[tuple[str | None, str], int]) -> None:
-    edges = dict(machine.edges)
-    unknown = [
-        DeclaredTransition(start=start, end=end) for start, end in sorted((s, e) for s, e in counts if s is not None)
-    ]
-    drawn = [*edges.values(), *(edge for edge in unknown if edge.key not in edges)]
-    places = _places(machine.states, drawn)
-    columns = 1 + max(x for x, _ in places.values())
-    heights = [y for _, y in places.values()]
-    low, high = min(heights) - 1.5 * _ROW, max(heights) + 1.5 * _ROW
-    # Both axes in one unit, and no margin: what is computed as the middle of an edge is it on paper.
-    figure.set_size_inches(_COLUMN * columns, _COLUMN * (high - low))
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.5, columns - 0.5), ylim=(low, high))
-    axes.set_axis_off()
-    for edge in drawn:
-        _draw_edge(axes, places, edge, counts.get(edge.key, 0), known=edge.key in edges)
-    for state, place in places.items():
-        axes.annotate(
-            state,
-            place,
-            ha="center",
-            va="center",
-            gid=f"state-{state}",
-            bbox={"boxstyle": "round,pad=0.6", "facecolor": "#eef2f7", "edgecolor": "#334155"},
-            zorder=3,
-        )
-        if begun := counts.get((None, state), 0):
-            axes.text(place[0], place[1] + 0.15, f"{begun} begun", ha="center", fontsize=8, gid=f"begun-{state}")
-
-
-def _draw_edge(
-    axes: Axes, places: Mapping[str, tuple[float, float]], edge: DeclaredTransition, count: int, *, known: bool
-) -> None:
-    from matplotlib.patches import FancyArrowPatch  # noqa: PLC0415, the extra `release`
-
-    (x, y), (to_x, to_y) = places[edge.start], places[edge.end]
-    # A backward edge bends, so that it does not lie on the forward one.
-    bend = 0.0 if to_x > x else 0.45
-    axes.add_patch(
-        FancyArrowPatch(
-            (x, y),
-            (to_x, to_y),
-            arrowstyle="-|>",
-            connectionstyle=f"arc3,rad={bend}",
-            mutation_scale=14,
-            shrinkA=36,
-            shrinkB=36,
-            color="#334155" if known else "#b3261e",
-            linestyle="-" if known else "--",
-            zorder=1,
-        )
-    )
-    # Where the middle of arc3's curve is: half of its control point's offset, which is the bend times the chord.
-    middle = ((x + to_x + bend * (to_y - y)) / 2, (y + to_y - bend * (to_x - x)) / 2)
-    blank = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-    identity = f"count-{edge.start}-{edge.end}"
-    axes.text(*middle, str(count), ha="center", va="bottom", weight="bold", gid=identity, bbox=blank)
-    if edge.when:
-        axes.text(*middle, edge.when, ha="center", va="top", fontsize=7, color="#475569", bbox=blank)
-
-
-def _places(states: Sequence[str], edges: Sequence[DeclaredTransition]) -> dict[str, tuple[float, float]]:
-    """Place each state in the column of its distance from the first one, the states of a column about its middle."""
-    distance = {states[0]: 0}
-    queue = [states[0]]
-    for state in queue:
-        for edge in edges:
-            if edge.start == state and edge.end not in distance:
-                distance[edge.end] = distance[state] + 1
-                queue.append(edge.end)
-    others = [*states, *(state for edge in edges for state in (edge.start, edge.end))]
-    for state in others:
-        distance.setdefault(state, max(distance.values()) + 1)
-    columns: dict[int, list[str]] = {}
-    for state, column in distance.items():
-        columns.setdefault(column, []).append(state)
-    return {
-        state: (float(column), _ROW * ((len(members) - 1) / 2 - number))
-        for column, members in sorted(columns.items())
-        for number, state in enumerate(members)
-    }
-
-
 @contextmanager
 def _figures() -> Iterator[Callable[[], Figure]]:
     """Let figures be made in matplotlib's own style, whatever the user's is."""
@@ -245,19 +191,7 @@ def _figures() -> Iterator[Callable[[], Figure]]:
 
     with mpl.rc_context():
         mpl.rcdefaults()
-        # Text stays text, to be searched and read aloud; ids come from the salt instead of a random number.
-        mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kfm export"})
         yield Figure
-
-
-def _saved(figure: Figure, form: str, metadata: Mapping[str, Any]) -> bytes:
-    written = BytesIO()
-    figure.savefig(written, format=form, metadata=dict(metadata))
-    return written.getvalue()
-
-
-def _many(count: int, name: str) -> str:
-    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def _instant(at: datetime) -> str:

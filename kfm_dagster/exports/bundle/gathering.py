@@ -15,7 +15,6 @@ from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, Release, St
 from kfm_dagster.exports.validation import dimensional_closure, validate_report
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.audit import AuditKind, as_jsonl, verify_chain
-from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 from kfm_dagster.stages.store import StageStore
 
 EVER = datetime(2000, 1, 1, tzinfo=UTC)
@@ -57,8 +56,7 @@ def gather_release(pipeline: Pipeline) -> Release:
     verify_chain(lines, head=report["audit"]["head"])
     return Release(
         code=pipeline.code,
-        state_machine_yaml=pipeline.card.files[STATE_MACHINE],
-        replay_plan_yaml=pipeline.card.files[REPLAY_PLAN],
+        card=pipeline.card,
         dim_report=closure,
         validate_report=report,
         audit_lines=(line.rstrip(b"\n") for line in as_jsonl(lines)),

@@ -21,13 +21,13 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.atomic_files import ExportFile, ForeignFileError, atomic_files
 from kfm_dagster.exports.bundle import content
-from kfm_dagster.exports.bundle.configuration import Machine, parse_configuration
 from kfm_dagster.exports.bundle.content import AttemptKind, Release, span
 from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
 from kfm_dagster.exports.bundle.keys import BundleSigner
 from kfm_dagster.exports.bundle.manifest import OPENING, Manifest, Recorded, SummedFile
 from kfm_dagster.exports.bundle.signature import BadSignatureError, sign_detached
 from kfm_dagster.exports.bundle.verification import VerifiedRelease, verify_release
+from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
 _CERTIFICATE = ExportFile(name="{}.cert.asc", opening=b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n")
 
@@ -71,14 +71,12 @@ def _fill(part: Path, release: Release, signer: BundleSigner) -> None:
         (part / name).mkdir()
     lines = _Lines(release.audit_lines)
     parts: Mapping[str, Iterable[bytes]] = {
-        content.MACHINE: [release.state_machine_yaml],
-        content.PLAN: [release.replay_plan_yaml],
+        content.MACHINE: [release.card.files[STATE_MACHINE]],
+        content.PLAN: [release.card.files[REPLAY_PLAN]],
         content.DIMENSIONS: [_json(release.dim_report)],
         content.VALIDATION: [_json(release.validate_report)],
         content.AUDIT: lines,
-        content.TRANSITIONS_FIGURE: [
-            state_transitions_svg(Machine.parse(release.state_machine_yaml), release.transitions)
-        ],
+        content.TRANSITIONS_FIGURE: [state_transitions_svg(release.card.machine, release.transitions)],
         content.TIMELINE_FIGURE: [timeline_pdf(release.transitions, release.attempts)],
     }
     files = [_write(part, path, parts[path]) for path in content.SUMMED]
@@ -106,8 +104,8 @@ def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner, *
     return Manifest(
         versions={
             "kfm_dagster": __version__,
-            "state_machine": _version(release.state_machine_yaml, content.MACHINE),
-            "replay_plan": _version(release.replay_plan_yaml, content.PLAN),
+            "state_machine": release.card.machine.version,
+            "replay_plan": release.card.replay_plan.version,
             **library_version(),
         },
         code=release.code.canonical(),
@@ -153,10 +151,6 @@ def _write(part: Path, path: str, chunks: Iterable[bytes]) -> SummedFile:
 
 def _json(report: Mapping[str, Any]) -> bytes:
     return (json.dumps(report, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _version(configuration: bytes, path: str) -> str:
-    return str(parse_configuration(configuration, path=path)["version"])
 
 
 @contextmanager

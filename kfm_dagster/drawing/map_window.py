@@ -1,6 +1,6 @@
 """The window of a map of footprints: which longitudes and latitudes it shows, and where on the picture a place is.
 
-Does not belong here: what is drawn in it (`footprint_svg.py`, `map_ground.py`).
+Does not belong here: what is drawn in it (`footprints.py`, `map_ground.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ground of a map: land, the borders of countries and those of the states of the USA, as SVG.
 
 `map_ground.txt` states its sources, which are in the public domain, and its form in its first lines. Does not belong
-here: what lies above the ground (`footprint_svg.py`).
+here: what lies above the ground (`footprints.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import shapely
 
-from kfm_dagster.catalog.map_window import MapWindow
+from kfm_dagster.drawing.map_window import MapWindow
 
 SEA, LAND, COAST, BORDER = "#eaf1f7", "#fbfaf5", "#a9b4c2", "#c2bcac"
 STEP = 0.5

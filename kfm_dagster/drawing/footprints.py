@@ -1,7 +1,7 @@
 """A small map of footprints as one SVG picture.
 
 Belongs here: the drawing, from GeoJSON to SVG. Does not belong here: which footprints are drawn, and where the picture
-goes (`assets.py`, and `footprint_map.py` of Dagster's materialisations), the ground below the footprints
+goes, the ground below the footprints
 (`map_ground.py`), and which part of the world the map shows (`map_window.py`).
 
 A picture is kept to some kilobytes: outlines and coastlines are thinned to what a pixel shows. It is made of geometry
@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import shapely
 
-from kfm_dagster.catalog.map_ground import SEA, ground
-from kfm_dagster.catalog.map_window import MapWindow, Ring, Size, window_of
+from kfm_dagster.drawing.map_ground import SEA, ground
+from kfm_dagster.drawing.map_window import MapWindow, Ring, Size, window_of
+from kfm_dagster.drawing.svg import line
 
 MAX_OUTLINES = 200
 """Distinct outlines drawn; a day of one radar network has about 160."""
@@ -101,10 +102,8 @@ def _width(rings: Iterable[Ring]) -> float:
 
 
 def _path(ring: Ring, window: MapWindow) -> str:
-    line = shapely.LineString(window.pixels(ring))
-    thinned = shapely.get_coordinates(shapely.simplify(line, TOLERANCE))
-    lines = "L".join(f"{x:.1f} {y:.1f}" for x, y in thinned)
-    return f'<path d="M{lines}Z"/>'
+    thinned = shapely.simplify(shapely.LineString(window.pixels(ring)), TOLERANCE)
+    return f'<path d="{line(shapely.get_coordinates(thinned))}Z"/>'
 
 
 def _dot(point: tuple[float, float], window: MapWindow) -> str:
