@@ -1,4 +1,4 @@
-"""The production block of docs/deploy.md, typed as it is written on an empty PostgreSQL, S3 and SQS, until an Item is there."""
+"""The production block of docs/deploy.md, typed as it is written on empty PostgreSQL, S3 and SQS, until an Item is."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from kfm_dagster_tests.fuzz.mutations import SHELLS, Input, draw
 from kfm_dagster_tests.fuzz.seals import seals
 from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
 
-INPUTS = 200
+INPUTS = 80
 """Of each subject; `make soak` takes 200,000."""
 
 

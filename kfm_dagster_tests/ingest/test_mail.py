@@ -9,7 +9,7 @@ import pytest
 from kfm_dagster_tests.ingest.mail import take_in_mail
 from kfm_dagster_tests.integration.chain import open_pipeline
 
-MESSAGES = 4_000
+MESSAGES = 1_000
 """On each database; half a million in `make soak`."""
 
 

@@ -14,7 +14,8 @@ from kfm_dagster_tests.ledger.bench import DAY, make_bench
 from kfm_dagster_tests.ledger.claimer import BITE, contend
 
 PROCESSES = 8
-RECORDS = 10_000
+RECORDS = 3_000
+"""A sample of what `make soak` has."""
 
 
 @pytest.mark.clause("WSM-13", "WSM-04", "WAL-12")
