@@ -16,12 +16,6 @@ from kfm_dagster.telemetry.clock.reading import ClockState
 class LockedClock:
     """What the pipeline takes for its calibration: locked, whatever this machine's kernel says, and no reading kept."""
 
-    answers = None
-    """No queue's answers are listened to."""
-
-    def keep_answers(self) -> None:
-        """Nothing was heard."""
-
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         return ClockDecision(state=ClockState.LOCKED, reason="a test says so")
 

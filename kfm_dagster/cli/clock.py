@@ -14,10 +14,10 @@ from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.calibration import time_server
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
-from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.decision import ClockDecision, ClockRules, decide
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.measuring import measure
@@ -45,7 +45,7 @@ def clock(*, ask: bool, as_json: bool) -> int:
     settings = Settings.load()
     card = Card.load(settings.configs_dir).machine.clock
     rules = ClockRules(tau_calib=card.tau_calib, max_offset=card.max_offset)
-    endpoint = _endpoint(settings) if ask else None
+    endpoint = time_server(settings, ContractRegistry.load(settings.contracts_dir)) if ask else None
     with opened_database(settings, recording=ask) as database:
         log = ClockLog(database)
         now = measure(rules, clock=utc_now, endpoint=endpoint)
@@ -59,13 +59,6 @@ def clock(*, ask: bool, as_json: bool) -> int:
     decision = decide(recorded if ask else [*recorded, *now], rules, ts_start=started)
     _show(now[0], decision, clock_quality(recorded), as_json=as_json)
     return ExitCode.DONE if decision.locked else ExitCode.FINISHED_WITH_FAILURES
-
-
-def _endpoint(settings: Settings) -> str | None:
-    """Return the object store of the first contract, in the order of names; None where a folder stands in its place."""
-    return ObjectStores(object_root=settings.object_root).endpoint(
-        next(iter(ContractRegistry.load(settings.contracts_dir)))
-    )
 
 
 def _show(kernel: ClockReading, decision: ClockDecision, qualities: Sequence[ClockQuality], *, as_json: bool) -> None:
@@ -85,7 +78,7 @@ def _show(kernel: ClockReading, decision: ClockDecision, qualities: Sequence[Clo
             "at": rfc3339(one.last.at),
             "offset_seconds": one.last.offset_seconds,
             "uncertainty_seconds": one.last.uncertainty_seconds,
-            "delta_t_abs": one.delta_t_abs,
+            "delta_t_abs": one.last.delta_t_abs,
         }
         for one in qualities
     ]

@@ -20,7 +20,6 @@ from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, Queue, bounded, connect
 from kfm_dagster.settings import Settings
-from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -33,9 +32,9 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
 
     queue_name: str = Field(default="", description="Primary queue; KFM_SQS_PRIMARY_QUEUE when empty.")
 
-    def connect(self, settings: Settings, dates: AnswerDates | None = None) -> Queue:
-        """Return the queue; no request is made yet. `dates` hears every answer."""
-        return connect(settings, name=self.queue_name or None, client=self._client(settings), dates=dates)
+    def connect(self, settings: Settings) -> Queue:
+        """Return the queue; no request is made yet."""
+        return connect(settings, name=self.queue_name or None, client=self._client(settings))
 
     def connect_dead_letters(self, settings: Settings) -> Queue:
         """Return its dead-letter queue; no request is made yet."""

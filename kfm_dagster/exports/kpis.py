@@ -185,4 +185,4 @@ def _clock(readings: Sequence[ClockReading]) -> dict[str, Any]:
     if best is None:
         return {"delta_t_abs_seconds": None, "sigma_y": {}}
     stable = {f"{one.tau_seconds:g}": one.sigma_y for one in best.stability if one.sigma_y is not None}
-    return {"delta_t_abs_seconds": best.delta_t_abs, "sigma_y": stable}
+    return {"delta_t_abs_seconds": best.last.delta_t_abs, "sigma_y": stable}

@@ -112,7 +112,6 @@ def take_in(
         max_units=min(room, settings.max_units_per_tick, *further),
         threads=settings.receive_threads,
     )
-    pipeline.calibration.keep_answers()
     if not messages:
         return IntakeReport(deleted=deleted)
     try:

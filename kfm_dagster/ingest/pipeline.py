@@ -48,7 +48,6 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
 from kfm_dagster.storage.s3 import Store
-from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 from kfm_dagster.telemetry.otlp import configure_traces
 
@@ -99,7 +98,7 @@ class Pipeline:
     card: Card = field(default_factory=Card.load)
     sources: FollowerSources | None = None
     """Of followers; None: those that are installed, loaded when they are needed."""
-    connect_queue: Callable[[Settings, AnswerDates], Queue] = connect
+    connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
 
@@ -109,7 +108,7 @@ class Pipeline:
         settings: Settings,
         *,
         read_only: bool = False,
-        connect_queue: Callable[[Settings, AnswerDates], Queue] = connect,
+        connect_queue: Callable[[Settings], Queue] = connect,
         connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters,
     ) -> Pipeline:
         """Read the configuration and open the database, for looking only if so said. Raises KfmError with one line."""
@@ -241,8 +240,7 @@ class Pipeline:
     @cached_property
     def queue(self) -> Queue:
         """The primary queue. Raises QueueUnavailableError when it does not answer."""
-        # Its answers tell the time, so that the clock is measured at no cost wherever messages are received.
-        return self.connect_queue(self.settings, self.calibration.answers)
+        return self.connect_queue(self.settings)
 
     @cached_property
     def dead_letters(self) -> Queue:

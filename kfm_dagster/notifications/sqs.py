@@ -22,7 +22,6 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
 from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, ReceiveProgress, as_message
 from kfm_dagster.settings import Settings
-from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
 if TYPE_CHECKING:
     from botocore.config import Config
@@ -49,14 +48,8 @@ DEFAULT_REGION = "us-east-1"
 """Where NOAA's topics are; a queue elsewhere is named by AWS_REGION."""
 
 
-def connect(
-    settings: Settings,
-    dates: AnswerDates | None = None,
-    *,
-    name: str | None = None,
-    client: SQSClient | None = None,
-) -> Queue:
-    """Make a Queue for the settings' primary queue, or the named one; makes no request. `dates` hears every answer.
+def connect(settings: Settings, *, name: str | None = None, client: SQSClient | None = None) -> Queue:
+    """Make a Queue for the settings' primary queue, or the named one; makes no request.
 
     Endpoint, credentials and region come from the AWS environment. Timeouts and retries are bounded, so that a sensor's
     tick ends whatever the endpoint does.
@@ -69,8 +62,6 @@ def connect(
         client = session.client(
             "sqs", region_name=session.region_name or DEFAULT_REGION, config=bounded(settings.receive_threads)
         )
-    if dates is not None:
-        dates.listen(client)
     return Queue(client, name=name or settings.sqs_primary_queue, threads=settings.receive_threads)
 
 

@@ -91,7 +91,7 @@ class World:
         pipeline = open_pipeline(
             self.home, self.root / "objects", url=self.url, retry_backoff_seconds=1, configs_dir=configs
         )
-        pipeline.connect_queue = lambda settings, dates: connect(settings, dates, name=self.queue)
+        pipeline.connect_queue = lambda settings: connect(settings, name=self.queue)
         pipeline.lineage = Lineage.open(
             pipeline.database,
             url=pipeline.settings.lineage,

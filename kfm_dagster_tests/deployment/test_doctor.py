@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime, formatdate
+from email.utils import formatdate
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,18 +35,16 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.deployment.doctor import instance
 from kfm_dagster.deployment.doctor.finding import Health, examine, ok
-from kfm_dagster.deployment.doctor.queues import check_clock, check_senders
+from kfm_dagster.deployment.doctor.queues import check_senders
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_retention_role
 from kfm_dagster.telemetry.clock import kernel
-from kfm_dagster.telemetry.clock.decision import ClockRules
 from kfm_dagster.telemetry.clock.kernel import NtpState
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
-from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role, migrated_sqlite
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, open_web_server
@@ -543,41 +541,13 @@ def test_a_queue_and_a_store_that_refuse_are_told_from_those_that_are_away(
     assert "does not answer" in said["catalog"]["what"]
 
 
-@pytest.mark.clause("BEY-11")
-def test_a_clock_of_which_one_answer_decides_nothing_is_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    unkept = NtpState(answer=5, status=0x40, offset=0, maxerror=16_000_000)
-    monkeypatch.setattr(kernel.kernel_clock, "__kwdefaults__", {"ask": lambda: unkept})
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    now = [start]
-    heard: dict[str, Callable[..., None]] = {}
-    # The first answer comes as the second changes: the offset may be anything from -1.05 to 0.01 s.
-    exchanges = iter([(0.99, 1.05), (1.40, 1.45)])
-
-    def described() -> None:
-        sent, received = (start + timedelta(seconds=at) for at in next(exchanges))
-        now[0] = sent
-        heard["before-send.sqs"](SimpleNamespace(url="http://queue"))
-        now[0] = received
-        date = format_datetime(sent.replace(microsecond=0), usegmt=True)
-        heard["response-received.sqs"]({"headers": {"Date": date}})
-
-    def connect(dates: AnswerDates) -> Any:
-        service = SimpleNamespace(service_id=SimpleNamespace(hyphenize=lambda: "sqs"))
-        meta = SimpleNamespace(service_model=service, events=SimpleNamespace(register=heard.__setitem__))
-        dates.listen(SimpleNamespace(meta=meta))
-        return SimpleNamespace(described=described)
-
-    [found] = check_clock(ClockRules(), connect, lambda: now[0])
-    assert found.verdict is Health.OK, found
-
-
 @pytest.mark.clause("BEY-11", "PCS-10")
 def test_what_is_recorded_of_the_clock_counts_as_it_does_for_kfm_clock_and_unverified_is_not_wrong(
     deployed: Deployed, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unkept = NtpState(answer=5, status=0x40, offset=0, maxerror=16_000_000)
     monkeypatch.setattr(kernel.kernel_clock, "__kwdefaults__", {"ask": lambda: unkept})
-    deployed.set(AWS_ENDPOINT_URL_SQS=GONE)
+    deployed.set(AWS_ENDPOINT_URL_SQS=GONE, AWS_ENDPOINT_URL_S3=GONE)
     database = Database.open(Settings.load().database_url)
     for offset, verdict, state in ((None, WARNING, "unlocked"), (0.2, Health.OK, "locked"), (3.0, FAULT, "unlocked")):
         if offset is not None:

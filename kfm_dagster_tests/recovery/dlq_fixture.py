@@ -186,7 +186,7 @@ def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRe
         registry=registry,
         database=Database.open(settings.database_url),
         clock=Clock(),
-        connect_queue=lambda chosen, _: connect(chosen, client=sqs),
+        connect_queue=lambda chosen: connect(chosen, client=sqs),
         connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
     )
     pipeline.window.make()  # as every ingesting process does

@@ -17,10 +17,9 @@ class DateServer:
     def __init__(self, server: WebServer) -> None:
         self.status = 403
         self.headers: Callable[[], dict[str, str]] = lambda: {"Date": http_date(datetime.now(UTC))}
-        self.body = b""
         self.url = server.url("")
         self._server = server
-        server.answers = lambda _: WebAnswer(status=self.status, headers=self.headers(), body=self.body)
+        server.answers = lambda _: WebAnswer(status=self.status, headers=self.headers())
 
     @property
     def asked(self) -> list[str]:

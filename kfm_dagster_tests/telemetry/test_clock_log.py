@@ -36,7 +36,7 @@ def test_readings_come_back_as_they_were_in_the_order_of_taking(database: Databa
     assert log.recent(since=NOW - timedelta(days=1), limit=3) == tuple(taken[1:])
     assert log.recent(since=NOW) == tuple(taken[:2])
     [quality] = clock_quality(log.recent(since=NOW - timedelta(days=1)))
-    assert (quality.readings, quality.delta_t_abs) == (3, 0.25)
+    assert (quality.readings, quality.last.delta_t_abs) == (3, 0.25)
 
 
 @pytest.mark.clause("PCS-10")

@@ -100,8 +100,8 @@ def test_each_source_has_its_own_error_and_stability() -> None:
     ]
     server, kernel = clock_quality(readings, [timedelta(hours=1), timedelta(days=1)])
     assert (server.source, kernel.source, server.readings, kernel.readings) == ("date:s3", "kernel", 60, 60)
-    assert server.delta_t_abs == pytest.approx(drift * (590 * 60) ** 2 / 2)
-    assert kernel.delta_t_abs == 0.0
+    assert server.last.delta_t_abs == pytest.approx(drift * (590 * 60) ** 2 / 2)
+    assert kernel.last.delta_t_abs == 0.0
     assert server.stability[0].sigma_y == pytest.approx(1e-6 / np.sqrt(2))
     assert kernel.stability[0].sigma_y == 0.0
     assert server.stability[1].sigma_y is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,89 +11,58 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kfm_dagster.telemetry.clock.kernel import NtpState, adjtimex, clock_id, kernel_clock
-from kfm_dagster.telemetry.clock.reading import (
-    ClockReading,
-    ClockState,
-    OffsetInterval,
-    UnusableDateError,
-    offset_from_date,
-)
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.server_dates import reading_of
 from kfm_dagster_tests.telemetry.conftest import http_date
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
 
-delays = st.floats(0, 10)
+delays = st.floats(0, 10).map(lambda seconds: timedelta(seconds=seconds))
 moments = st.floats(0, 1e6).map(lambda seconds: NOW + timedelta(seconds=seconds))
 
 
-@st.composite
-def questions(draw: st.DrawFn, offset: float) -> OffsetInterval:
-    """What one honest answer says to a clock that is wrong by `offset`."""
-    true = draw(moments)
-    there, back = timedelta(seconds=draw(delays)), timedelta(seconds=draw(delays))
-    local = true - timedelta(seconds=offset)
-    return offset_from_date(http_date(true), sent_at=local - there, received_at=local + back)
+def told(date: str | None, *, sent_at: datetime = NOW, received_at: datetime = NOW) -> tuple[float, float]:
+    reading = reading_of(date, host="s3", sent_at=sent_at, received_at=received_at)
+    assert (reading.at, reading.source, reading.state) == (received_at, "date:s3", ClockState.UNKNOWN)
+    assert reading.offset_seconds is not None
+    assert reading.uncertainty_seconds is not None
+    return reading.offset_seconds, reading.uncertainty_seconds
 
 
 @pytest.mark.clause("PCS-17")
-@given(st.data(), st.floats(-1e5, 1e5))
-def test_honest_answers_hold_the_true_offset_and_more_of_them_hold_it_no_wider(
-    data: st.DataObject, offset: float
+@given(moments, delays, delays, st.floats(-1e5, 1e5))
+def test_an_honest_answer_holds_the_true_offset_within_half_a_second_and_half_the_round_trip(
+    true: datetime, there: timedelta, back: timedelta, offset: float
 ) -> None:
-    standing = data.draw(questions(offset))
-    rounding = 1e-5  # datetimes have microseconds
-    for _ in range(data.draw(st.integers(0, 5))):
-        more = data.draw(questions(offset))
-        both = standing.intersection(more)
-        if both is None:  # two that touch in one point, and a microsecond between them
-            assert max(standing.low, more.low) - min(standing.high, more.high) < rounding
-            continue
-        assert both == more.intersection(standing)
-        assert both.half_width <= min(standing.half_width, more.half_width)
-        standing = both
-    assert standing.low - rounding <= offset <= standing.high + rounding
-    assert abs(standing.midpoint - offset) <= standing.half_width + rounding
-
-
-@given(moments, delays, delays)
-def test_the_uncertainty_of_one_answer_is_half_a_second_and_half_the_round_trip(
-    true: datetime, there: float, back: float
-) -> None:
-    sent, received = true - timedelta(seconds=there), true + timedelta(seconds=back)
-    found = offset_from_date(http_date(true), sent_at=sent, received_at=received)
-    assert found.half_width == pytest.approx(0.5 + (received - sent).total_seconds() / 2)
-
-
-def test_intervals_that_exclude_each_other_have_nothing_in_common() -> None:
-    assert OffsetInterval(low=-1, high=0).intersection(OffsetInterval(low=1, high=2)) is None
-    assert OffsetInterval(low=-1, high=1).intersection(OffsetInterval(low=1, high=2)) == OffsetInterval(low=1, high=1)
+    sent, received = (true - timedelta(seconds=offset) + way for way in (-there, back))
+    found, uncertainty = told(http_date(true), sent_at=sent, received_at=received)
+    assert abs(found - offset) <= uncertainty + 1e-5  # datetimes have microseconds
+    assert uncertainty == pytest.approx(0.5 + (received - sent).total_seconds() / 2)
 
 
 def test_every_form_of_an_http_date_is_read_as_utc() -> None:
     for date in ["Wed, 03 Dec 2025 12:00:00 GMT", "Wednesday, 03-Dec-25 12:00:00 GMT", "Wed Dec  3 12:00:00 2025"]:
-        assert offset_from_date(date, sent_at=NOW, received_at=NOW) == OffsetInterval(low=0, high=1)
+        assert told(date) == (0.5, 0.5)
 
 
 @given(st.text())
-def test_what_is_no_date_is_refused_by_name(text: str) -> None:
-    try:
-        assert isinstance(offset_from_date(text, sent_at=NOW, received_at=NOW), OffsetInterval)
-    except UnusableDateError as error:
-        assert "expected an HTTP date" in str(error)  # noqa: PT017
+def test_no_text_of_a_server_raises_anything_else(text: str) -> None:
+    with suppress(ValueError):
+        told(text)
 
 
 def test_a_wrong_date_is_refused() -> None:
-    for date in ["", "soon", "Wed, 03 Dec 2025 25:00:00 GMT", "Wed, 03 Dec 99999 12:00:00 GMT"]:
-        with pytest.raises(UnusableDateError, match="no time; observed"):
-            offset_from_date(date, sent_at=NOW, received_at=NOW)
+    for date in (None, "", "soon", "Wed, 03 Dec 2025 25:00:00 GMT", "Wed, 03 Dec 99999 12:00:00 GMT"):
+        with pytest.raises(ValueError, match="no HTTP date"):
+            told(date)
 
 
 @given(st.floats(1e-6, 1e6))
 def test_an_answer_before_its_question_is_refused(seconds: float) -> None:
     received = NOW - timedelta(seconds=seconds)
     assume(received < NOW)
-    with pytest.raises(UnusableDateError, match="set back"):
-        offset_from_date(http_date(NOW), sent_at=NOW, received_at=received)
+    with pytest.raises(ValueError, match="set back"):
+        told(http_date(NOW), received_at=received)
 
 
 SYNCED, UNSYNCED, NANO = 0x0001, 0x0041, 0x2001

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
 from kfm_dagster import failpoints
 from kfm_dagster.ingest.pipeline import utc_now
-from kfm_dagster.notifications.sqs import connect
-from kfm_dagster.settings import Settings
 from kfm_dagster.telemetry.clock.decision import ClockRules, decide
 from kfm_dagster.telemetry.clock.measuring import measure
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
-from kfm_dagster.telemetry.clock.server_dates import AnswerDates, ask_date
+from kfm_dagster.telemetry.clock.server_dates import ask_date
 from kfm_dagster_tests.telemetry.conftest import DateServer, http_date
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, 500_000, tzinfo=UTC)
@@ -114,73 +109,3 @@ def test_a_server_that_never_decides_is_asked_twice(date_server: DateServer) -> 
     readings = measure(ClockRules(), clock=lambda: NOW, endpoint=date_server.url)
     assert len(readings) == 3
     assert len(date_server.asked) == 2
-
-
-@pytest.fixture
-def queue_of(date_server: DateServer, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", date_server.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    date_server.status = 200
-    date_server.body = json.dumps({"QueueUrl": f"{date_server.url}/q"}).encode()
-    date_server.headers = lambda: {"Date": http_date(NOW), "Content-Type": "application/x-amz-json-1.0"}
-    return lambda dates: connect(Settings(), name="q", dates=dates)._client
-
-
-def test_answers_of_the_queue_tell_the_time_for_nothing_and_together_more_sharply(
-    date_server: DateServer, queue_of: Any
-) -> None:
-    times = iter([NOW, NOW + timedelta(seconds=0.3), NOW + timedelta(seconds=0.1), NOW + timedelta(seconds=0.2)])
-    dates = AnswerDates(clock=lambda: next(times))
-    client = queue_of(dates)
-    client.get_queue_url(QueueName="q")
-    client.get_queue_url(QueueName="q")
-
-    kernel, found = measure(WIDE, clock=lambda: NOW, endpoint=date_server.url, answers=dates)
-
-    # [12:00:00, 12:00:01) lies between -0.8 and 0.5 s of the first exchange, between -0.7 and 0.4 s of the second.
-    assert kernel.source == "kernel"
-    assert (found.source, found.at) == ("date:127.0.0.1", NOW + timedelta(seconds=0.2))
-    assert (found.offset_seconds, found.uncertainty_seconds) == (pytest.approx(-0.15), pytest.approx(0.55))
-    assert len(date_server.asked) == 2
-    assert dates.take() is None
-
-
-def test_answers_are_combined_while_they_lie_near_and_agree(
-    date_server: DateServer, queue_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times: list[datetime] = []
-    dates = AnswerDates(clock=lambda: times.pop(0))
-    client = queue_of(dates)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", date_server.url.replace("127.0.0.1", "localhost"))
-    another = queue_of(dates)
-
-    def told(*exchanges: tuple[float, float], clients: Sequence[Any] = (client, client)) -> float:
-        """Offset after exchanges at so many seconds, with a clock that is wrong by so many."""
-        for (seconds, offset), client in zip(exchanges, clients, strict=True):
-            true = NOW + timedelta(seconds=seconds)
-            times.extend([true - timedelta(seconds=offset)] * 2)
-            date_server.headers = lambda at=true: {"Date": http_date(at)}
-            client.get_queue_url(QueueName="q")
-        found = dates.take()
-        assert found is not None
-        assert found.offset_seconds is not None
-        return found.offset_seconds
-
-    # One exchange allows 0.5 s on either side. A step in between ends what was known before, and so does a minute.
-    assert told((0, 0.0), (60, 0.6)) == pytest.approx(0.3)
-    assert told((0, 0.0), (1, 40.0)) == pytest.approx(40.0)
-    assert told((0, 0.0), (61, 0.6)) == pytest.approx(0.6)
-    assert told((0, 0.0), (1, 0.6), clients=(client, another)) == pytest.approx(0.6)
-
-
-def test_an_answer_without_a_time_or_none_at_all_stops_no_request(date_server: DateServer, queue_of: Any) -> None:
-    dates = AnswerDates(clock=utc_now)
-    client = queue_of(dates)
-    date_server.headers = lambda: {"Content-Type": "application/x-amz-json-1.0"}
-    assert client.get_queue_url(QueueName="q")["QueueUrl"]
-    assert dates.take() is None
-    date_server.status, date_server.headers = 400, lambda: {"Date": http_date(datetime.now(UTC))}
-    with pytest.raises(ClientError):
-        client.get_queue_url(QueueName="q")
-    assert holds(dates.take(), 0.0)

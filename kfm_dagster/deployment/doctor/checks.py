@@ -28,15 +28,14 @@ from kfm_dagster.deployment.doctor.stores import (
     check_room,
     check_store,
 )
+from kfm_dagster.ingest.calibration import time_server
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.preflight import stores
-from kfm_dagster.notifications.sqs import Queue, connect
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.decision import ClockRules
 from kfm_dagster.telemetry.clock.reading import ClockReading
-from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
 
 def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], datetime]) -> Mapping[str, Check]:
@@ -45,9 +44,6 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
     rules = ClockRules(tau_calib=rule.tau_calib, max_offset=rule.max_offset)
     objects = ObjectStores(object_root=settings.object_root, anonymous=settings.anonymous)
     chosen, broker = stores(settings), settings.celery_broker
-
-    def heard(dates: AnswerDates) -> Queue:
-        return connect(settings, dates=dates)
 
     def recorded() -> Sequence[ClockReading]:
         return recorded_readings(settings, clock() - rules.tau_calib)
@@ -60,7 +56,7 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
         "retention": partial(check_retention, settings),
         "queue": partial(check_queue, settings, registry),
         "dead letters": partial(check_dead_letters, settings),
-        "clock": partial(check_clock, rules, heard, clock, recorded=recorded),
+        "clock": partial(check_clock, rules, partial(time_server, settings, registry), clock, recorded=recorded),
         "senders": partial(check_senders, settings, registry),
         "instance": partial(check_instance, settings),
         "daemons": partial(check_daemons, settings),

@@ -20,14 +20,14 @@ from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, refused,
 from kfm_dagster.deployment.doctor.stores import missing_file
 from kfm_dagster.errors import KfmError, QueueUnavailableError
 from kfm_dagster.notifications.authenticity import Signatures
-from kfm_dagster.notifications.sqs import Queue, connect
+from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
-from kfm_dagster.telemetry.clock.decision import ClockRules, decide, decides
+from kfm_dagster.telemetry.clock.decision import ClockRules, decide
 from kfm_dagster.telemetry.clock.log import ClockLog
-from kfm_dagster.telemetry.clock.measuring import MOST_REQUESTS, measure
+from kfm_dagster.telemetry.clock.measuring import measure
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
-from kfm_dagster.telemetry.clock.server_dates import AnswerDates, ask_date
+from kfm_dagster.telemetry.clock.server_dates import ask_date
 
 LEASE_MARGIN_SECONDS = 60
 """A lease lasts a minute longer than a message stays hidden (KFM_LEASE_SECONDS: 900 s + 60 s)."""
@@ -263,20 +263,13 @@ _SET = "let a time service keep the clock (chrony, systemd-timesyncd), then: kfm
 
 def check_clock(
     rules: ClockRules,
-    queue_of: Callable[[AnswerDates], Queue],
+    endpoint: Callable[[], str | None],
     clock: Callable[[], datetime],
     *,
     recorded: Callable[[], Sequence[ClockReading]] = tuple,
 ) -> Iterator[Diagnosis]:
-    """Ask the queue, once more where that decides nothing, and judge the clock by all readings, as stages do."""
-    dates = AnswerDates(clock=clock)
-    readings: tuple[ClockReading, ...] = ()
-    for _ in range(MOST_REQUESTS):
-        with suppress(QueueUnavailableError):  # a refusal has a Date, too; that the queue refuses is another finding
-            queue_of(dates).described()
-        readings += measure(rules, clock=clock, answers=dates)
-        if any(decides(one, rules) for one in readings):
-            break
+    """Measure the clock and judge it by all readings, as stages do."""
+    readings = measure(rules, clock=clock, endpoint=endpoint())
     decision = decide([*recorded(), *readings], rules, ts_start=clock())
     limit = f"within {rules.max_offset.total_seconds():g} s of true time"
     if decision.state is ClockState.LOCKED:

@@ -1,6 +1,6 @@
 """The kernel's NTP state, by adjtimex(2) with `modes = 0`, which reads and changes nothing and needs no privilege.
 
-What the kernel knows is what a time service told it (chrony, ntpd, systemd-timesyncd). Belongs here: the call and what
+The kernel knows what a time service has set (chrony, ntpd, systemd-timesyncd). Belongs here: the call and what
 its answer means. Where there is no such call, or a sandbox refuses it, the state is unknown.
 """
 
@@ -41,7 +41,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NtpState:
-    """What adjtimex answered: `offset` as `status` says, `maxerror` in microseconds."""
+    """Answer of adjtimex: `offset` as `status` says, `maxerror` in microseconds."""
 
     answer: int
     status: int
@@ -53,14 +53,14 @@ def adjtimex() -> NtpState | None:
     """Ask the kernel; None where it has no such call or refuses it."""
     if not sys.platform.startswith("linux"):
         return None
-    asked = _Timex()
+    timex = _Timex()
     try:
-        answer = ctypes.CDLL(None).adjtimex(ctypes.byref(asked))
+        answer = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
     except (AttributeError, OSError):
         return None
     if answer < 0:
         return None
-    return NtpState(answer=answer, status=asked.status, offset=asked.offset, maxerror=asked.maxerror)
+    return NtpState(answer=answer, status=timex.status, offset=timex.offset, maxerror=timex.maxerror)
 
 
 def kernel_clock(at: datetime, *, ask: Callable[[], NtpState | None] = adjtimex) -> ClockReading:
@@ -71,13 +71,9 @@ def kernel_clock(at: datetime, *, ask: Callable[[], NtpState | None] = adjtimex)
     """
     state = ask()
     if state is None:
-        return ClockReading(
-            at=at, source=KERNEL, offset_seconds=None, uncertainty_seconds=None, state=ClockState.UNKNOWN
-        )
+        return ClockReading(at=at, source=KERNEL, state=ClockState.UNKNOWN)
     if state.answer == TIME_ERROR or state.status & STA_UNSYNC:
-        return ClockReading(
-            at=at, source=KERNEL, offset_seconds=None, uncertainty_seconds=None, state=ClockState.UNLOCKED
-        )
+        return ClockReading(at=at, source=KERNEL, state=ClockState.UNLOCKED)
     return ClockReading(
         at=at,
         source=KERNEL,

@@ -6,6 +6,7 @@ Belongs here: writing and reading them. Does not belong here: judging them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
 
 from kfm_dagster.storage.database import Database
@@ -25,19 +26,8 @@ class ClockLog:
 
     def record(self, readings: Iterable[ClockReading]) -> None:
         """Keep readings, in their order."""
-        rows = [
-            {
-                "clock_id": self._clock,
-                "at": one.at,
-                "source": one.source,
-                "offset_seconds": one.offset_seconds,
-                "uncertainty_seconds": one.uncertainty_seconds,
-                "state": one.state.value,
-            }
-            for one in readings
-        ]
         with self._database.transaction() as tx:
-            tx.run_many("clock.record", rows)
+            tx.run_many("clock.record", [{"clock_id": self._clock, **asdict(reading)} for reading in readings])
 
     def recent(self, *, since: datetime, limit: int = RECENT) -> tuple[ClockReading, ...]:
         """Return the last `limit` readings that were taken at `since` or later, in the order of taking."""

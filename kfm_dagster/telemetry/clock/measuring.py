@@ -1,4 +1,4 @@
-"""Measuring the clock once per run: the kernel, what answers told anyway, and a request where that is not enough."""
+"""Measuring the clock once per run: the kernel, and the Date of a server's answer."""
 
 from __future__ import annotations
 
@@ -8,33 +8,23 @@ from datetime import datetime
 from kfm_dagster.telemetry.clock.decision import ClockRules, decides
 from kfm_dagster.telemetry.clock.kernel import kernel_clock
 from kfm_dagster.telemetry.clock.reading import ClockReading
-from kfm_dagster.telemetry.clock.server_dates import AnswerDates, ask_date
+from kfm_dagster.telemetry.clock.server_dates import ask_date
 
 MOST_REQUESTS = 2
 """An answer that comes as the second changes decides nothing; the next one, a round trip later, does."""
 
 
-def measure(
-    rules: ClockRules,
-    *,
-    clock: Callable[[], datetime],
-    endpoint: str | None = None,
-    answers: AnswerDates | None = None,
-) -> tuple[ClockReading, ...]:
+def measure(rules: ClockRules, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
     """Return the readings of this moment, the kernel's first, in the order in which they are judged.
 
-    `endpoint` is asked only while what servers have told decides nothing by the rules: not at all, once, or twice.
-    Never raises for a network that is away: the kernel's reading is left then.
+    `endpoint` is asked again while its answer decides nothing by the rules. Never raises for a network that is away:
+    the kernel's reading is left then.
     """
-    found = [kernel_clock(clock())]
-    taken = None if answers is None else answers.take()
-    if taken is not None:
-        found.append(taken)
-    requests = 0
-    while endpoint is not None and requests < MOST_REQUESTS and not any(decides(one, rules) for one in found[1:]):
-        requests += 1
-        asked = ask_date(endpoint, clock=clock)
-        if asked is None:
+    readings = [kernel_clock(clock())]
+    for _ in range(0 if endpoint is None else MOST_REQUESTS):
+        if (answer := ask_date(endpoint or "", clock=clock)) is None:
             break
-        found.append(asked)
-    return tuple(found)
+        readings.append(answer)
+        if decides(answer, rules):
+            break
+    return readings

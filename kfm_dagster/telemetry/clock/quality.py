@@ -43,11 +43,6 @@ class ClockQuality:
     last: ClockReading
     stability: tuple[Stability, ...]
 
-    @property
-    def delta_t_abs(self) -> float | None:
-        """Absolute time error of the last reading, in seconds."""
-        return self.last.delta_t_abs
-
 
 def clock_quality(readings: Sequence[ClockReading], taus: Sequence[timedelta] = TAUS) -> tuple[ClockQuality, ...]:
     """Sum up the readings of one clock, by source in alphabetical order; sources without any offset are left out.

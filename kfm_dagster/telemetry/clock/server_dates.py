@@ -1,7 +1,6 @@
-"""The Date of servers' answers: a time source that comes free with every request to the cloud.
+"""The Date of a server's answer: one HEAD request tells how far this clock is off.
 
-Belongs here: one HEAD request whose answer's Date is read, and a listener to the answers that a boto3 client gets
-anyway. Does not belong here: what a Date means (`reading.py`). A server that does not answer, or answers from a cache,
+Belongs here: the request, and the arithmetic of an HTTP Date. A server that does not answer, or answers from a cache,
 tells nothing; nothing here raises for it.
 """
 
@@ -9,28 +8,22 @@ from __future__ import annotations
 
 import http.client
 import logging
-import threading
 import urllib.request
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from kfm_dagster.redaction import error_text
-from kfm_dagster.telemetry.clock.reading import (
-    ClockReading,
-    ClockState,
-    OffsetInterval,
-    UnusableDateError,
-    offset_from_date,
-)
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
 
 _LOG = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 3.0
-"""A server that takes longer to connect or to answer is not asked further: its Date would be of little use."""
-COMBINED_FOR = timedelta(minutes=1)
-"""Answers that lie further apart are not combined: an undisciplined clock may drift by 500 ppm, 30 ms in a minute."""
+"""A server that takes longer to connect or to answer is given up: its Date would be of little use."""
+DATE_RESOLUTION_SECONDS = 1.0
+"""An HTTP Date has whole seconds (RFC 9110, 5.6.7), and servers leave the rest of the second out."""
 
 
 def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUEST_SECONDS) -> ClockReading | None:
@@ -44,63 +37,35 @@ def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUES
         sent_at = clock()
         headers = _head(url, seconds=seconds)
         received_at = clock()
-        interval = _interval(headers, sent_at=sent_at, received_at=received_at)
-    except (OSError, http.client.HTTPException, ValueError, UnusableDateError) as error:
+        return reading_of(headers.get("Date"), host=host, sent_at=sent_at, received_at=received_at)
+    except (OSError, http.client.HTTPException, ValueError) as error:
         _LOG.info("no server tells the time: %s", error_text(error))
         return None
-    return _reading(interval, host=host, at=received_at)
 
 
-class AnswerDates:
-    """Listens to the answers of boto3 clients and combines what their Dates allow. Thread-safe; keeps one interval."""
+def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: datetime) -> ClockReading:
+    """Return what a Date says that a server set between sending and receiving by this clock.
 
-    def __init__(self, *, clock: Callable[[], datetime]) -> None:
-        self._clock = clock
-        self._sent = threading.local()
-        self._lock = threading.Lock()
-        self._standing: tuple[OffsetInterval, datetime, str] | None = None
-        self._begun_at: datetime | None = None
-
-    def listen(self, client: Any) -> None:
-        """Hear every answer that a boto3 client gets from now on; its requests stay as they are."""
-        service = client.meta.service_model.service_id.hyphenize()
-        client.meta.events.register(f"before-send.{service}", self._before_send)
-        client.meta.events.register(f"response-received.{service}", self._response_received)
-
-    def take(self) -> ClockReading | None:
-        """Return what the answers since the last call say together, and begin again; None when they say nothing."""
-        with self._lock:
-            standing, self._standing = self._standing, None
-        if standing is None:
-            return None
-        interval, at, host = standing
-        return _reading(interval, host=host, at=at)
-
-    def _before_send(self, request: Any, **_: object) -> None:
-        # In the thread that waits for the answer, and once more for every retry.
-        self._sent.at, self._sent.host = self._clock(), urlsplit(request.url).hostname or ""
-
-    def _response_received(self, response_dict: Any, **_: object) -> None:
-        if response_dict is None:
-            return
-        received_at = self._clock()
-        try:
-            interval = _interval(response_dict["headers"], sent_at=self._sent.at, received_at=received_at)
-        except UnusableDateError as error:
-            _LOG.info("%s does not tell the time: %s", self._sent.host, error)
-            return
-        with self._lock:
-            self._combine(interval, received_at, self._sent.host)
-
-    def _combine(self, interval: OffsetInterval, at: datetime, host: str) -> None:
-        standing = self._standing
-        if standing is not None and standing[2] == host and abs(at - (self._begun_at or at)) <= COMBINED_FOR:
-            both = standing[0].intersection(interval)
-            # Contradictions mean that the clock was set in between: what it was before says nothing any more.
-            if both is not None:
-                self._standing = (both, at, host)
-                return
-        self._standing, self._begun_at = (interval, at, host), at
+    The server's time was within [date, date + 1 s), this clock's within [sent_at, received_at]. Raises ValueError for
+    a text that is not a date, and for an answer that came before its question: the clock was set meanwhile.
+    """
+    if received_at < sent_at:
+        raise ValueError("the clock was set back while an answer was on its way")
+    try:
+        time = parsedate_to_datetime(date or "")
+        # HTTP means UTC; two of its three forms say so in a way that the parser takes for no zone at all.
+        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        raise ValueError("the answer has no HTTP date (RFC 9110, 5.6.7)") from None
+    low = (time - received_at).total_seconds()
+    high = (time - sent_at).total_seconds() + DATE_RESOLUTION_SECONDS
+    return ClockReading(
+        at=received_at,
+        source=f"date:{host}",
+        offset_seconds=(low + high) / 2,
+        uncertainty_seconds=(high - low) / 2,
+        state=ClockState.UNKNOWN,
+    )
 
 
 def _head(url: str, *, seconds: float) -> Any:
@@ -111,26 +76,8 @@ def _head(url: str, *, seconds: float) -> Any:
     request = urllib.request.Request(url, method="HEAD", headers={"Cache-Control": "no-cache"})  # noqa: S310, as above
     answer = opener.open(request, timeout=seconds)
     if answer is None:
-        raise UnusableDateError("the URL is neither http nor https", observed=urlsplit(url).scheme)
+        raise ValueError("the URL is neither http nor https")
     with answer:
+        if (answer.headers.get("Age") or "0").strip() != "0":
+            raise ValueError("a cache answers, with the Date of the origin (RFC 9111, 5.1)")
         return answer.headers
-
-
-def _interval(headers: Any, *, sent_at: datetime, received_at: datetime) -> OffsetInterval:
-    date = headers.get("Date")
-    if date is None:
-        raise UnusableDateError("the answer has no Date")
-    if (headers.get("Age") or "0").strip() != "0":
-        # RFC 9111, 5.1: a cache answers, with the Date at which the origin once did.
-        raise UnusableDateError("the answer comes from a cache", observed=f"Age {headers['Age']}")
-    return offset_from_date(date, sent_at=sent_at, received_at=received_at)
-
-
-def _reading(interval: OffsetInterval, *, host: str, at: datetime) -> ClockReading:
-    return ClockReading(
-        at=at,
-        source=f"date:{host}",
-        offset_seconds=interval.midpoint,
-        uncertainty_seconds=interval.half_width,
-        state=ClockState.UNKNOWN,
-    )
