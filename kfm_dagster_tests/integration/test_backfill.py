@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
@@ -21,13 +19,15 @@ from kfm_dagster.errors import ContractError
 from kfm_dagster.followers.geoparquet.search import Wanted, search
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import KillSwitchError
-from kfm_dagster.ingest.discovery import LISTING_CHUNK
+from kfm_dagster.ingest import discovery
+from kfm_dagster.ingest.discovery import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.recovery.backfill.days import (
     AdvanceReport,
     Backfills,
+    DayListing,
 )
 from kfm_dagster.recovery.backfill.progress import (
     Backfill,
@@ -44,13 +44,14 @@ from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, good, missing, put, take, volumes
-from kfm_dagster_tests.integration.dying_listing import DATASET, DAY, listing, objects_of_a_day
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.moments import DeathError
 
 WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
-OBJECTS = 12_000
-"""More than two chunks."""
-LIMIT = 500
+CHUNK, OBJECTS, LIMIT = 200, 480, 50
+"""Of a listing, more than two of them, and what a run claims."""
+DAY = date(2025, 4, 2)
+DATASET = "nexrad-l2"
 BEGINS = date(1991, 6, 1)
 """Where DATASET begins (storage.first_day)."""
 
@@ -59,9 +60,33 @@ def start(pipeline: Pipeline, first: date = DAY, last: date = DAY, *datasets: st
     return Backfills.of(pipeline).start(datasets=datasets or (DATASET,), first_day=first, last_day=last, decision=WHY)
 
 
+def objects_of_a_day(number: int) -> Iterator[ListedObject]:
+    """Objects as a listing finds them, one volume a second; no bytes stand behind them."""
+    for index in range(number):
+        start = datetime(DAY.year, DAY.month, DAY.day, tzinfo=UTC) + timedelta(seconds=index)
+        yield ListedObject(
+            uri=f"s3://unidata-nexrad-level2/{start:%Y/%m/%d}/KTLX/KTLX{start:%Y%m%d_%H%M%S}_V06",
+            size=1000 + index,
+            etag=f"{index:032x}",
+            last_modified=start + timedelta(minutes=5),
+        )
+
+
 def list_the_day(pipeline: Pipeline, run_id: str, *, backfill_id: str | None = None, limit: int = LIMIT) -> StageBatch:
     """Run the first node of a listing run."""
-    node = listing(pipeline, run_id, backfill_id=backfill_id, limit=limit)
+    account = None
+    if backfill_id is not None:
+        account = DayListing(clock=pipeline.clock, backfill_id=backfill_id, dataset=DATASET, day=DAY.isoformat())
+    node = MessageParse(
+        pipeline=pipeline,
+        dataset=DATASET,
+        partition=DAY.isoformat(),
+        run_id=run_id,
+        source=Source.LISTING,
+        limit=limit,
+        lane=Lane.BULK,
+        account=account,
+    )
     batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=None))
     assert_conserved(pipeline)
     return batch
@@ -98,6 +123,7 @@ def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         entered.append(listed[0])
         return ensure(units, **more)
 
+    monkeypatch.setattr(discovery, "LISTING_CHUNK", CHUNK)
     monkeypatch.setattr(pipeline.objects, "list_day", list_day)
     monkeypatch.setattr(pipeline.ledger, "ensure", watching)
     return entered
@@ -120,7 +146,7 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     assert (request.day, request.datasets) == (DAY.isoformat(), (DATASET,))
     batch = list_the_day(pipeline, "first", backfill_id=backfill.backfill_id)
 
-    assert bucket == [LISTING_CHUNK, 2 * LISTING_CHUNK, OBJECTS]  # never more than a chunk ahead of the ledger
+    assert bucket == [CHUNK, 2 * CHUNK, OBJECTS]  # never more than a chunk ahead of the ledger
     day = the_day(pipeline, backfill)
     assert (day.state, *counts(day)) == (DayState.LISTED, OBJECTS, OBJECTS - 30, 10, 20)
     assert len(batch.envelopes) == LIMIT  # the rest waits for further runs
@@ -146,18 +172,22 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
 
 @pytest.mark.clause("DAG-05", "DAG-10")
 def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
-    pipeline: Pipeline, bucket: list[int], database_url: str
+    pipeline: Pipeline, bucket: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backfill = start(pipeline)
     Backfills.of(pipeline).advance(listing=(), limit=1)
-    arguments = [database_url, str(pipeline.settings.home), backfill.backfill_id, str(OBJECTS), str(LISTING_CHUNK + 9)]
-    died = subprocess.run(
-        [sys.executable, "-m", "kfm_dagster_tests.integration.dying_listing", *arguments], check=False
-    )
-    assert died.returncode == -9
+
+    def dies(*_: object, **__: object) -> Iterator[ListedObject]:
+        yield from objects_of_a_day(CHUNK + 9)
+        raise DeathError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.objects, "list_day", dies)
+        with pytest.raises(DeathError):
+            list_the_day(pipeline, "dies", backfill_id=backfill.backfill_id)
     assert_conserved(pipeline)
     in_flight = pipeline.ledger.in_flight(today=pipeline.clock().date())
-    assert (the_day(pipeline, backfill).state, in_flight) == (DayState.REQUESTED, LISTING_CHUNK)
+    assert (the_day(pipeline, backfill).state, in_flight) == (DayState.REQUESTED, CHUNK)
 
     assert isinstance(pipeline.clock, Clock)
     pipeline.clock.forward(3600)
@@ -318,7 +348,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
 
     def listing(contract: DatasetContract, day: date, **_: Any) -> Iterator[ListedObject]:
         for number, found in enumerate(list_day(contract, day)):
-            if number == LISTING_CHUNK:
+            if number == CHUNK:
                 # The first chunk is in; somebody cancels between two transactions.
                 Backfills.of(pipeline).cancel(backfill.backfill_id, decision=WHY)
             yield found

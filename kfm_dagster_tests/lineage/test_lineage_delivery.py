@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -18,6 +12,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.batches import LEASE
 from kfm_dagster.lineage.delivery import MAX_REFUSALS
@@ -27,8 +22,9 @@ from kfm_dagster.lineage.unit import LineageUnit
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.ledger.bench import Clock
-from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_at, receiving, transport
+from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_at, receiving
 from kfm_dagster_tests.lineage.units import ingest_run, units
+from kfm_dagster_tests.moments import dying
 
 
 @pytest.fixture
@@ -98,53 +94,20 @@ def test_a_dead_backend_costs_no_unit_and_gets_each_event_once_when_it_is_back(
     assert nothing_waits(back)
 
 
-_VICTIM = """
-    import sys
-    from datetime import UTC, datetime
-    from pathlib import Path
-    from kfm_dagster.lineage.backend import ClientBackend
-    from kfm_dagster.lineage.files import FolderFiles
-    from kfm_dagster.lineage.store import Lineage
-    from kfm_dagster.storage.database import Database
-
-    url, root = sys.argv[1:]
-    clock = lambda: datetime(2025, 12, 3, 12, tzinfo=UTC)
-    backend = ClientBackend.from_environment()
-    Lineage(Database.open(url), FolderFiles(Path(root)), backend=backend, clock=clock).deliver()
-"""
-
-
 @pytest.mark.clause("BEY-07")
-@pytest.mark.parametrize("killed_at", [1, 5, 8])
-def test_a_deliverer_killed_between_sending_and_marking_loses_nothing(
-    database_url: str, open_lineage: Open, receiver: Receiver, contract: DatasetContract, root: Path, clock: Clock,
-    monkeypatch: pytest.MonkeyPatch, killed_at: int,
+@pytest.mark.parametrize("dies_at", [1, 5, 8])
+def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
+    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch,
+    dies_at: int,
 ) -> None:  # fmt: skip
     lineage = open_lineage(backend_at(receiver.url, monkeypatch))
     emit(lineage, contract, 0, 2)
     emit(lineage, contract, 2, 4)
-    victims: list[subprocess.Popen[bytes]] = []
-    started = threading.Event()
-
-    def answer(_event: Event) -> int:
-        if len(receiver.asked) == killed_at:
-            # The backend has the event, and its sender will never know.
-            started.wait()
-            os.kill(victims[0].pid, signal.SIGKILL)
-        return TAKEN
-
-    receiver.answer = answer
-    victims.append(
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root)],
-            env={**os.environ, **transport(receiver.url)},
-        )
-    )
-    started.set()
-    assert victims[0].wait() == -signal.SIGKILL
-    receiver.answer = lambda _event: TAKEN
-    before = receiver.counts()
-    assert before.total() == killed_at
+    with dying(at=dies_at, only=Failpoint.LINEAGE_SEND_AFTER) as death:
+        lineage.deliver()
+    # The backend has the event, and its sender will never know.
+    assert death.died
+    assert receiver.counts().total() == dies_at
     # The dead one's batch is its own until its lease is over; nobody has to be told that it died.
     lineage.deliver()
     clock.advance(LEASE.total_seconds())

@@ -38,7 +38,7 @@ from kfm_dagster_tests.lineage.units import (
     units,
     with_stac,
 )
-from kfm_dagster_tests.moments import DeathError, dying, meanwhile
+from kfm_dagster_tests.moments import dying, meanwhile
 
 
 @pytest.fixture
@@ -66,16 +66,6 @@ def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
         if not death.died:
             break
     assert at > 30
-
-
-@pytest.mark.clause("OPR-11", "WAL-05")
-def test_a_later_emit_adds_only_what_is_missing(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    first = lineage.emit(units(0, 3), run=ingest_run(), contract=contract, fence=open_fence)
-    before = files(root)
-    later = lineage.emit(units(0, 5), run=ingest_run(minute=30), contract=contract, fence=open_fence)
-    assert before.items() < files(root).items()
-    assert first.items() < later.items()
-    assert readable(root) == once_each(units(0, 5))
 
 
 @pytest.mark.clause("OPR-11")
@@ -296,14 +286,6 @@ def test_record_run_and_activity_lead_to_each_other(
         assert lineage.find(link.lineage_id) == link
         assert link.lineage_id.removeprefix("urn:uuid:") in (root / link.href).read_text(encoding="utf-8")
     assert lineage.find("urn:uuid:unknown") is None
-
-
-def test_recovery_publishes_what_another_dataset_left(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    with mock.patch.object(FolderFiles, "publish", side_effect=DeathError), pytest.raises(DeathError):
-        lineage.emit(units(0, 2), run=ingest_run(), contract=contract, fence=open_fence)
-    assert not readable(root)
-    lineage.publish_staged()
-    assert readable(root) == once_each(units(0, 2))
 
 
 @pytest.mark.clause("RPL-05")

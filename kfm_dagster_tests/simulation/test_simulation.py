@@ -106,18 +106,3 @@ def test_a_seed_is_lived_through_alike_in_every_process_and_order() -> None:
     here = {seed: simulation.live(seed) for seed in (15, 3)}
     expected = [[here[seed].steps, here[seed].digest] for seed in (3, 15)]
     assert digests(hash_seed="1") == digests(hash_seed="2") == expected
-
-
-def test_a_broken_seed_says_how_to_live_through_it_again() -> None:
-    mutation = next(one for one in MUTATIONS if one.name == "a fence does not ask for the claim")
-
-    def live() -> Outcome:
-        with mutation.applied():
-            simulation = Simulation()
-            return next(broken_seeds(simulation, first=mutation.first))
-
-    first, second = live(), live()
-    assert str(first) == str(second)
-    assert f"seed {first.seed} breaks only_the_holder_writes at step {first.steps}" in str(first)
-    assert f"--first {first.seed} --seeds 1" in str(first)
-    assert first.trace[-1].startswith(f"{first.steps} ")
