@@ -1,4 +1,4 @@
-"""The progress bar of everything that waits for a queue to drain."""
+"""The progress bars of commands, and that of everything that waits for a queue to drain."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kfm_dagster.ingest.progress import Progress as QueueProgress
 
 
+def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bool = False) -> Progress:
+    """Return a bar of so many `counted` of so many, with its time, and a text behind it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(counted))
+    return Progress(*columns, TimeElapsedColumn(), TextColumn(text), console=console, transient=transient)
+
+
 @contextmanager
 def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
     """Show units done of units known, and what waits, on the given console; nothing before the first look.
 
     So a refusal on the way to it stays one line.
     """
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("units"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[waiting]}"),
-        console=console,
-    )
+    bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("ingesting", total=None, waiting="")
 
     def report(now: QueueProgress) -> None:

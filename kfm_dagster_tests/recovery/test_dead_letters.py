@@ -22,7 +22,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.notifications.verdict import VERIFIED, Authenticity, SenderVerdict
-from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterReport, End, LetterOutcome
+from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterWork, End, LetterOutcome
 from kfm_dagster.recovery.dead_letters.drain import drain
 from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, DeadLetterError, LetterSelection
 from kfm_dagster.recovery.dead_letters.moves import discard, redrive
@@ -77,18 +77,18 @@ def fill(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.assert_sound()
 
 
-def of_class(report: DeadLetterReport) -> Counter[tuple[DeadLetterClass, LetterOutcome]]:
+def of_class(report: DeadLetterWork) -> Counter[tuple[DeadLetterClass, LetterOutcome]]:
     return Counter((message.kind, message.outcome) for message in report.messages)
 
 
 @pytest.mark.clause("WSM-12", "RPL-06", "BEY-03")
 def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(dlq_fixture: DlqFixture) -> None:
     fill(dlq_fixture)
-    steps: list[DeadLetterReport] = []
+    steps: list[int] = []
 
-    def step(report: DeadLetterReport) -> None:
+    def step(report: DeadLetterWork) -> None:
         dlq_fixture.assert_sound()
-        steps.append(report)
+        steps.append(len(report.messages))
 
     report = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=50), report=step)
 
@@ -103,7 +103,7 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     }
     assert (report.created, report.requeued, report.quarantined) == (100, 100, 0)
     assert len(steps) == report.batches >= 7
-    assert all(len(later.messages) - len(earlier.messages) <= 50 for earlier, later in pairwise(steps))
+    assert all(later - earlier <= 50 for earlier, later in pairwise(steps))
     ledger = dlq_fixture.pipeline.ledger
     for wal_id in dlq_fixture.wal_ids([MISSING[0], UNKNOWN[0]]):
         record = ledger.get(wal_id)
@@ -139,7 +139,8 @@ def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: Dl
     found = status(dlq_fixture.pipeline)
 
     assert {
-        (group.kind, group.dataset, group.error_code): (group.messages, group.units) for group in planned.groups
+        (group["class"], group["dataset"], group["error_code"]): (group["messages"], group["units"])
+        for group in planned.groups
     } == {
         (DeadLetterClass.UNREADABLE, None, "malformed_json"): (20, 0),
         (DeadLetterClass.UNKNOWN, DATASET, None): (100, 100),
@@ -150,12 +151,11 @@ def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: Dl
         (DeadLetterClass.DONE, DATASET, "test"): (20, 20),
         (DeadLetterClass.DONE, None, None): (1, 0),
     }
-    assert planned.looked_at == planned.selected == found.depth.visible == 321
-    assert found.looked_at == 100
-    assert found.oldest is not None
-    assert found.max_receive_count == 1
-    assert (found.retention.days, found.ledger[DeliveryState.REJECTED]) == (14, 10)
-    for document in (planned.as_json(), found.as_json(), *(letter.as_json() for letter in look(dlq_fixture.pipeline))):
+    assert planned.looked_at == planned.selected == found["visible"] == 321
+    assert (found["looked_at"], found["max_receive_count"]) == (100, 1)
+    assert found["oldest_sent_at"] < found["drops_at"]
+    assert (found["retention_seconds"], found["ledger"][DeliveryState.REJECTED]) == (14 * 86_400, 10)
+    for document in (planned.as_json(), found, *(letter.as_json() for letter in look(dlq_fixture.pipeline))):
         json.dumps(document)
     assert every_table(dlq_fixture.pipeline) == before
     assert dlq_fixture.pipeline.dead_letters.depth() == depth
@@ -232,12 +232,6 @@ def test_a_drain_ends_at_its_bounds(dlq_fixture: DlqFixture, bounds: Bounds, end
     assert dlq_fixture.pipeline.dead_letters.depth().visible == 30 - drained
 
 
-def test_bounds_that_bound_nothing_are_refused() -> None:
-    for bad in ({"batch_size": 0}, {"batch_size": 1001}, {"max_batches": 0}, {"limit": 0}):
-        with pytest.raises(ConfigurationError, match="out of bounds"):
-            Bounds(**bad)
-
-
 @pytest.mark.clause("RPL-06")
 def test_a_drain_keeps_within_what_may_be_in_flight(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(30)])
@@ -252,9 +246,9 @@ def test_a_drain_keeps_within_what_may_be_in_flight(dlq_fixture: DlqFixture) -> 
 def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(40)])
     dlq_fixture.bring_to("failed", range(40))
-    rounds: list[DeadLetterReport] = []
+    rounds: list[DeadLetterWork] = []
 
-    def fail_again(report: DeadLetterReport) -> None:
+    def fail_again(report: DeadLetterWork) -> None:
         rounds.append(report)
         pending = dlq_fixture.requeues().keys()
         numbers = [number for number in range(40) if dlq_fixture.wal_ids([number])[0] in pending]
@@ -295,7 +289,7 @@ def test_a_drain_stops_when_a_drained_unit_gives_another_result_than_before(dlq_
     ledger.override(versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=DECISION)
     dlq_fixture.bring_to("failed", range(3))
 
-    def work(_: DeadLetterReport) -> None:
+    def work(_: DeadLetterWork) -> None:
         claimed = ledger.claim(dataset=DATASET, partition=PARTITION, run_id="later", limit=10)
         ledger.settle([another_result(unit) for unit in claimed], run_id="later")
 
@@ -321,7 +315,7 @@ def test_a_failed_unit_that_no_policy_replays_is_quarantined_and_its_message_del
     dlq_fixture.bring_to("failed", [0, 1])
     strict = reopened(dlq_fixture, registry=one_attempt_only(dlq_fixture.pipeline.registry))
     (group,) = plan(strict.pipeline, selection=LetterSelection()).groups
-    assert (group.kind, group.no_replay) == (DeadLetterClass.FAILED, 2)
+    assert (group["class"], group["no_replay"]) == (DeadLetterClass.FAILED, 2)
     moved = redrive(strict.pipeline, decision=DECISION)
     assert moved.outcomes == {LetterOutcome.LEFT: 2}
     report = drain(strict.pipeline, decision=DECISION)
@@ -486,7 +480,7 @@ def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
 @pytest.mark.clause("RPL-06")
 def test_in_prod_nothing_is_done_without_a_change_reference(dlq_fixture: DlqFixture) -> None:
     prod = reopened(dlq_fixture, env=Environment.PROD)
-    act: Callable[..., DeadLetterReport]
+    act: Callable[..., DeadLetterWork]
     for act in (partial(discard, message_ids=frozenset({"some-id"})), redrive, drain):
         dlq_fixture.bury([dlq_fixture.body(0)])
         waits = prod.pipeline.dead_letters.depth().visible

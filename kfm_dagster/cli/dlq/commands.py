@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -21,7 +21,6 @@ from kfm_dagster.cli.numbers import COUNT, POSITIVE
 from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
@@ -32,14 +31,13 @@ from kfm_dagster.recovery.dead_letters import plan as dead_letter_plan
 from kfm_dagster.recovery.dead_letters.batches import (
     MAX_BATCH_SIZE,
     Bounds,
-    DeadLetterReport,
+    DeadLetterWork,
 )
 from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, LetterSelection
 from kfm_dagster.recovery.dead_letters.plan import LOOK_LIMIT
 from kfm_dagster.settings import Settings
 
 LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
-Work = Callable[[Callable[[DeadLetterReport], None]], DeadLetterReport]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 limit_option = click.option(
@@ -47,23 +45,10 @@ limit_option = click.option(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """The selection that the options of a command describe."""
-
-    classes: Sequence[str]
-    datasets: Sequence[str]
-    error_codes: Sequence[str]
-
-    def selection(self, registry: ContractRegistry) -> LetterSelection:
-        """Return it. Raises ContractError for a dataset without a contract."""
-        for name in self.datasets:
-            _ = registry[name]
-        return LetterSelection(
-            classes=frozenset(map(DeadLetterClass, self.classes)),
-            datasets=frozenset(self.datasets),
-            error_codes=frozenset(self.error_codes),
-        )
+def _asked(classes: Sequence[str], datasets: Sequence[str], error_codes: Sequence[str]) -> LetterSelection:
+    """Return the selection that the options of a command describe."""
+    kinds = frozenset(map(DeadLetterClass, classes))
+    return LetterSelection(classes=kinds, datasets=frozenset(datasets), error_codes=frozenset(error_codes))
 
 
 _CLASSES = click.Choice([kind.value for kind in DeadLetterClass])
@@ -85,16 +70,29 @@ _BOUNDING = (
     click.option("--max-batches", default=20, show_default=True, type=POSITIVE, help="So many at most."),
     click.option("--limit", type=POSITIVE, help="Act on so many messages at most. Default: no limit."),
 )
+_DECIDING = (decision_options,)
+_SAYING = (
+    click.option("--dry-run", "dry", is_flag=True, help="Only show the plan."),
+    confirm_option,
+    json_option,
+)
 
 
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that select; it gets them as `asked`."""
-    return option_group(command, _SELECTING, "asked", _Asked)
+    return option_group(command, _SELECTING, "asked", _asked)
 
 
 def bounding(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of its bounds; it gets them as `bounds`."""
     return option_group(command, _BOUNDING, "bounds", Bounds)
+
+
+def deciding(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a decision as `decided`, and of how it is confirmed and printed as `said`."""
+    for options, name in ((_SAYING, "said"), (_DECIDING, "decided")):
+        command = option_group(command, options, name, dict)
+    return command
 
 
 @click.group()
@@ -113,7 +111,7 @@ def status(*, as_json: bool) -> None:
     Example: kfm dlq status --json
     """
     with opened_pipeline(read_only=True) as pipeline:
-        found = dead_letter_plan.status(pipeline).as_json()
+        found = dead_letter_plan.status(pipeline)
     if as_json:
         click.echo(json.dumps(found))
     else:
@@ -124,14 +122,13 @@ def status(*, as_json: bool) -> None:
 @selecting
 @limit_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def list_letters(*, asked: _Asked, limit: int, as_json: bool) -> None:
+def list_letters(*, asked: LetterSelection, limit: int, as_json: bool) -> None:
     """List messages, the oldest first, by what became of their units.
 
     Example: kfm dlq list --class unreadable
     """
     with opened_pipeline(read_only=True) as pipeline:
-        wanted = asked.selection(pipeline.registry)
-        letters = [letter for letter in dead_letter_plan.look(pipeline, limit=limit) if wanted.takes(letter)]
+        letters = [letter for letter in dead_letter_plan.look(pipeline, limit=limit) if asked.takes(letter)]
     show_rows([letter.as_json() for letter in letters], LETTER_COLUMNS, as_json=as_json)
 
 
@@ -139,13 +136,13 @@ def list_letters(*, asked: _Asked, limit: int, as_json: bool) -> None:
 @selecting
 @limit_option
 @json_option
-def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
+def plan(*, asked: LetterSelection, limit: int, as_json: bool) -> None:
     """Count messages by class, dataset and error code. Changes nothing.
 
     Example: kfm dlq plan --dataset goes-abi
     """
     with opened_pipeline(read_only=True) as pipeline:
-        plan = dead_letter_plan.plan(pipeline, selection=asked.selection(pipeline.registry), limit=limit)
+        plan = dead_letter_plan.plan(pipeline, selection=asked, limit=limit)
     if as_json:
         click.echo(json.dumps(plan.as_json()))
     else:
@@ -165,18 +162,9 @@ def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
 @click.option(
     "--pause", default=0.0, show_default=True, type=click.FloatRange(0, 86_400), help="Seconds between two batches."
 )
-@decision_options
-@confirm_option
-@json_option
+@deciding
 def drain(
-    *,
-    asked: _Asked,
-    bounds: Bounds,
-    stop_after: int,
-    pause: float,
-    confirm: bool,
-    as_json: bool,
-    **given: Any,
+    *, asked: LetterSelection, bounds: Bounds, stop_after: int, pause: float, decided: Any, said: Any
 ) -> ExitCode:
     """Work on messages where they lie: records for unknown units, another attempt for failed ones.
 
@@ -185,101 +173,71 @@ def drain(
 
     Example: kfm dlq drain --error-code storage_unavailable --reason "S3 is back" --change-ref INC-7
     """
-    decision = decision_of(Settings.load(), **given)
-    with opened_pipeline() as pipeline:
-        selection = asked.selection(pipeline.registry)
-
-        def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
-            return dead_letter_drain.drain(
-                pipeline,
-                decision=decision,
-                selection=selection,
-                bounds=bounds,
-                stop_after=stop_after or None,
-                pause_seconds=pause,
-                report=report,
-            )
-
-        return _carry_out("drain", pipeline, selection, work, limit=bounds.limit, confirmed=confirm, as_json=as_json)
+    decision = decision_of(Settings.load(), **decided)
+    with opened_pipeline(read_only=said["dry"]) as pipeline:
+        how: dict[str, Any] = {"bounds": bounds, "stop_after": stop_after or None, "pause_seconds": pause}
+        work = partial(dead_letter_drain.drain, pipeline, decision=decision, selection=asked, **how)
+        return _carry_out("drain", pipeline, asked, work, limit=bounds.limit, **said)
 
 
 @dlq.command()
 @selecting
 @bounding
-@decision_options
-@confirm_option
-@json_option
-def redrive(
-    *,
-    asked: _Asked,
-    bounds: Bounds,
-    confirm: bool,
-    as_json: bool,
-    **given: Any,
-) -> ExitCode:
+@deciding
+def redrive(*, asked: LetterSelection, bounds: Bounds, decided: Any, said: Any) -> ExitCode:
     """Move messages back to the primary queue: unknown ones, and failed ones that may be tried again.
 
     Sent first and deleted then, so that none is ever on neither queue. Exit code 4: a queue refused a message.
 
     Example: kfm dlq redrive --class unknown --reason "the consumer is back" --change-ref CHG-9
     """
-    decision = decision_of(Settings.load(), **given)
-    with opened_pipeline() as pipeline:
-        selection = asked.selection(pipeline.registry)
-
-        def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
-            return dead_letter_moves.redrive(
-                pipeline, decision=decision, selection=selection, bounds=bounds, report=report
-            )
-
-        return _carry_out("redrive", pipeline, selection, work, limit=bounds.limit, confirmed=confirm, as_json=as_json)
+    decision = decision_of(Settings.load(), **decided)
+    with opened_pipeline(read_only=said["dry"]) as pipeline:
+        work = partial(dead_letter_moves.redrive, pipeline, decision=decision, selection=asked, bounds=bounds)
+        return _carry_out("redrive", pipeline, asked, work, limit=bounds.limit, **said)
 
 
 @dlq.command()
 @click.argument("message_ids", metavar="MESSAGE_ID...", nargs=-1, required=True)
-@decision_options
-@confirm_option
-@json_option
-def discard(*, message_ids: Sequence[str], confirm: bool, as_json: bool, **given: Any) -> ExitCode:
+@deciding
+def discard(*, message_ids: Sequence[str], decided: Any, said: Any) -> ExitCode:
     """Take unreadable messages off the queue for good; their bytes and their reason are kept.
 
     Exit code 4: a named message was not found, or can be read.
 
     Example: kfm dlq discard 5f0c1d0e-1b5a-4c11-9a40-7f3e1d2c4b5a --reason "a test of the sender"
     """
-    decision = decision_of(Settings.load(), **given)
+    decision = decision_of(Settings.load(), **decided)
     named = frozenset(message_ids)
-    with opened_pipeline() as pipeline:
-
-        def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
-            return dead_letter_moves.discard(pipeline, decision=decision, message_ids=named, report=report)
-
-        return _carry_out(
-            "discard", pipeline, LetterSelection(message_ids=named), work, confirmed=confirm, as_json=as_json
-        )
+    with opened_pipeline(read_only=said["dry"]) as pipeline:
+        work = partial(dead_letter_moves.discard, pipeline, decision=decision, message_ids=named)
+        return _carry_out("discard", pipeline, LetterSelection(message_ids=named), work, **said)
 
 
 def _carry_out(
     name: str,
     pipeline: Pipeline,
     selection: LetterSelection,
-    work: Work,
+    work: Callable[..., DeadLetterWork],
     *,
     limit: int | None = None,
-    confirmed: bool,
+    dry: bool,
+    confirm: bool,
     as_json: bool,
 ) -> ExitCode:
     """Show the plan, ask, do it with a progress bar, and show what became of each message."""
     planned = dead_letter_plan.plan(pipeline, selection=selection)
     if not as_json:
         show_plan(planned, limit=limit)
-    wanted = min(planned.selected, limit or planned.selected)
-    require_confirmation(f"{name} {counted(wanted, 'message')} of {planned.queue}?", confirmed=confirmed)
-    hold_roots(pipeline.settings, pipeline.database)
-    with bar(name, total=wanted) as advance:
-        done = work(advance)
+    done = None
+    if not dry:
+        wanted = min(planned.selected, limit or planned.selected)
+        require_confirmation(f"{name} {counted(wanted, 'message')} of {planned.queue}?", confirmed=confirm)
+        hold_roots(pipeline.settings, pipeline.database)
+        with bar(name, total=wanted) as advance:
+            done = work(report=advance)
     if as_json:
-        click.echo(json.dumps({"plan": planned.as_json(), "report": done.as_json()}))
-    else:
+        click.echo(json.dumps({"plan": planned.as_json(), "report": done and done.as_json()}))
+    elif done is not None:
         show_report(done)
-    return done.exit_code
+    return done.exit_code if done is not None else ExitCode.DONE

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.plural import counted
-from kfm_dagster.recovery.dead_letters.batches import NOT_MEANT, DeadLetterReport, End, LetterOutcome
+from kfm_dagster.recovery.dead_letters.batches import NOT_MEANT, DeadLetterWork, End, LetterOutcome, Report
 from kfm_dagster.recovery.dead_letters.plan import DeadLetterPlan
 
 GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
@@ -22,10 +22,9 @@ MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "d
 
 
 @contextmanager
-def bar(name: str, *, total: int) -> Iterator[Callable[[DeadLetterReport], None]]:
+def bar(name: str, *, total: int) -> Iterator[Report]:
     """Show messages worked on of messages planned, on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with bar_of(Console(stderr=True)) as bar:
         task = bar.add_task(name, total=total)
         yield lambda report: bar.update(
             task, completed=sum(report.outcomes.values()) - report.outcomes[LetterOutcome.LEFT]
@@ -36,10 +35,10 @@ def show_plan(planned: DeadLetterPlan, *, limit: int | None = None) -> None:
     """Print what would be worked on, and how many of it under a limit."""
     now = f", {limit} of them now" if limit is not None and limit < planned.selected else ""
     click.echo(f"{planned.queue}: {counted(planned.looked_at, 'message')} looked at, {planned.selected} selected{now}")
-    show_rows([group.as_json() for group in planned.groups], GROUP_COLUMNS)
+    show_rows(planned.groups, GROUP_COLUMNS)
 
 
-def show_report(done: DeadLetterReport) -> None:
+def show_report(done: DeadLetterWork) -> None:
     """Print what became of the messages; what a person has to know besides goes to stderr."""
     unusual = [message for message in done.messages if message.outcome not in USUAL and message.detail not in NOT_MEANT]
     if unusual:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum, unique
 from typing import Any
 
-from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
@@ -81,22 +81,11 @@ class End(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """How much is done at most. `limit` counts messages acted on, None for no limit. Raises ConfigurationError."""
+    """How much is done at most. `limit` counts messages acted on, None for no limit."""
 
     batch_size: int = 100
     max_batches: int = 20
     limit: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, most in (
-            ("batch_size", self.batch_size, MAX_BATCH_SIZE),
-            ("max_batches", self.max_batches, None),
-            ("limit", self.limit, None),
-        ):
-            if value is not None and (value < 1 or (most is not None and value > most)):
-                raise ConfigurationError(
-                    f"{name} is out of bounds", observed=value, expected=f"1 to {most}" if most else "at least 1"
-                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,62 +101,16 @@ class MessageOutcome:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form."""
-        return {
-            "message_id": self.message_id,
-            "class": self.kind.value,
-            "dataset": self.dataset,
-            "error_code": self.error_code,
-            "outcome": self.outcome.value,
-            "detail": self.detail,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeadLetterReport:
-    """What was done, so far or in the end; counts are units but for `batches` and the outcomes of messages."""
-
-    run_id: str
-    queue: str
-    batches: int
-    messages: tuple[MessageOutcome, ...]
-    created: int = 0
-    requeued: int = 0
-    quarantined: int = 0
-    end: End | None = None
-    detail: str | None = None
-    unmet: frozenset[str] = frozenset()
-    """Messages that were asked for by their ids, and not found or left alone."""
-
-    @property
-    def outcomes(self) -> Counter[LetterOutcome]:
-        """Messages by outcome."""
-        return Counter(message.outcome for message in self.messages)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """FINISHED_WITH_FAILURES when it stopped by itself, or a message was not treated as it should have been."""
-        stopped = self.end in {End.RECURRENCE, End.MISMATCH}
-        stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
-        return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form."""
-        return {
-            "run_id": self.run_id,
-            "queue": self.queue,
-            "batches": self.batches,
-            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in LetterOutcome if self.outcomes[outcome]},
-            "units": {"created": self.created, "requeued": self.requeued, "quarantined": self.quarantined},
-            "end": None if self.end is None else self.end.value,
-            "detail": self.detail,
-            "unmet": sorted(self.unmet),
-            "messages": [message.as_json() for message in self.messages],
-        }
+        return {"class" if name == "kind" else name: value for name, value in asdict(self).items()}
 
 
 @dataclass(kw_only=True)
 class DeadLetterWork:
-    """The account of one drain, redrive or discard. `reason_to_leave` says why a selected dead letter is left alone."""
+    """One drain, redrive or discard, and what it has done so far or in the end.
+
+    `reason_to_leave` says why a selected dead letter is left alone, `report` is called after every batch. `created`,
+    `requeued` and `quarantined` count units.
+    """
 
     pipeline: Pipeline
     decision: Decision
@@ -175,13 +118,13 @@ class DeadLetterWork:
     bounds: Bounds
     name: str
     reason_to_leave: Callable[[DeadLetter], str | None] = lambda _: None
-    report: Callable[[DeadLetterReport], None] = lambda _: None
+    report: Report = lambda _: None
+    batches: int = 0
     created: int = 0
     requeued: int = 0
     quarantined: int = 0
     end: End | None = None
     detail: str | None = None
-    _batches: int = 0
     _acted_on: int = 0
     _outcomes: dict[str, MessageOutcome] = field(default_factory=dict)
     _held: dict[str, SqsMessage] = field(default_factory=dict)
@@ -193,25 +136,26 @@ class DeadLetterWork:
         self.queue = workable(self.pipeline.dead_letters, primary=self.pipeline.settings.sqs_primary_queue)
         self.letters = LetterClassifier.of(self.pipeline)
 
-    def batches(self) -> Generator[list[DeadLetter], None, None]:
-        """Receive batch after batch and hand out what is meant. Close it: then it gives back what was not let go."""
+    def run(self, treat: Callable[[list[DeadLetter]], None]) -> DeadLetterWork:
+        """Receive batch after batch and treat the selected letters; what was not let go is given back in the end."""
         try:
             for _ in range(self.bounds.max_batches):
                 messages = self._receive()
                 if not messages:
-                    return
+                    return self
                 again = self._outcomes.keys() >= {message.message_id for message in messages}
                 chosen = self._chosen(self.letters.classify(messages))
                 if chosen:
                     self._acted_on += len(chosen)
-                    yield chosen
-                self._batches += 1
-                self.report(self.account())
+                    treat(chosen)
+                self.batches += 1
+                self.report(self)
                 if self.end is None and again:
                     self.end = End.EMPTY  # only messages whose visibility is over since they were received
                 if self.end is not None:
-                    return
+                    return self
             self.end = End.MAX_BATCHES
+            return self
         finally:
             self.queue.give_back(list(self._held.values()))
 
@@ -231,21 +175,42 @@ class DeadLetterWork:
             detail=detail or letter.detail,
         )
 
-    def account(self) -> DeadLetterReport:
-        """Return what was done until now."""
-        return DeadLetterReport(
-            run_id=self.run_id,
-            queue=self.queue.name,
-            batches=self._batches,
-            messages=tuple(self._outcomes.values()),
-            created=self.created,
-            requeued=self.requeued,
-            quarantined=self.quarantined,
-            end=self.end,
-            detail=self.detail,
-            unmet=self.selection.message_ids
-            - {found.message_id for found in self._outcomes.values() if found.outcome is not LetterOutcome.LEFT},
-        )
+    @property
+    def messages(self) -> Sequence[MessageOutcome]:
+        """What became of each message."""
+        return tuple(self._outcomes.values())
+
+    @property
+    def outcomes(self) -> Counter[LetterOutcome]:
+        """Messages by outcome."""
+        return Counter(message.outcome for message in self.messages)
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        """Messages that were asked for by their ids, and are not there or were left alone."""
+        done = {message.message_id for message in self.messages if message.outcome is not LetterOutcome.LEFT}
+        return self.selection.message_ids - done
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """FINISHED_WITH_FAILURES when it stopped by itself, or a message was not treated as it should have been."""
+        stopped = self.end in {End.RECURRENCE, End.MISMATCH}
+        stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
+        return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "run_id": self.run_id,
+            "queue": self.queue.name,
+            "batches": self.batches,
+            "outcomes": dict(self.outcomes),
+            "units": {"created": self.created, "requeued": self.requeued, "quarantined": self.quarantined},
+            "end": self.end,
+            "detail": self.detail,
+            "unmet": sorted(self.unmet),
+            "messages": [message.as_json() for message in self.messages],
+        }
 
     def refuse_unbalanced(self) -> None:
         """Refuse to work on a ledger that has lost something. Raises DeadLetterError."""
@@ -304,3 +269,6 @@ class DeadLetterWork:
         if switched_off := sorted({unit.dataset for unit in letter.units} & off):
             return f"{switched_off[0]} is switched off"
         return self.reason_to_leave(letter)
+
+
+Report = Callable[[DeadLetterWork], None]

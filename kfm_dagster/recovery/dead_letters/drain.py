@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import Lane, WalId
@@ -24,7 +23,7 @@ from kfm_dagster.ingest.volume_end import close
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterReport, DeadLetterWork, End, LetterOutcome
+from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterWork, End, LetterOutcome, Report
 from kfm_dagster.recovery.dead_letters.letters import DeadLetter, LetterSelection, recurrences
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
@@ -41,9 +40,9 @@ def drain(
     bounds: Bounds | None = None,
     stop_after: int | None = STOP_AFTER,
     pause_seconds: float = 0,
-    report: Callable[[DeadLetterReport], None] = lambda _: None,
+    report: Report = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
-) -> DeadLetterReport:
+) -> DeadLetterWork:
     """Drain what is selected, batch by batch, with a pause after each; `report` is called after every batch.
 
     Stops when `stop_after` units have come back with the error that they had before they were drained, here or earlier
@@ -61,14 +60,16 @@ def drain(
     )
     work.refuse_unbalanced()
     drained = _Drain(work=work, stop_after=stop_after)
-    with closing(work.batches()) as batches:
-        for letters in batches:
-            drained.take(letters)
-            if work.end is None:
-                wait(pause_seconds)
+
+    def take(letters: Sequence[DeadLetter]) -> None:
+        drained.take(letters)
+        if work.end is None:
+            wait(pause_seconds)
+
+    work.run(take)
     if work.end not in {End.RECURRENCE, End.MISMATCH} and (imbalance := work.imbalance()) is not None:
         work.end, work.detail = End.MISMATCH, imbalance
-    return work.account()
+    return work
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum, unique
 from typing import TYPE_CHECKING, Any
 
@@ -126,12 +126,7 @@ class LetterSelection:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form."""
-        return {
-            "classes": sorted(self.classes),
-            "datasets": sorted(self.datasets),
-            "error_codes": sorted(self.error_codes),
-            "message_ids": sorted(self.message_ids),
-        }
+        return {part.name: sorted(getattr(self, part.name)) for part in fields(self)}
 
 
 def workable(queue: Queue, *, primary: str) -> Queue:
@@ -227,35 +222,21 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, K
         known.get(unit.wal_id, KnownUnit(wal_id=unit.wal_id, dataset=unit.dataset, status=None))
         for unit in parsed.envelopes
     )
-    if parsed.verdict.authenticity is Authenticity.UNKNOWN:
-        return DeadLetter(
-            message=message,
-            parsed=parsed,
-            kind=DeadLetterClass.WAITING,
-            dataset=None,
-            error_code=None,
-            detail=parsed.verdict.detail,
-        )
-    if parsed.rejections:
-        first = parsed.rejections[0]
-        return DeadLetter(
-            message=message,
-            parsed=parsed,
-            kind=DeadLetterClass.UNREADABLE,
-            dataset=units[0].dataset if units else None,
-            error_code=first.code.value,
-            detail=first.message,
-            units=units,
-        )
     deciding = min(units, key=lambda unit: PRECEDENCE.index(_CLASS_OF[unit.status]), default=None)
+    kind = DeadLetterClass.DONE if deciding is None else _CLASS_OF[deciding.status]
+    dataset, code, detail = None, None, None
+    if deciding is not None:
+        dataset, code = deciding.dataset, deciding.error_code
+    elif parsed.ignored:
+        detail = parsed.ignored[0].reason.value
+    if parsed.verdict.authenticity is Authenticity.UNKNOWN:
+        kind, dataset, code, detail, units = DeadLetterClass.WAITING, None, None, parsed.verdict.detail, ()
+    elif parsed.rejections:
+        first = parsed.rejections[0]
+        kind, dataset = DeadLetterClass.UNREADABLE, units[0].dataset if units else None
+        code, detail = first.code.value, first.message
     return DeadLetter(
-        message=message,
-        parsed=parsed,
-        kind=DeadLetterClass.DONE if deciding is None else _CLASS_OF[deciding.status],
-        dataset=None if deciding is None else deciding.dataset,
-        error_code=None if deciding is None else deciding.error_code,
-        detail=parsed.ignored[0].reason.value if deciding is None and parsed.ignored else None,
-        units=units,
+        message=message, parsed=parsed, kind=kind, dataset=dataset, error_code=code, detail=detail, units=units
     )
 
 

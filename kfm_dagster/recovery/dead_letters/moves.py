@@ -8,8 +8,8 @@ here: deciding about units (`drain.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from kfm_dagster.errors import ConfigurationError
@@ -20,9 +20,9 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.dead_letters.batches import (
     MAX_BATCH_SIZE,
     Bounds,
-    DeadLetterReport,
     DeadLetterWork,
     LetterOutcome,
+    Report,
 )
 from kfm_dagster.recovery.dead_letters.letters import DeadLetter, DeadLetterClass, LetterSelection
 from kfm_dagster.storage.database import Transaction
@@ -40,8 +40,8 @@ def redrive(
     decision: Decision,
     selection: LetterSelection | None = None,
     bounds: Bounds | None = None,
-    report: Callable[[DeadLetterReport], None] = lambda _: None,
-) -> DeadLetterReport:
+    report: Report = lambda _: None,
+) -> DeadLetterWork:
     """Move what is selected, unknown or replayable back to the primary queue, batch by batch.
 
     Raises as `drain` does.
@@ -56,10 +56,7 @@ def redrive(
         report=report,
     )
     _ = pipeline.queue.url  # refuse before anything is received
-    with closing(work.batches()) as batches:
-        for letters in batches:
-            _move(work, letters)
-    return work.account()
+    return work.run(partial(_move, work))
 
 
 def discard(
@@ -67,8 +64,8 @@ def discard(
     *,
     decision: Decision,
     message_ids: frozenset[str],
-    report: Callable[[DeadLetterReport], None] = lambda _: None,
-) -> DeadLetterReport:
+    report: Report = lambda _: None,
+) -> DeadLetterWork:
     """Take named unreadable messages off the queue for good. Raises as `drain` does."""
     if not message_ids:
         raise ConfigurationError("no message is named", expected="ids of unreadable messages", next_step="kfm dlq list")
@@ -81,10 +78,7 @@ def discard(
         reason_to_leave=_why_not_discarded,
         report=report,
     )
-    with closing(work.batches()) as batches:
-        for letters in batches:
-            _discard(work, letters)
-    return work.account()
+    return work.run(partial(_discard, work))
 
 
 def _why_not_moved(letter: DeadLetter) -> str | None:

@@ -6,15 +6,12 @@ here: what a message's class is (`letters.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.deliveries import DeliveryState
-from kfm_dagster.notifications.queue_values import QueueDepth
 from kfm_dagster.recovery.dead_letters.letters import (
     PRECEDENCE,
     DeadLetter,
@@ -31,71 +28,6 @@ OLDEST_SAMPLE = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeadLetterStatus:
-    """The dead-letter queue and the ledger's account of it.
-
-    `oldest` is the earliest time of sending among the `looked_at` messages: exact when that is all of them. SQS drops a
-    message when `retention` is over, counted from then.
-    """
-
-    queue: str
-    depth: QueueDepth
-    retention: timedelta
-    primary_queue: str
-    max_receive_count: int | None
-    looked_at: int
-    oldest: datetime | None
-    ledger: Mapping[DeliveryState, int]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form of `kfm dlq status --json`."""
-        return {
-            "queue": self.queue,
-            "visible": self.depth.visible,
-            "in_flight": self.depth.in_flight,
-            "delayed": self.depth.delayed,
-            "retention_seconds": int(self.retention.total_seconds()),
-            "primary_queue": self.primary_queue,
-            "max_receive_count": self.max_receive_count,
-            "looked_at": self.looked_at,
-            "oldest_sent_at": None if self.oldest is None else rfc3339(self.oldest),
-            "drops_at": None if self.oldest is None else rfc3339(self.oldest + self.retention),
-            "ledger": {state.value: count for state, count in self.ledger.items()},
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanGroup:
-    """Dead letters of one class, dataset and error code.
-
-    `no_replay` counts failed units that the policy grants no further attempt, `recurred` those that ended as they had
-    before an earlier drain.
-    """
-
-    kind: DeadLetterClass
-    dataset: str | None
-    error_code: str | None
-    messages: int
-    units: int
-    no_replay: int
-    recurred: int
-    example: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form."""
-        return {
-            "class": self.kind.value,
-            "dataset": self.dataset,
-            "error_code": self.error_code,
-            "messages": self.messages,
-            "units": self.units,
-            "no_replay": self.no_replay,
-            "recurred": self.recurred,
-            "example_message_id": self.example,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetterPlan:
     """What was looked at, what of it is selected, and what that consists of."""
 
@@ -103,34 +35,42 @@ class DeadLetterPlan:
     selection: LetterSelection
     looked_at: int
     selected: int
-    groups: tuple[PlanGroup, ...]
+    groups: Sequence[Mapping[str, Any]]
+    """By class, dataset and error code, as they are published.
+
+    `no_replay` counts failed units that the policy grants no further attempt, `recurred` those that ended as they had
+    before an earlier drain.
+    """
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form of a plan."""
-        return {
-            "queue": self.queue,
-            "selection": self.selection.as_json(),
-            "looked_at": self.looked_at,
-            "selected": self.selected,
-            "groups": [group.as_json() for group in self.groups],
-        }
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        return parts | {"selection": self.selection.as_json()}
 
 
-def status(pipeline: Pipeline) -> DeadLetterStatus:
-    """Look at both queues and at the ledger. Raises QueueUnavailableError or DatabaseUnavailableError."""
+def status(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the dead-letter queue's state and the ledger's account of it, as `kfm dlq status --json` has them.
+
+    `oldest_sent_at` is the earliest among the `looked_at` messages: exact when that is all of them. SQS drops a message
+    when its retention is over, counted from then. Raises QueueUnavailableError or DatabaseUnavailableError.
+    """
     queue = workable(pipeline.dead_letters, primary=pipeline.settings.sqs_primary_queue)
     rules, depth = queue.rules(), queue.depth()
     seen = queue.look(OLDEST_SAMPLE, budget_seconds=pipeline.settings.tick_budget_seconds) if depth.visible else []
-    return DeadLetterStatus(
-        queue=queue.name,
-        depth=depth,
-        retention=rules.retention,
-        primary_queue=pipeline.queue.name,
-        max_receive_count=pipeline.queue.rules().max_receive_count,
-        looked_at=len(seen),
-        oldest=min((message.sent_at for message in seen if message.sent_at is not None), default=None),
-        ledger=pipeline.deliveries.counts(),
-    )
+    oldest = min((message.sent_at for message in seen if message.sent_at is not None), default=None)
+    return {
+        "queue": queue.name,
+        "visible": depth.visible,
+        "in_flight": depth.in_flight,
+        "delayed": depth.delayed,
+        "retention_seconds": int(rules.retention.total_seconds()),
+        "primary_queue": pipeline.queue.name,
+        "max_receive_count": pipeline.queue.rules().max_receive_count,
+        "looked_at": len(seen),
+        "oldest_sent_at": oldest and rfc3339(oldest),
+        "drops_at": oldest and rfc3339(oldest + rules.retention),
+        "ledger": dict(pipeline.deliveries.counts()),
+    }
 
 
 def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
@@ -143,7 +83,12 @@ def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
 
 
 def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LIMIT) -> DeadLetterPlan:
-    """Say what is selected, by class, dataset and error code. Changes nothing but receive counts on the queue."""
+    """Say what is selected, by class, dataset and error code. Changes nothing but receive counts on the queue.
+
+    Raises ContractError for a dataset without a contract.
+    """
+    for name in selection.datasets:
+        _ = pipeline.registry[name]
     letters = look(pipeline, limit=limit)
     selected = [letter for letter in letters if selection.takes(letter)]
     return DeadLetterPlan(
@@ -151,25 +96,29 @@ def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LI
         selection=selection,
         looked_at=len(letters),
         selected=len(selected),
-        groups=tuple(_groups(selected)),
+        groups=_groups(selected),
     )
 
 
-def _groups(letters: Iterable[DeadLetter]) -> list[PlanGroup]:
+def _groups(letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
     by_kind: dict[tuple[DeadLetterClass, str | None, str | None], list[DeadLetter]] = {}
     for letter in letters:
         by_kind.setdefault((letter.kind, letter.dataset, letter.error_code), []).append(letter)
-    groups = [
-        PlanGroup(
-            kind=kind,
-            dataset=dataset,
-            error_code=error_code,
-            messages=len(members),
-            units=len({unit.wal_id for letter in members for unit in letter.units}),
-            no_replay=len({unit.wal_id for letter in members for unit in letter.units if unit.no_replay}),
-            recurred=len({unit.wal_id for letter in members for unit in letter.units if unit.recurred}),
-            example=members[0].message.message_id,
-        )
-        for (kind, dataset, error_code), members in by_kind.items()
-    ]
-    return sorted(groups, key=lambda group: (PRECEDENCE.index(group.kind), group.dataset or "", group.error_code or ""))
+    in_order = sorted(by_kind, key=lambda key: (PRECEDENCE.index(key[0]), key[1] or "", key[2] or ""))
+    return [_group(*key, by_kind[key]) for key in in_order]
+
+
+def _group(
+    kind: DeadLetterClass, dataset: str | None, error_code: str | None, letters: Sequence[DeadLetter]
+) -> dict[str, Any]:
+    units = {unit.wal_id: unit for letter in letters for unit in letter.units}.values()
+    return {
+        "class": kind,
+        "dataset": dataset,
+        "error_code": error_code,
+        "messages": len(letters),
+        "units": len(units),
+        "no_replay": sum(unit.no_replay is not None for unit in units),
+        "recurred": sum(unit.recurred for unit in units),
+        "example_message_id": letters[0].message.message_id,
+    }
