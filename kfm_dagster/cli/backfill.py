@@ -7,35 +7,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kfm_dagster.cli.completion import BACKFILL, DATASET
 from kfm_dagster.cli.decision_options import decision_of, decision_options
-from kfm_dagster.cli.ids import whole_backfill_id
+from kfm_dagster.cli.ids import whole_replay_id
+from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.backfill.progress import (
     Backfill,
-    BackfillState,
     DayProgress,
     day_progress,
     days_left_out,
     find_backfill,
     newest_backfills,
 )
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ENDED
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 
 LIST_COLUMNS = ("backfill_id", "state", "datasets", "first_day", "last_day", "days_listed", "days", "actor", "reason")
+PLAN_COLUMNS = ("dataset", "first_day", "last_day", "days")
 DAY_COLUMNS = (
     "day", "dataset", "state", "listed", "created", "requeued", "known", *(s.value for s in Status), "left_out"
 )  # fmt: skip
@@ -56,29 +58,29 @@ def backfill() -> None:
 @click.argument("datasets", type=DATASET, nargs=-1, required=True, metavar="DATASET...")
 @click.option("--from", "first", type=_DAY, required=True, help="First day, UTC, YYYY-MM-DD.")
 @click.option("--to", "last", type=_DAY, required=True, help="Last day, itself included.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only say which days would be listed.")
 @decision_options
-def run(
-    *,
-    datasets: Sequence[str],
-    first: datetime,
-    last: datetime,
-    reason: str,
-    change_ref: str | None,
-    actor: str | None,
-) -> None:
+def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, **given: Any) -> None:
     """Let every object of these days in that the ledger does not know, and those that have failed.
 
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
-    with opened_pipeline() as pipeline:
+    decision = decision_of(Settings.load(), **given)
+    window: dict[str, Any] = {"datasets": datasets, "first_day": first.date(), "last_day": last.date()}
+    with opened_pipeline(read_only=dry) as pipeline:
         before = pipeline.window.first_day()
-        started = Backfills.of(pipeline).start(
-            datasets=datasets, first_day=first.date(), last_day=last.date(), decision=decision
-        )
+        days = Backfills.of(pipeline).days(**window)
+        started = None if dry else Backfills.of(pipeline).start(**window, decision=decision)
         first_day = pipeline.window.first_day()
-        left_out = days_left_out(pipeline.registry, started)
-    click.echo(started.backfill_id)
+        left_out = days_left_out(pipeline.registry, days, first.date())
+    if started is None:
+        rows = [
+            {"dataset": name, "first_day": str(of[0]), "last_day": str(of[-1]), "days": len(of)}
+            for name, of in days.items()
+        ]
+        show_rows(rows, PLAN_COLUMNS)
+    else:
+        click.echo(started.backfill_id)
     _say_left_out(left_out)
     if first_day < before:
         click.echo(
@@ -86,11 +88,12 @@ def run(
             "minute, a code server or web server of its own when its code location is reloaded",
             err=True,
         )
-    click.echo(
-        f"{_days(started)} days to list; the running deployment does it; kfm backfill status {started.backfill_id} "
-        "--follow shows how far it is",
-        err=True,
-    )
+    if started is not None:
+        click.echo(
+            f"{sum(map(len, days.values()))} days to list; the running deployment does it; kfm backfill status "
+            f"{started.backfill_id} --follow shows how far it is",
+            err=True,
+        )
 
 
 @backfill.command()
@@ -109,16 +112,16 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
         if backfill_id is None:
             if follow:
                 raise click.UsageError("--follow needs the id of a backfill")
-            rows = [_row(found) for found in newest_backfills(pipeline.database)]
+            rows = [found.as_json() for found in newest_backfills(pipeline.database)]
             shown = rows if as_json else [row | {"datasets": " ".join(row["datasets"])} for row in rows]
             show_rows(shown, LIST_COLUMNS, as_json=as_json)
             return
-        backfill_id = whole_backfill_id(pipeline.database, backfill_id)
+        backfill_id = whole_replay_id(pipeline.database, backfill_id)
         found = find_backfill(pipeline.database, backfill_id)
         days = _follow(pipeline.database, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
-        left_out = days_left_out(pipeline.registry, found)
+        left_out = days_left_out(pipeline.registry, found.datasets, found.run.selection.days[0])
     if not as_json:
-        click.echo(f"{backfill_id}: {found.reason} ({found.actor})")
+        click.echo(f"{backfill_id}: {found.run.decision.reason} ({found.run.decision.actor})")
     _say_left_out(left_out)
     rows = [_day_row(day) for day in days]
     shown = rows if as_json else [row | {"left_out": _summed(row["left_out"])} for row in rows]
@@ -130,28 +133,21 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
 @backfill.command()
 @click.argument("backfill_id", type=BACKFILL)
 @decision_options
-def cancel(*, backfill_id: str, reason: str, change_ref: str | None, actor: str | None) -> None:
-    """List no further day. What is listed already is ingested all the same; kfm kill-switch stops that, too.
+def cancel(*, backfill_id: str, **given: Any) -> None:
+    """List no further day, as kfm replay stop does. What is listed is ingested; kfm kill-switch stops that, too.
 
     Example: kfm backfill cancel bf-20261121T135100-1f2e3d --reason "wrong month"
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        backfill_id = whole_backfill_id(pipeline.database, backfill_id)
-        ended = Backfills.of(pipeline).cancel(backfill_id, decision=decision)
-    click.echo(f"{backfill_id} is cancelled, {ended.days_listed} of {_days(ended)} days had been listed")
+        backfill_id = find_backfill(pipeline.database, whole_replay_id(pipeline.database, backfill_id)).backfill_id
+        ReplayEngine(pipeline=pipeline).stop(backfill_id, decision)
+        ended = find_backfill(pipeline.database, backfill_id)
+    click.echo(f"{backfill_id} is stopped, {ended.days_listed} of {_days(ended)} days had been listed")
 
 
 def _follow(database: Database, backfill_id: str) -> list[DayProgress]:
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("units"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[days]}"),
-        console=Console(stderr=True),
-    )
+    bar = bar_of(Console(stderr=True), "units", "{task.fields[days]}")
     task = bar.add_task(backfill_id, total=None, days="")
     with bar:
         while True:
@@ -161,7 +157,7 @@ def _follow(database: Database, backfill_id: str) -> list[DayProgress]:
             done = units - sum(day.open_units for day in days)
             text = f"{backfill.days_listed} of {_days(backfill)} days listed"
             bar.update(task, total=units or None, completed=done, days=text)
-            if backfill.state is not BackfillState.RUNNING:
+            if backfill.state in ENDED:
                 return days
             time.sleep(POLL_SECONDS)
 
@@ -179,33 +175,7 @@ def _days(found: Backfill) -> int:
     return sum(found.days.values())
 
 
-def _row(found: Backfill) -> dict[str, Any]:
-    return {
-        "backfill_id": found.backfill_id,
-        "state": found.state.value,
-        "datasets": list(found.datasets),
-        "first_day": found.first_day.isoformat(),
-        "last_day": found.last_day.isoformat(),
-        "days_listed": found.days_listed,
-        "days": _days(found),
-        "actor": found.actor,
-        "reason": found.reason,
-        "change_ref": found.change_ref,
-        "started_at": rfc3339(found.started_at),
-        "ended_at": None if found.ended_at is None else rfc3339(found.ended_at),
-    }
-
-
 def _day_row(day: DayProgress) -> dict[str, Any]:
-    return {
-        "day": day.day.isoformat(),
-        "dataset": day.dataset,
-        "state": day.state.value,
-        "requests": day.requests,
-        "listed": day.listed,
-        "created": day.created,
-        "requeued": day.requeued,
-        "known": day.known,
-        **{status.value: units for status, units in day.units.items()},
-        "left_out": day.left_out,
-    }
+    row = asdict(day)
+    units = row.pop("units")
+    return {**row, "day": day.day.isoformat(), "known": day.known, **units}

@@ -18,9 +18,9 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.review import Command, Proposal
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.plural import counted
-from kfm_dagster.recovery import overrides
-from kfm_dagster.recovery.overrides import CarriedOut
+from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.work_orders import CarriedOut
 from kfm_dagster.settings import Settings
 
 PENDING_COLUMNS = ("proposal_id", "at", "proposed_by", "command", "units", "expires_at", "change_ref", "reason")
@@ -87,7 +87,7 @@ def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        done = overrides.approve(ReplayEngine(pipeline=pipeline), proposal_id, decision)
+        done = work_orders.approve(ReplayEngine(pipeline=pipeline), proposal_id, decision)
     row = proposal_row(done.proposal) | {"approved_by": decision.actor, "replay_run_id": done.replay_run_id}
     click.echo(json.dumps(row) if as_json else _carried_out(done))
 

@@ -1,4 +1,4 @@
-"""Ids that a person types (units, replays, backfills, rejected messages): whole, or a prefix that no other has.
+"""Ids that a person types (units, replays, rejected messages): whole, or a prefix that no other has.
 
 Does not belong here: when a prefix is enough (`contracts/id_prefix.py`); runs, which Dagster knows, too
 (`exports/explanations/explanation.py`).
@@ -23,11 +23,6 @@ def whole_wal_id(database: Database, given: str, *, tx: Transaction | None = Non
 def whole_replay_id(database: Database, given: str) -> str:
     """Return the id of the replay that is meant, or what was given where there is none. Raises AmbiguousIdError."""
     return _whole(database, "ids.replay_ids", given, "replay id")
-
-
-def whole_backfill_id(database: Database, given: str) -> str:
-    """Return the id of the backfill that is meant, or what was given where there is none. Raises AmbiguousIdError."""
-    return _whole(database, "ids.backfill_ids", given, "backfill id")
 
 
 def whole_rejected_message_id(database: Database, given: str) -> str:

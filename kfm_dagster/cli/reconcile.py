@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of, proposed_line
 from kfm_dagster.cli.numbers import POSITIVE
+from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -78,8 +79,8 @@ def reconcile(
     decision = None
     if repair and reason is not None:
         decision = decision_of(settings, actor=actor, reason=reason, change_ref=change_ref)
-    rows, left = [], 0
-    with _opened(settings, repairing=decision is not None) as pipeline, _bar() as bar:
+    rows, left, console = [], 0, Console(stderr=True)
+    with _opened(settings, repairing=decision is not None) as pipeline, bar_of(console, transient=True) as bar:
         wanted = [pipeline.registry[name].id for name in datasets] or [one.id for one in pipeline.registry]
         today = pipeline.clock().date()
         for dataset, day in _days(pipeline.registry, wanted, _window(today, days, first, last)):
@@ -121,13 +122,6 @@ def _days(registry: ContractRegistry, datasets: Sequence[str], days: Sequence[da
     return [
         (name, day) for name in datasets for day in sorted({registry.grammars[name].day_holding(day) for day in days})
     ]
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield bar
 
 
 def _compared(pipeline: Pipeline, dataset: str, day: date, bar: Progress, *, read: bool) -> ComparedDay:

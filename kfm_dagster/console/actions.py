@@ -28,7 +28,7 @@ from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery import overrides
+from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.quarantined import open_versions
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.storage.database import Transaction
@@ -163,7 +163,7 @@ def _of_review(pages: Pages) -> list[Route]:
 
     def approve(request: Request, fields: Mapping[str, str]) -> Response:
         form = decided(pages, request, fields)
-        done = overrides.approve(ReplayEngine(pipeline=pages.writing), row_id(request, "proposal_id"), form.decision)
+        done = work_orders.approve(ReplayEngine(pipeline=pages.writing), row_id(request, "proposal_id"), form.decision)
         return see(f"/replays/{done.replay_run_id}" if done.replay_run_id else DECISIONS)
 
     def withdraw(request: Request, fields: Mapping[str, str]) -> Response:
@@ -185,7 +185,7 @@ def _release(
     decision.require_change_ref()
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     seen = open_versions(cases, [record], version=version, to_status=Status.PENDING, tx=tx)
-    proposal = overrides.release(
+    proposal = work_orders.release(
         pipeline.ledger, seen, settings=pipeline.settings, decision=decision, replay_reason=ReplayReason.INCIDENT, tx=tx
     )
     return None if proposal is None else DECISIONS

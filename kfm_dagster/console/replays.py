@@ -26,8 +26,8 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.recovery.replay.runs import ReplayRun
-from kfm_dagster.recovery.replay.selection import API_VERSION, EVERY_DATASET, Mode, Selection, selection_of
-from kfm_dagster.recovery.starting import start
+from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Mode, Selection, selection_from
+from kfm_dagster.recovery.work_orders import start
 from kfm_dagster.settings import Environment
 from kfm_dagster.views.units import search_units
 from kfm_dagster.views.view import Parts
@@ -111,32 +111,28 @@ def selection_for(pipeline: Pipeline, wanted: UnitFilter) -> Selection:
 
 
 def _selection(env: Environment, status: Status, filters: Mapping[str, Any]) -> Selection:
-    spec = {
-        "mode": _MODES[status],
-        "filters": {"status": [status], **filters},
-        "limits": {"max_records": LIMITS[env].max_selection_records},
-        "options": {"allow_repair_and_replace": status is Status.QUARANTINED},
-    }
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": "ReplaySelection",
-        "metadata": {"name": "console", "env": env},
-        "spec": spec,
-    }
-    return selection_of(document, source="the console")
+    return selection_from(
+        env,
+        "the console",
+        name="console",
+        mode=_MODES[status].value,
+        status=[status.value],
+        max_records=LIMITS[env].max_selection_records,
+        allow_repair_and_replace=status is Status.QUARANTINED,
+        **filters,
+    )
 
 
 def _ranges(now: datetime, wanted: UnitFilter) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"datasets": [wanted.dataset or EVERY_DATASET]}
-    if wanted.code is not None:
-        parameters["error_codes"] = [wanted.code]
-    times = {"start": wanted.since, "end": wanted.until}
-    if any(times.values()):
-        parameters["event_time"] = {name: rfc3339(at) for name, at in times.items() if at is not None}
-    else:
+    parts: dict[str, Any] = {
+        "datasets": [wanted.dataset or EVERY_DATASET],
+        "error_codes": wanted.code and [wanted.code],
+    }
+    times = {"event_time_start": wanted.since, "event_time_end": wanted.until}
+    if not any(times.values()):
         # What comes from now on is no part of it.
-        parameters["created"] = {"before": rfc3339(now)}
-    return parameters
+        times = {"created_before": now}
+    return parts | {name: at and rfc3339(at) for name, at in times.items()}
 
 
 def named_units(parts: Parts, wanted: UnitFilter) -> list[str]:

@@ -12,9 +12,8 @@ from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import DAGSTER_UI, Decision
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.plan import PlannedReplay
-from kfm_dagster.recovery.replay.selection import API_VERSION, Selection, SelectionError, parse_selection, selection_of
-from kfm_dagster.recovery.starting import start
+from kfm_dagster.recovery.replay.selection import Selection, SelectionError, parse_selection, selection_from
+from kfm_dagster.recovery.work_orders import start
 
 REPLAY_JOB = "replay"
 
@@ -79,25 +78,15 @@ def _started(engine: ReplayEngine, config: ReplayConfig, run_id: str) -> dict[st
     if config.dry_run or selection.spec.options.dry_run:
         plan = engine.plan(selection, change_ref=change_ref)
         plan.refuse()
-        return _told(plan, replay_run_id=None, backfill_id=None, proposal_id=None)
+        return {"replay_run_id": None, "proposal_id": None, **plan.as_json()}
     decision = Decision(actor=DAGSTER_UI, reason=config.reason, change_ref=change_ref, dagster_run_id=run_id)
     started = start(engine, selection, decision)
-    return _told(
-        started.plan,
-        replay_run_id=started.replay_run_id,
-        backfill_id=started.backfill_id,
-        proposal_id=started.proposal_id,
-    )
-
-
-def _told(plan: PlannedReplay, **ids: str | int | None) -> dict[str, Any]:
-    return {**ids, **plan.as_json()}
+    return {"replay_run_id": started.replay_run_id, "proposal_id": started.proposal_id, **started.plan.as_json()}
 
 
 def _selection(engine: ReplayEngine, config: ReplayConfig) -> Selection:
-    fields = {name: value for name, value in _filters(config).items() if value}
     if config.spec:
-        if fields:
+        if fields := [name for name in _FILTERS if getattr(config, name)]:
             raise SelectionError(
                 "a spec is given together with fields that select",
                 observed=", ".join(fields),
@@ -105,30 +94,15 @@ def _selection(engine: ReplayEngine, config: ReplayConfig) -> Selection:
                 next_step="empty one of them",
             )
         return parse_selection(config.spec, source="the field spec")
-    limits = {"max_records": config.max_records or None, "batch_size": config.batch_size or None}
-    options = {name: getattr(config, name) for name in ("allow_repair_and_replace", "must_match", "allow_downgrade")}
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": "ReplaySelection",
-        "metadata": {
-            "name": "from the launchpad",
-            "env": engine.pipeline.settings.env,
-            "labels": {"replay_reason": config.replay_reason},
-        },
-        "spec": {"mode": config.mode, "filters": fields, "limits": limits, "options": options},
-    }
-    return selection_of(document, source="the configuration")
+    parts = {name: getattr(config, name) or None for name in (*_FILTERS, *_OTHERS)}
+    env = engine.pipeline.settings.env
+    return selection_from(env, "the configuration", name="from the launchpad", **parts)
 
 
-def _filters(config: ReplayConfig) -> dict[str, Any]:
-    times = {"start": config.event_time_start, "end": config.event_time_end}
-    return {
-        "datasets": config.datasets,
-        "status": config.status,
-        "error_codes": config.error_codes,
-        "event_time": {name: value for name, value in times.items() if value},
-        "wal_ids": config.wal_ids,
-    }
+_FILTERS = ("datasets", "status", "error_codes", "event_time_start", "event_time_end", "wal_ids")
+_OTHERS = (
+    "mode", "replay_reason", "max_records", "batch_size", "allow_repair_and_replace", "must_match", "allow_downgrade"
+)  # fmt: skip
 
 
 def _metadata(found: dict[str, Any]) -> dict[str, Any]:

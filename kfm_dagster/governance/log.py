@@ -52,8 +52,6 @@ class GovernanceAction(StrEnum):
     DLQ_DRAIN = "dlq_drain"
     DLQ_REDRIVE = "dlq_redrive"
     DLQ_DISCARD = "dlq_discard"
-    BACKFILL_STARTED = "backfill_started"
-    BACKFILL_CANCELLED = "backfill_cancelled"
     RECONCILED = "reconciled"
     """Let objects in that a bucket had and the ledger did not."""
     MASK = "mask"

@@ -2,7 +2,7 @@
 
 A proposal is an entry of the governance log that moves no unit, and the units at the versions that its proposer saw; a
 decision on it is another entry. The database refuses such an override without an approval by another actor for these
-very versions, so an approval serves once. Does not belong here: carrying it out (`recovery/overrides.py`).
+very versions, so an approval serves once. Does not belong here: carrying it out (`recovery/work_orders.py`).
 """
 
 from __future__ import annotations

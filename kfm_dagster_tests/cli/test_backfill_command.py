@@ -22,7 +22,11 @@ pytestmark = pytest.mark.usefixtures("ledger")
 
 @pytest.mark.clause("DAG-05", "SEC-02")
 def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> None:  # noqa: F811
-    started = call("backfill", "run", "nexrad-l2", "hrrr", *MONTH, *WHY, "--change-ref", "CHG-1")
+    month = ("backfill", "run", "nexrad-l2", "hrrr", *MONTH, *WHY, "--change-ref", "CHG-1")
+    planned = call(*month, "--dry-run")
+    assert planned.out.split()[-4:] == ["nexrad-l2", "2025-12-01", "2025-12-31", "31"]
+    assert call("backfill", "status", "--json").rows == []
+    started = call(*month)
     assert started.code == ExitCode.DONE
     [backfill_id] = started.out.split()
     [row] = call("backfill", "status", "--json").rows
@@ -31,7 +35,7 @@ def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> Non
     assert (row["days"], row["days_listed"], row["actor"], row["change_ref"]) == (62, 0, "ada", "CHG-1")
     assert len(call("backfill", "status", backfill_id, "--json").rows) == 62
 
-    logged = call("governance", "log", "--action", "backfill_started", "--json").rows
+    logged = call("governance", "log", "--action", "replay_started", "--json").rows
     assert {entry["dataset"] for entry in logged} == {"hrrr", "nexrad-l2"}
     assert {(entry["actor"], entry["reason"], entry["change_ref"]) for entry in logged} == {("ada", "outage", "CHG-1")}
 

@@ -19,8 +19,9 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.recovery.backfill.days import Backfills, DayListing
-from kfm_dagster.recovery.backfill.progress import Backfill, BackfillState, find_backfill, listed_backfills
+from kfm_dagster.recovery.backfill.progress import Backfill, find_backfill, listed_backfills
 from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
@@ -85,7 +86,7 @@ def test_a_drain_lasts_until_every_day_of_a_backfill_is_listed_and_the_backfill_
     started = month(pipeline)
     assert drained(pipeline) == NOTHING
     found = find_backfill(pipeline.database, started.backfill_id)
-    assert (found.days_listed, found.state) == (60, BackfillState.FINISHED)
+    assert (found.days_listed, found.state) == (60, ReplayState.FINISHED)
     assert held(pipeline) == []
 
 
@@ -110,7 +111,7 @@ def test_a_drain_whose_time_is_over_names_the_days_that_are_left(pipeline: Pipel
 
 
 def _cancelled(pipeline: Pipeline, started: Backfill) -> None:
-    Backfills.of(pipeline).cancel(started.backfill_id, decision=ADA)
+    ReplayEngine(pipeline=pipeline).stop(started.backfill_id, ADA)
 
 
 def _all_off(pipeline: Pipeline, _: Backfill) -> None:

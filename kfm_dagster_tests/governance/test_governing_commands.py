@@ -181,9 +181,10 @@ def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
     call: Call, deployment: Pipeline, units: dict[str, Envelope]
 ) -> None:
     wal_id = units["quarantined"].wal_id
-    answer = call("release", wal_id, wal_id, *WHY, *CHANGE, "--json")
-    assert answer.code == ExitCode.DONE
-    assert answer.rows == [{"wal_id": wal_id, "from": "quarantined", "to": "pending", "seen_version": 2}]
+    for dry in (["--dry-run"], []):  # the dry run, which says the same, has left the unit as it was
+        answer = call("release", wal_id, wal_id, *WHY, *CHANGE, "--json", *dry)
+        assert answer.code == ExitCode.DONE
+        assert answer.rows == [{"wal_id": wal_id, "from": "quarantined", "to": "pending", "seen_version": 2}]
     record = deployment.ledger.get(wal_id)
     assert record is not None
     assert (record.status, record.version, record.changed_by) == (Status.PENDING, 3, "jane")

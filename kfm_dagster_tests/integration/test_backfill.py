@@ -32,13 +32,17 @@ from kfm_dagster.recovery.backfill.days import (
 from kfm_dagster.recovery.backfill.progress import (
     Backfill,
     BackfillError,
-    BackfillState,
     DayProgress,
     DayState,
     day_progress,
     days_left_out,
     find_backfill,
+    listed_backfills,
 )
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ReplayState, ReplayStateError
+from kfm_dagster.recovery.replay.selection import selection_from
+from kfm_dagster.settings import Environment
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster_tests.factories import envelope, failed, finished
@@ -223,7 +227,7 @@ def test_days_are_asked_for_one_after_another_over_all_datasets(pipeline: Pipeli
             _list(pipeline, backfill, dataset, request.day)
         listing = set()
     assert asked == [(day, ("hrrr", DATASET)) for day in ("2025-02-27", "2025-02-28", "2025-03-01")]
-    assert find_backfill(pipeline.database, backfill.backfill_id).state is BackfillState.RUNNING
+    assert find_backfill(pipeline.database, backfill.backfill_id).state is ReplayState.RUNNING
     assert ask(pipeline).finished == (backfill.backfill_id,)
     assert ask(pipeline).reason == "no backfill is running"
 
@@ -350,7 +354,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
         for number, found in enumerate(list_day(contract, day)):
             if number == CHUNK:
                 # The first chunk is in; somebody cancels between two transactions.
-                Backfills.of(pipeline).cancel(backfill.backfill_id, decision=WHY)
+                ReplayEngine(pipeline=pipeline).stop(backfill.backfill_id, WHY)
             yield found
 
     with pytest.MonkeyPatch.context() as patch:
@@ -362,13 +366,30 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
     assert ask(pipeline, later=3600).requests == ()
     list_the_day(pipeline, "late", backfill_id=backfill.backfill_id)
     assert len(bucket) == 2
-    with pytest.raises(BackfillError, match="the backfill is over"):
-        Backfills.of(pipeline).cancel(backfill.backfill_id, decision=WHY)
+    engine = ReplayEngine(pipeline=pipeline)
+    with pytest.raises(ReplayStateError):
+        engine.stop(backfill.backfill_id, WHY)
     logged = {action: pipeline.ledger.log.entries(action=action) for action in GovernanceAction}
-    for action in (GovernanceAction.BACKFILL_STARTED, GovernanceAction.BACKFILL_CANCELLED):
+    for action in (GovernanceAction.REPLAY_STARTED, GovernanceAction.REPLAY_STOPPED):
         [entry] = logged[action]
         assert (entry.actor, entry.reason, entry.change_ref, entry.dataset) == ("ada", WHY.reason, "CHG-1", DATASET)
-        assert entry.details["backfill_id"] == backfill.backfill_id
+        assert entry.details["replay_run_id"] == backfill.backfill_id
+    engine.resume(backfill.backfill_id, WHY)
+    assert len(ask(pipeline).requests) == 1
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_backfill_is_no_replay_of_records_to_those_who_count_and_advance_them(pipeline: Pipeline) -> None:
+    backfill, engine = start(pipeline), ReplayEngine(pipeline=pipeline)
+    assert (engine.advance_all(), engine.newest()) == ([], [])
+    assert engine.advance(backfill.backfill_id).state is ReplayState.RUNNING
+    replay = selection_from(Environment.DEV, "the test", wal_ids=["00000000-0000-8000-8000-000000000000"])
+    started = engine.start(replay, WHY).replay_run_id
+    with pytest.raises(BackfillError):
+        find_backfill(pipeline.database, started)
+    with pipeline.database.snapshot() as view:
+        assert len(view.run("stages.replays_since", since=datetime(2020, 1, 1, tzinfo=UTC)).all()) == 1
+        assert (view.run("backfill.running").scalar_one(), listed_backfills(pipeline.database)) == (1, [])
 
 
 @pytest.mark.clause("DAG-05")
@@ -390,7 +411,7 @@ def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(
         Backfills.of(pipeline).start(datasets=datasets, first_day=first, last_day=last, decision=WHY)
     assert pipeline.ledger.log.entries() == []
     assert ask(pipeline).reason == "no backfill is running"
-    assert start(pipeline, DAY, date(2026, 1, 1)).last_day == date(2026, 1, 1)
+    assert start(pipeline, DAY, date(2026, 1, 1)).run.selection.days == (DAY, date(2026, 1, 1))
 
 
 @pytest.mark.clause("DAG-12")
@@ -399,7 +420,8 @@ def test_a_backfill_of_earlier_days_lowers_the_window_and_no_other_does(pipeline
     assert pipeline.window.first_day() == date(2025, 1, 1)
     early = start(pipeline, BEGINS - timedelta(days=9), BEGINS + timedelta(days=1), DATASET, "ocean")
     assert pipeline.window.first_day() == BEGINS - timedelta(days=9)
-    assert (early.days[DayState.WAITING], list(days_left_out(pipeline.registry, early))) == (2 + 11, [DATASET])
+    left_out = days_left_out(pipeline.registry, early.datasets, early.run.selection.days[0])
+    assert (early.days[DayState.WAITING], list(left_out)) == (2 + 11, [DATASET])
     with pytest.raises(ContractError):
         start(pipeline, BEGINS, BEGINS, "no-such")
     start(pipeline)
@@ -504,7 +526,7 @@ def test_sensors_and_runs_carry_a_backfill_out(face: Face, objects: Path) -> Non
     assert after[items[1].uri].replay_reason == "backfill"
     assert [day.state for day in day_progress(face.pipeline.database, backfill.backfill_id)] == [DayState.LISTED] * 2
     assert "no backfill is running" in face.tick("nodd_backfill").skip_message
-    assert find_backfill(face.pipeline.database, backfill.backfill_id).state is BackfillState.FINISHED
+    assert find_backfill(face.pipeline.database, backfill.backfill_id).state is ReplayState.FINISHED
 
 
 def drain(face: Face, sensor: str) -> None:

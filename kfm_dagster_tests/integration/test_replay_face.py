@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
-from kfm_dagster.recovery.overrides import approve
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
+from kfm_dagster.recovery.work_orders import approve
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, unit_check

@@ -24,8 +24,8 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
 from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.overrides import approve
 from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.work_orders import approve
 from kfm_dagster.settings import Environment
 from kfm_dagster.stages.card import (
     REPLAY_PLAN,

@@ -16,8 +16,10 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.backfill.days import Backfills
-from kfm_dagster.recovery.backfill.progress import BackfillError, BackfillState, DayState, day_progress, find_backfill
+from kfm_dagster.recovery.backfill.progress import BackfillError, DayState, day_progress, find_backfill
 from kfm_dagster.recovery.backfill.scheduled import ACTOR, begin_due_listings
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, CrashError, good, put
 from kfm_dagster_tests.integration.face import Face, asked_datasets
@@ -48,7 +50,7 @@ def listed(pipeline: Pipeline, backfill_id: str) -> None:
             assert tx.run("backfill.open_listing", key).one_or_none() is not None
             tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z", left_out="{}")
     Backfills.of(pipeline).advance(listing=(), limit=9)
-    assert find_backfill(pipeline.database, backfill_id).state is BackfillState.FINISHED
+    assert find_backfill(pipeline.database, backfill_id).state is ReplayState.FINISHED
 
 
 def of_days(pipeline: Pipeline, begun: tuple[str, ...]) -> list[str]:
@@ -79,9 +81,9 @@ def test_a_listing_is_begun_once_an_interval_and_waits_for_the_one_before(pipeli
     assert len(begin_due(pipeline)) == 1
 
     found = find_backfill(pipeline.database, first)
-    assert (found.actor, found.reason) == (ACTOR, f"storage.scheduled_listing of {DATASET}")
-    entries = pipeline.ledger.log.entries(action=GovernanceAction.BACKFILL_STARTED)
-    assert {entry.details["backfill_id"] for entry in entries} >= {first, second}
+    assert (found.run.decision.actor, found.run.decision.reason) == (ACTOR, f"storage.scheduled_listing of {DATASET}")
+    entries = pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED)
+    assert {entry.details["replay_run_id"] for entry in entries} >= {first, second}
 
 
 @pytest.mark.clause("DAG-05")
@@ -142,7 +144,7 @@ def test_what_is_off_or_cancelled_is_not_begun(pipeline: Pipeline) -> None:
     assert begin_due(pipeline) == ()
     scheduled(pipeline, JUNE)
     [backfill_id] = begin_due(pipeline)
-    Backfills.of(pipeline).cancel(backfill_id, decision=WHY)
+    ReplayEngine(pipeline=pipeline).stop(backfill_id, WHY)
     assert begin_due(pipeline) == ()
     pipeline.clock = clock
     clock.forward(DAY_SECONDS)
@@ -223,4 +225,4 @@ def work(face: Face) -> list[tuple[str, str]]:
 
 def _backfills(face: Face) -> list[str]:
     with face.pipeline.database.snapshot() as view:
-        return [row.backfill_id for row in view.run("backfill.newest", limit=10)]
+        return [row.replay_run_id for row in view.run("replay.runs", limit=10, backfills=True)]

@@ -21,6 +21,7 @@ from kfm_dagster.cli.replay import follow as replay_follow
 from kfm_dagster.cli.replay.commands import replay
 from kfm_dagster.cli.replay.follow import IDLE_SECONDS, follow
 from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.recovery.backfill.progress import day_progress
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.commands import Call, caller, state_of
@@ -355,12 +356,12 @@ def test_ctrl_c_leaves_the_replay_running_and_says_how_to_stop_it(stand: Stand) 
 def test_a_backfill_is_handed_over_and_a_dry_run_of_it_starts_nothing(stand: Stand, call: Call) -> None:
     wanted = ["--mode", "backfill", *DAYS]
     assert call("dry-run", *wanted, "--json").document["listings"] == 2
-    assert every_table(stand.pipeline)["backfills"] == []
+    assert every_table(stand.pipeline)["replay_runs"] == []
     answer = call("run", *wanted, *START, "--json")
-    assert (answer.code, answer.document["replay_run_id"]) == (0, None)
-    [row] = [json.loads(text) for text in every_table(stand.pipeline)["backfills"]]
-    assert (row["backfill_id"], row["first_day"], row["last_day"]) == (
-        answer.document["backfill_id"],
+    assert answer.code == 0
+    [row] = [json.loads(text) for text in every_table(stand.pipeline)["replay_runs"]]
+    assert (row["replay_run_id"], row["mode"]) == (answer.document["replay_run_id"], "backfill")
+    assert {day.day.isoformat() for day in day_progress(stand.pipeline.database, row["replay_run_id"])} == {
         "2025-12-01",
         "2025-12-02",
-    )
+    }

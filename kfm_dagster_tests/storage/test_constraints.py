@@ -200,15 +200,9 @@ STANDING: dict[str, Sequence[Row]] = {
             "evidence_sha256": None, "collected_at": None, "state": "open", "closed_at": None, "closing_entry": None,
         }
     ],
-    "backfills": [
-        {
-            "backfill_id": "f1", "first_day": DAY, "last_day": DAY, "state": "running", "actor": "p", "reason": "x",
-            "started_at": T, "ended_at": None,
-        }
-    ],
     "backfill_days": [
         {
-            "backfill_id": "f1", "dataset": "d", "day": DAY, "state": "waiting", "requests": 0, "requested_at": None,
+            "backfill_id": "p1", "dataset": "d", "day": DAY, "state": "waiting", "requests": 0, "requested_at": None,
             "listed_at": None, "listed": 0, "created": 0, "requeued": 0, "left_out": None,
         }
     ],
@@ -313,7 +307,6 @@ ANOTHER: dict[str, Row] = {
     "replay_runs": {"replay_run_id": "p2"},
     "replay_units": {"position": 2, "wal_id": TWO},
     "quarantine_cases": {"wal_id": TWO},
-    "backfills": {"backfill_id": "f2"},
     "backfill_days": {"dataset": "e"},
 }
 """What makes of each table's first row another one that may stand beside it."""
@@ -542,11 +535,6 @@ CASES: dict[str, list[Row]] = {
         *({**EVIDENCE, column: None} for column in EVIDENCE), {**EVIDENCE, "evidence_sha256": "b" * 64},
     ],
     "quarantine_cases_closing_is_whole": [{"state": "discarded"}, {"closed_at": T}, {"closing_entry": 1}],
-    "backfills_window_has_a_day": [{"last_day": "2025-12-02"}],
-    "backfills_days_are_days": [{"first_day": "2025"}, {"last_day": "tomorrow"}],
-    "backfills_state_is_known": [{"state": "odd", "ended_at": T}],
-    "backfills_is_attributed": [{"actor": ""}, {"actor": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001}],
-    "backfills_end_has_a_time": [{"state": "finished"}, {"ended_at": T}],
     "backfill_days_backfill_is_known": [{"backfill_id": "f9"}],
     "backfill_days_day_is_a_day": [{"day": "tomorrow"}],
     "backfill_days_left_out_is_object": [{"left_out": "[]"}],

@@ -56,7 +56,6 @@ PENDING = {"content_hash": "c" * 64, "status": "PENDING", "applied_at": None}
 """An intent that nothing has come of."""
 PAUSE = "UPDATE replay_runs SET state = 'paused', state_reason = 'x'"
 SKIP = f"UPDATE replay_units SET state = 'skipped', skip_reason = 'x', decided_at = '{LATER}'"
-CANCEL = f"UPDATE backfills SET state = 'cancelled', ended_at = '{LATER}'"
 ASK = f"UPDATE backfill_days SET state = 'requested', requests = requests + 1, requested_at = '{LATER}'"
 LIST = f"UPDATE backfill_days SET state = 'listed', listed_at = '{LATER}', created = 5, requeued = 5"
 COUNT = "UPDATE backfill_days SET created = 5, requeued = 5"
@@ -112,9 +111,6 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), "UPDATE replay_units SET state = 'selected'", "replay_units_are_decided_once"),
     ((SKIP,), SKIP, "replay_units_are_decided_once"),
     ((), "DELETE FROM replay_units", "replay_units_are_kept"),
-    ((CANCEL,), CANCEL, "backfills_only_end"),
-    ((CANCEL,), "UPDATE backfills SET state = 'running', ended_at = NULL", "backfills_only_end"),
-    ((), "DELETE FROM backfills", "backfills_are_kept"),
     ((), LIST, "backfill_days_only_go_on"),
     ((ASK,), WAIT, "backfill_days_only_go_on"),
     ((ASK, ASK), "UPDATE backfill_days SET requests = 1", "backfill_days_only_go_on"),
@@ -172,7 +168,6 @@ REPLACED = {
     "clock_readings": "clock_readings_are_append_only",
     "replay_runs": "replay_runs_are_kept|replay_begins_planned",
     "replay_units": "replay_units_are_(kept|frozen)",
-    "backfills": "backfills_are_kept",
     "backfill_days": "backfill_days_are_kept",
 }
 """What refuses INSERT OR REPLACE, which passes by a key on SQLite."""
@@ -212,11 +207,6 @@ GUARDED = {
         rule="replay_units_are_decided_once",
         change={"state": "skipped", "skip_reason": "x", "decided_at": LATER},
         moving=frozenset({"state", "skip_reason", "admitted_version", "decided_at"}),
-    ),
-    "backfills": Guarded(
-        rule="backfills_only_end",
-        change={"state": "cancelled", "ended_at": LATER},
-        moving=frozenset({"state", "ended_at"}),
     ),
     "backfill_days": Guarded(
         rule="backfill_days_only_go_on",

@@ -1,47 +1,23 @@
 -- Statements of backfills.
 
--- name: start
-INSERT INTO backfills (backfill_id, first_day, last_day, state, actor, reason, change_ref, started_at)
-VALUES (:backfill_id, :first_day, :last_day, 'running', :actor, :reason, :change_ref, :at);
-
 -- name: due_listings
 -- Of scheduled listings those that nobody has begun, whose day no running backfill has: the one before ends first.
 SELECT listing.backfill_id
 FROM @batch(:listings, listing, backfill_id text, dataset text, day text)
 WHERE
-    NOT EXISTS (SELECT 1 FROM backfills AS begun WHERE begun.backfill_id = listing.backfill_id)
+    NOT EXISTS (SELECT 1 FROM replay_runs AS begun WHERE begun.replay_run_id = listing.backfill_id)
     AND NOT EXISTS (
         SELECT 1
-        FROM backfills AS b
-        INNER JOIN backfill_days AS d ON b.backfill_id = d.backfill_id
+        FROM replay_runs AS b
+        INNER JOIN backfill_days AS d ON b.replay_run_id = d.backfill_id
         WHERE b.state = 'running' AND d.dataset = listing.dataset AND d.day = listing.day
     );
-
--- name: start_listing
--- The name is that of an interval. No row: another process has begun it in the meantime.
-INSERT INTO backfills (backfill_id, first_day, last_day, state, actor, reason, started_at)
-SELECT listing.backfill_id, listing.day, listing.day, 'running', :actor, :reason, @as_time(:at)
-FROM @batch(:listings, listing, backfill_id text, day text)
-WHERE @unless_there(backfills, listing, backfill_id)
-ON CONFLICT (backfill_id) DO NOTHING
-RETURNING backfill_id;
-
--- name: get
-SELECT backfill_id, first_day, last_day, state, actor, reason, change_ref, started_at, ended_at
-FROM backfills
-WHERE backfill_id = :backfill_id;
-
--- name: newest
-SELECT backfill_id, first_day, last_day, state, actor, reason, change_ref, started_at, ended_at
-FROM backfills
-ORDER BY started_at DESC, backfill_id
-LIMIT :limit;
 
 -- name: days_by_state
 SELECT dataset, state, count(*) AS days FROM backfill_days WHERE backfill_id = :backfill_id GROUP BY dataset, state;
 
 -- name: running
-SELECT count(*) FROM backfills WHERE state = 'running';
+SELECT count(*) FROM replay_runs WHERE state = 'running' AND mode = 'backfill';
 
 -- name: open_listing
 -- Before each listing: it counts its objects again. No row: the day is listed, or its backfill has been cancelled.
@@ -49,7 +25,7 @@ UPDATE backfill_days SET listed = 0
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
     AND EXISTS (
-        SELECT 1 FROM backfills AS b WHERE b.backfill_id = backfill_days.backfill_id AND b.state = 'running'
+        SELECT 1 FROM replay_runs AS b WHERE b.replay_run_id = backfill_days.backfill_id AND b.state = 'running'
     )
 RETURNING day;
 
@@ -59,7 +35,7 @@ UPDATE backfill_days SET
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
     AND EXISTS (
-        SELECT 1 FROM backfills AS b WHERE b.backfill_id = backfill_days.backfill_id AND b.state = 'running'
+        SELECT 1 FROM replay_runs AS b WHERE b.replay_run_id = backfill_days.backfill_id AND b.state = 'running'
     )
 RETURNING day;
 
@@ -69,50 +45,45 @@ UPDATE backfill_days SET state = 'listed', listed_at = :at, left_out = @as_json(
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
     AND EXISTS (
-        SELECT 1 FROM backfills AS b WHERE b.backfill_id = backfill_days.backfill_id AND b.state = 'running'
+        SELECT 1 FROM replay_runs AS b WHERE b.replay_run_id = backfill_days.backfill_id AND b.state = 'running'
     );
 
--- name: cancel
-UPDATE backfills SET state = 'cancelled', ended_at = :at
-WHERE backfill_id = :backfill_id AND state = 'running'
-RETURNING backfill_id;
-
 -- name: unlisted
-SELECT backfill.backfill_id, day.dataset, count(*) AS days
-FROM backfills AS backfill
-INNER JOIN backfill_days AS day ON backfill.backfill_id = day.backfill_id
+SELECT day.backfill_id, day.dataset, count(*) AS days
+FROM replay_runs AS backfill
+INNER JOIN backfill_days AS day ON backfill.replay_run_id = day.backfill_id
 WHERE backfill.state = 'running' AND day.state <> 'listed'
-GROUP BY backfill.backfill_id, day.dataset
-ORDER BY backfill.backfill_id, day.dataset;
+GROUP BY day.backfill_id, day.dataset
+ORDER BY day.backfill_id, day.dataset;
 
 -- name: all_listed
-SELECT backfill.backfill_id
-FROM backfills AS backfill
+SELECT backfill.replay_run_id
+FROM replay_runs AS backfill
 WHERE
-    backfill.state = 'running'
+    backfill.state = 'running' AND backfill.mode = 'backfill'
     AND NOT EXISTS (
-        SELECT 1 FROM backfill_days AS day WHERE day.backfill_id = backfill.backfill_id AND day.state <> 'listed'
+        SELECT 1 FROM backfill_days AS day WHERE day.backfill_id = backfill.replay_run_id AND day.state <> 'listed'
     )
-ORDER BY backfill.backfill_id;
+ORDER BY backfill.replay_run_id;
 
 -- name: finish
 -- Over is a backfill of which nothing waits, is worked on, or will be tried again by itself.
-UPDATE backfills SET state = 'finished', ended_at = :at
+UPDATE replay_runs SET state = 'finished', finished_at = :at, updated_at = :at
 WHERE
-    backfill_id = :backfill_id AND state = 'running'
+    replay_run_id = :backfill_id AND state = 'running'
     AND NOT EXISTS (
         SELECT 1
         FROM backfill_days AS day
         INNER JOIN nodd_wal_records AS record
             ON day.dataset = record.dataset AND day.day = record.partition_key
         WHERE
-            day.backfill_id = backfills.backfill_id AND record.lane = 'bulk'
+            day.backfill_id = replay_runs.replay_run_id AND record.lane = 'bulk'
             AND (
                 record.status IN ('pending', 'in_progress')
                 OR (record.status = 'failed' AND record.next_attempt_at IS NOT NULL)
             )
     )
-RETURNING backfill_id;
+RETURNING replay_run_id;
 
 -- name: progress
 -- What the ledger says of all units of every day, not only the backfill's.
@@ -137,27 +108,27 @@ FROM (@each(:days)) AS day;
 -- comes first.
 WITH next AS (
     SELECT
-        backfill.backfill_id, backfill.started_at, min(day.day) AS day,
-        (SELECT max(d.requested_at) FROM backfill_days AS d WHERE d.backfill_id = backfill.backfill_id) AS served_at
-    FROM backfills AS backfill
-    INNER JOIN backfill_days AS day ON backfill.backfill_id = day.backfill_id
+        day.backfill_id, backfill.created_at, min(day.day) AS day,
+        (SELECT max(d.requested_at) FROM backfill_days AS d WHERE d.backfill_id = day.backfill_id) AS served_at
+    FROM replay_runs AS backfill
+    INNER JOIN backfill_days AS day ON backfill.replay_run_id = day.backfill_id
     WHERE
         backfill.state = 'running' AND day.state = 'waiting'
         AND day.dataset IN (@each(:datasets))
-    GROUP BY backfill.backfill_id, backfill.started_at
+    GROUP BY day.backfill_id, backfill.created_at
 )
 
 SELECT next.backfill_id, next.day, day.requests, day.dataset
 FROM next
 INNER JOIN backfill_days AS day ON next.backfill_id = day.backfill_id AND next.day = day.day
 WHERE day.state = 'waiting' AND day.dataset IN (@each(:datasets))
-ORDER BY next.served_at NULLS FIRST, next.started_at, next.backfill_id, day.dataset;
+ORDER BY next.served_at NULLS FIRST, next.created_at, next.backfill_id, day.dataset;
 
 -- name: requested
 -- Days whose run has been asked for and has not listed them yet; few, for a further day waits for these.
 SELECT day.backfill_id, day.day, day.requests, day.requested_at, day.dataset
-FROM backfills AS backfill
-INNER JOIN backfill_days AS day ON backfill.backfill_id = day.backfill_id
+FROM replay_runs AS backfill
+INNER JOIN backfill_days AS day ON backfill.replay_run_id = day.backfill_id
 WHERE
     backfill.state = 'running' AND day.state = 'requested'
     AND day.dataset IN (@each(:datasets))
@@ -169,6 +140,6 @@ WHERE
     backfill_id = :backfill_id AND day = :day AND state IN ('waiting', 'requested')
     AND dataset IN (@each(:datasets))
     AND EXISTS (
-        SELECT 1 FROM backfills AS b WHERE b.backfill_id = backfill_days.backfill_id AND b.state = 'running'
+        SELECT 1 FROM replay_runs AS b WHERE b.replay_run_id = backfill_days.backfill_id AND b.state = 'running'
     )
 RETURNING dataset, requests;

@@ -8,10 +8,6 @@ SELECT wal_id FROM nodd_wal_records WHERE wal_id >= :prefix AND wal_id < :prefix
 -- A range of the key: `~` sorts after every character of an id.
 SELECT replay_run_id FROM replay_runs WHERE replay_run_id >= :prefix AND replay_run_id < :prefix || '~' ORDER BY replay_run_id LIMIT :limit;
 
--- name: backfill_ids
--- A range of the key: `~` sorts after every character of an id.
-SELECT backfill_id FROM backfills WHERE backfill_id >= :prefix AND backfill_id < :prefix || '~' ORDER BY backfill_id LIMIT :limit;
-
 -- name: rejected_message_ids
 -- A range of the key: `~` sorts after every character of an id.
 SELECT message_id FROM rejected_bodies WHERE message_id >= :prefix AND message_id < :prefix || '~' ORDER BY message_id LIMIT :limit;

@@ -14,10 +14,11 @@ RETURNING replay_run_id;
 SELECT * FROM replay_runs WHERE replay_run_id = :replay_run_id;
 
 -- name: runs
-SELECT * FROM replay_runs ORDER BY created_at DESC, replay_run_id LIMIT :limit;
+SELECT * FROM replay_runs WHERE (mode = 'backfill') = :backfills ORDER BY created_at DESC, replay_run_id LIMIT :limit;
 
 -- name: running
-SELECT replay_run_id FROM replay_runs WHERE state = 'running' ORDER BY created_at, replay_run_id;
+-- Those that let batches in; a backfill lists days (backfill.sql).
+SELECT replay_run_id FROM replay_runs WHERE state = 'running' AND mode <> 'backfill' ORDER BY created_at, replay_run_id;
 
 -- name: next_batch
 SELECT min(batch) FROM replay_units WHERE replay_run_id = :replay_run_id AND state = 'selected';
@@ -64,7 +65,7 @@ SELECT
     record.replay_reason, record.replay_run_id, record.updated_at
 FROM replay_outcomes AS found
 INNER JOIN nodd_wal_records AS record ON found.wal_id = record.wal_id
-WHERE found.replay_run_id = :replay_run_id AND found.position > :after
+WHERE found.replay_run_id = :replay_run_id
 ORDER BY found.position
 LIMIT :limit;
 

@@ -73,7 +73,6 @@ WITH decision (relation, rights) AS (
     ('replay_runs', 'SELECT, INSERT, UPDATE (state, state_reason, mismatches_seen, updated_at, finished_at)'),
     ('replay_units', 'SELECT, INSERT, UPDATE (state, skip_reason, admitted_version, decided_at)'),
     ('replay_outcomes', 'SELECT'),
-    ('backfills', 'SELECT, INSERT, UPDATE (state, ended_at)'),
     ('backfill_days', 'SELECT, INSERT, UPDATE (state, requests, requested_at, listed_at, listed, created, '
      || 'requeued, left_out)'),
     -- What the stages did.

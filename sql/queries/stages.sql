@@ -66,7 +66,7 @@ WHERE stage = :stage AND state = 'succeeded' AND checkpoint_uri IS NOT NULL AND 
 ORDER BY opened_at DESC;
 
 -- name: replays_since
-SELECT created_at FROM replay_runs WHERE created_at >= :since;
+SELECT created_at FROM replay_runs WHERE created_at >= :since AND mode <> 'backfill';
 
 -- name: open
 INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at)

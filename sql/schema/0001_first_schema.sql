@@ -1280,7 +1280,7 @@ CREATE TABLE replay_runs (
     CONSTRAINT replay_runs_id_is_short CHECK (length(replay_run_id) BETWEEN 1 AND 60),
     CONSTRAINT replay_runs_name_is_short CHECK (length(name) BETWEEN 1 AND 100),
     -- A mode that nobody carries out would run for ever.
-    CONSTRAINT replay_runs_mode_is_known CHECK (mode IN ('failed-only', 'repair-and-replace')),
+    CONSTRAINT replay_runs_mode_is_known CHECK (mode IN ('failed-only', 'repair-and-replace', 'backfill')),
     CONSTRAINT replay_runs_env_is_known CHECK (env IN ('dev', 'stage', 'prod')),
     -- A state that nobody knows would never be worked on.
     CONSTRAINT replay_runs_state_is_known CHECK (state IN ('planned', 'running', 'paused', 'stopped', 'finished')),
@@ -1556,40 +1556,7 @@ CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wa
 );
 @kept(quarantine_cases, cases_are_kept);
 
--- Backfills: which days of which datasets a person wants listed and ingested, and how far that is (DAG-05).
-CREATE TABLE backfills (
-    backfill_id @id NOT NULL,
-    first_day text NOT NULL,
-    last_day text NOT NULL,
-    state text NOT NULL,
-    actor text NOT NULL,
-    reason text NOT NULL,
-    change_ref text,
-    started_at @time NOT NULL,
-    ended_at @time,
-    CONSTRAINT backfills_one_row_per_backfill PRIMARY KEY (backfill_id),
-    -- A window that ends before it begins has no day, so it would never finish.
-    CONSTRAINT backfills_window_has_a_day CHECK (last_day >= first_day),
-    -- Days that are no partition would be asked for and never come.
-    CONSTRAINT backfills_days_are_days
-    CHECK (@is_day(first_day) AND @is_day(last_day)),
-    -- A backfill in a state that nobody asks for would stand still unseen.
-    CONSTRAINT backfills_state_is_known CHECK (state IN ('running', 'cancelled', 'finished')),
-    -- Weeks of load on a bucket and a catalog must be somebody's decision.
-    CONSTRAINT backfills_is_attributed
-    CHECK (length(actor) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000),
-    -- One that has ended without a time, or the reverse, would count both as running and as over.
-    CONSTRAINT backfills_end_has_a_time CHECK ((state = 'running') = (ended_at IS NULL))
-) @strict;
-
-CREATE INDEX backfills_running ON backfills (started_at) WHERE state = 'running';
-
--- What is over stays as it was decided and as it ended.
-@refuse(
-    backfills_only_end, UPDATE ON backfills, backfills_only_end,
-    OLD.state <> 'running' OR @changed(backfill_id, first_day, last_day, actor, reason, change_ref, started_at)
-);
-@kept(backfills, backfills_are_kept, (backfill_id));
+-- Backfills (DAG-05) are replays by listing: how far each day of each of their datasets is.
 
 -- One day of one dataset. Objects that were known before are `listed - created - requeued`.
 CREATE TABLE backfill_days (
@@ -1610,7 +1577,7 @@ CREATE TABLE backfill_days (
     left_out @json,
     CONSTRAINT backfill_days_left_out_is_object CHECK (@json_type(left_out) = 'object'),
     CONSTRAINT backfill_days_one_row_per_day PRIMARY KEY (backfill_id, dataset, day),
-    CONSTRAINT backfill_days_backfill_is_known FOREIGN KEY (backfill_id) REFERENCES backfills (backfill_id),
+    CONSTRAINT backfill_days_backfill_is_known FOREIGN KEY (backfill_id) REFERENCES replay_runs (replay_run_id),
     CONSTRAINT backfill_days_day_is_a_day CHECK (@is_day(day)),
     -- A day in a state that nobody asks for would hold its backfill open for ever.
     CONSTRAINT backfill_days_state_is_known CHECK (state IN ('waiting', 'requested', 'listed')),

@@ -19,19 +19,26 @@ from kfm_dagster.cli.decision_options import (
     unknown_record,
 )
 from kfm_dagster.cli.ids import whole_wal_id
-from kfm_dagster.cli.quarantine.cases import CASE_COLUMNS, cases_of
-from kfm_dagster.cli.quarantine.options import json_option, wal_ids_argument
 from kfm_dagster.cli.quarantine.output import say_outcome, show_case
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ArtifactError, KfmError
 from kfm_dagster.ingest.evidence import read_evidence
-from kfm_dagster.ledger.cases import CaseState, QuarantineCase
+from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.s3 import Store
+from kfm_dagster.views.view import Parts
 
+CASE_COLUMNS = ("wal_id", "dataset", "reason", "error_code", "attempts", "opened_at", "object_uri")
+wal_ids_argument = click.argument("wal_ids", type=UNIT, metavar="WAL_ID...", nargs=-1, required=True)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 _REASON_CODE = re.compile(r"[a-z][a-z0-9_]{0,59}")
+
+
+def cases_of(parts: Parts) -> QuarantineCases:
+    """Return the cases of a deployment."""
+    return QuarantineCases(parts.database, clock=parts.clock)
 
 
 @click.group()
@@ -47,22 +54,14 @@ def quarantine() -> None:
 @click.option("--reason-code", required=True, help="Short code for lists and counts, e.g. suspect_content.")
 @decision_options
 @json_option
-def add(
-    *,
-    wal_ids: tuple[str, ...],
-    reason_code: str,
-    reason: str,
-    change_ref: str | None,
-    actor: str | None,
-    as_json: bool,
-) -> None:
+def add(*, wal_ids: tuple[str, ...], reason_code: str, as_json: bool, **decided: Any) -> None:
     """Take pending or failed units out of automatic flows. Their evidence follows with the next tick.
 
     Example: kfm quarantine add 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason-code bad_site --reason "moved radar"
     """
     if not _REASON_CODE.fullmatch(reason_code):
         raise click.BadParameter(f"{reason_code!r} is no code: small letters, digits and _", param_hint="--reason-code")
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records = records_of(pipeline.ledger, wal_ids, tx)
         pipeline.ledger.quarantine(

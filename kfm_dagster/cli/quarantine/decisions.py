@@ -6,6 +6,7 @@ It is all or none over the units that it names, compares and swaps, and stands i
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -18,8 +19,7 @@ from kfm_dagster.cli.decision_options import (
     records_of,
 )
 from kfm_dagster.cli.numbers import POSITIVE
-from kfm_dagster.cli.quarantine.cases import cases_of
-from kfm_dagster.cli.quarantine.options import json_option, wal_ids_argument
+from kfm_dagster.cli.quarantine.commands import cases_of, json_option, wal_ids_argument
 from kfm_dagster.cli.quarantine.output import say_outcome
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.envelope import WalId
@@ -28,7 +28,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery import overrides
+from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.quarantined import open_versions
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
@@ -44,6 +44,7 @@ version_option = click.option(
 @wal_ids_argument
 @version_option
 @click.option("--replay-reason", default=ReplayReason.INCIDENT.value, show_default=True, help=REPLAY_REASON)
+@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be released.")
 @override_options
 @json_option
 def release(
@@ -51,10 +52,9 @@ def release(
     wal_ids: tuple[str, ...],
     version: int | None,
     replay_reason: str,
-    reason: str,
-    change_ref: str | None,
-    actor: str | None,
+    dry: bool,
     as_json: bool,
+    **decided: Any,
 ) -> ExitCode:
     """Let quarantined units in again: each gets one more attempt, and comes back if that fails.
 
@@ -63,11 +63,14 @@ def release(
 
     Example: kfm release 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    decision = decision_of(Settings.load(), **decided)
     decision.require_change_ref()
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
-        proposal_id = overrides.release(
+        if dry:
+            say_outcome(records, Status.PENDING, as_json=as_json)
+            return ExitCode.DONE
+        proposal_id = work_orders.release(
             pipeline.ledger, seen, settings=pipeline.settings, decision=decision, replay_reason=replay_reason, tx=tx
         )
     if proposal_id is not None:
@@ -83,22 +86,14 @@ def release(
 @version_option
 @decision_options
 @json_option
-def discard(
-    *,
-    wal_ids: tuple[str, ...],
-    version: int | None,
-    reason: str,
-    change_ref: str | None,
-    actor: str | None,
-    as_json: bool,
-) -> None:
+def discard(*, wal_ids: tuple[str, ...], version: int | None, as_json: bool, **decided: Any) -> None:
     """Close the cases of quarantined units for good: they stay out, whatever is released later.
 
     There is no way back. A new version of the object is another unit, and is ingested as ever.
 
     Example: kfm discard 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "withdrawn by NOAA"
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
         cases_of(pipeline).discard(seen, decision=decision, tx=tx)

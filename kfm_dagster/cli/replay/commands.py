@@ -38,7 +38,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayRun, ReplayState
 from kfm_dagster.recovery.replay.selection import Selection, SelectionError, load_selection
-from kfm_dagster.recovery.starting import Started, start
+from kfm_dagster.recovery.work_orders import Started, start
 
 
 @click.group()
@@ -264,13 +264,11 @@ def _run(shell: Shell, selection: Selection, how: How) -> ExitCode:
             what = f"{len(plan.units)} records" if plan.units else f"{plan.listings} days of datasets"
             require_confirmation(f"have {what} done again ({selection.spec.mode})?", confirmed=how.confirm)
         started = start(engine, selection, decision)
-        if started.proposal_id is not None:
-            line = proposed_line(started.proposal_id, len(started.plan.units))
-            show(_other(started), output=shell.output, as_table=lambda: click.echo(line))
-            return ExitCode.WAITS_FOR_APPROVAL
-        if started.replay_run_id is None:
-            show(_other(started), output=shell.output, as_table=lambda: click.echo(_other_line(started)))
-            return ExitCode.DONE
+        if started.replay_run_id is None or plan.listings:
+            units = len(started.plan.units)
+            ids = {"replay_run_id": started.replay_run_id, "proposal_id": started.proposal_id, "units": units}
+            show(ids, output=shell.output, as_table=lambda: click.echo(_line(started)))
+            return ExitCode.DONE if started.proposal_id is None else ExitCode.WAITS_FOR_APPROVAL
         console = Console(stderr=True)
         console.print(f"replay {started.replay_run_id} runs: {len(started.plan.units)} units", soft_wrap=True)
         if how.detach:
@@ -289,17 +287,9 @@ def _why(reason: str | None, selection: Selection) -> str:
     return found
 
 
-def _other(started: Started) -> dict[str, Any]:
-    units = len(started.plan.units)
-    return {
-        "replay_run_id": None,
-        "backfill_id": started.backfill_id,
-        "proposal_id": started.proposal_id,
-        "units": units,
-    }
-
-
-def _other_line(started: Started) -> str:
-    if started.backfill_id is None:
+def _line(started: Started) -> str:
+    if started.proposal_id is not None:
+        return proposed_line(started.proposal_id, len(started.plan.units))
+    if started.replay_run_id is None:
         return nothing_selected(started.plan)
-    return f"backfill {started.backfill_id} runs: {started.plan.listings} days of datasets are listed"
+    return f"backfill {started.replay_run_id} runs: {started.plan.listings} days of datasets are listed"

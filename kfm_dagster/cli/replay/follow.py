@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.recovery.replay.accounts import OPEN, outcome_line
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.reports import Report
@@ -31,15 +31,7 @@ def follow(
 
     Says once when nothing moves. Ctrl-C ends the watching, not the replay.
     """
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("units"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[waiting]}"),
-        console=console,
-    )
+    bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("replaying", total=None, waiting="")
     seen: object = None
     since, told = now(), False

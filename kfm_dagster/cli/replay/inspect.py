@@ -35,7 +35,7 @@ def units_of(engine: ReplayEngine, replay_run_id: str, rows: int) -> Inspection:
     """Return the units of a replay, in the order of its selection. Raises UnknownReplayError."""
     _ = engine.report(replay_run_id)
     with engine.pipeline.database.snapshot() as view:
-        found = list(runs.unit_rows(view, replay_run_id, limit=rows))
+        found = runs.unit_rows(view, replay_run_id, limit=rows)
     return Inspection(rows=found, known=tuple(found[0]) if found else UNIT_FIELDS, default=UNIT_FIELDS)
 
 

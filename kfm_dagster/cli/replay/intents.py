@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -18,8 +17,8 @@ from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.recovery.intents import IntentAction, IntentPlan, IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.selection import API_VERSION, Selection, selection_of
-from kfm_dagster.recovery.starting import start
+from kfm_dagster.recovery.replay.selection import selection_from
+from kfm_dagster.recovery.work_orders import start
 from kfm_dagster.stages.failure import StageFailedError
 
 COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
@@ -42,7 +41,7 @@ def replay_failed_intents(
         if not dry and (units or done):
             engine = ReplayEngine(pipeline=pipeline)
             if units:
-                selection = _selection(shell, units)
+                selection = selection_from(shell.settings.env, "the intents", name="failed intents", wal_ids=units)
                 # Before anything is done: what a guard refuses leaves everything as it is.
                 engine.plan(selection, change_ref=decided["change_ref"]).refuse()
                 if not decided["reason"]:
@@ -63,13 +62,3 @@ def _carried_out(replay: IntentRecovery, plan: IntentPlan) -> IntentPlan:
         return replay.carry_out(plan)
     except StageFailedError as error:
         return replace(plan, why=str(error), failed=True)
-
-
-def _selection(shell: Shell, units: Sequence[str]) -> Selection:
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": "ReplaySelection",
-        "metadata": {"name": "failed intents", "env": shell.settings.env.value},
-        "spec": {"filters": {"wal_ids": list(units)}},
-    }
-    return selection_of(document, source="the intents")

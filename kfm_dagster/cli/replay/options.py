@@ -28,14 +28,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.documents.yaml_text import read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.replay.selection import (
-    API_VERSION,
-    Mode,
-    Selection,
-    SelectionError,
-    load_selection,
-    selection_of,
-)
+from kfm_dagster.recovery.replay.selection import Mode, Selection, SelectionError, load_selection, selection_from
 from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.typed_numbers import LARGEST
@@ -133,8 +126,13 @@ class SelectionOptions:
     def selection(self, settings: Settings) -> Selection:
         """Return it, checked. Raises SelectionError."""
         if self.file is None:
-            given = {**self.given, **self._whole_ids(settings)}
-            return selection_of(_document(given, settings.env), source="the options")
+            parts: dict[str, Any] = {}
+            for name, value in {**self.given, **self._whole_ids(settings)}.items():
+                part = _PARTS.get(name, name)
+                parts[part] = [*parts.get(part, ()), *value] if isinstance(value, tuple | list) else value
+            if parts.pop("skip_switched_off", False):
+                parts["respect_kill_switch"] = False
+            return selection_from(settings.env, "the options", **parts)
         if self.given:
             raise SelectionError(
                 "a selection file is given together with options that select",
@@ -152,49 +150,15 @@ class SelectionOptions:
             return {"wal_id": [whole_wal_id(pipeline.database, one) for one in typed]}
 
 
-def _document(given: Mapping[str, Any], env: Environment) -> dict[str, Any]:
-    labels = {"replay_reason": given.get("replay_reason"), "incident_id": given.get("incident")}
-    filters = {
-        "datasets": [*given.get("dataset", ()), *given.get("dataset_in", ())],
-        "status": given.get("status"),
-        "error_codes": [*given.get("error_code", ()), *given.get("error_code_in", ())],
-        "event_time": _some({"start": given.get("event_time_start"), "end": given.get("event_time_end")}),
-        "days": _some({"first": given.get("first_day"), "last": given.get("last_day")}),
-        "created": _some({"after": given.get("created_after"), "before": given.get("created_before")}),
-        "attempts": _some({"max": given.get("attempts_max")}),
-        "wal_ids": given.get("wal_id"),
-    }
-    limits = {
-        "max_records": given.get("limit"),
-        "batch_size": given.get("batch_size"),
-        "max_batches": given.get("max_batches"),
-    }
-    options = {
-        "allow_repair_and_replace": given.get("allow_repair_and_replace"),
-        "must_match": given.get("must_match"),
-        "allow_downgrade": given.get("allow_downgrade"),
-        "respect_kill_switch": False if given.get("skip_switched_off") else None,
-        "records_per_second": given.get("records_per_second"),
-    }
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "ReplaySelection",
-        "metadata": {"name": given.get("name", "by hand"), "env": env.value, "labels": _some(labels)},
-        "spec": _some(
-            {
-                "mode": given.get("mode"),
-                "filters": _some(filters),
-                "limits": _some(limits),
-                "options": _some(options),
-            },
-            keep={"filters"},
-        ),
-    }
-
-
-def _some(values: Mapping[str, Any], *, keep: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
-    """Return what was given; the model has the defaults."""
-    return {name: value for name, value in values.items() if name in keep or value not in (None, [], (), {})}
+_PARTS = {
+    "dataset": "datasets",
+    "dataset_in": "datasets",
+    "error_code": "error_codes",
+    "error_code_in": "error_codes",
+    "wal_id": "wal_ids",
+    "limit": "max_records",
+}
+"""Options that have another name than the part of a selection that they give."""
 
 
 def _listed(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:

@@ -24,6 +24,10 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
+from kfm_dagster.recovery.replay import runs
+from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
+from kfm_dagster.recovery.replay.units import datasets_of
+from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
 
 PAUSE_SECONDS = 10.0
@@ -64,7 +68,7 @@ class DayListing:
         return tx.run("backfill.open_listing", self._day).one_or_none() is not None
 
     def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
-        """Count what entered the ledger in this transaction; False when the backfill has been cancelled meanwhile."""
+        """Count what entered the ledger in this transaction; False when the backfill has been stopped meanwhile."""
         row = tx.run("backfill.count_listed", self._day, listed=listed, created=created, requeued=requeued)
         return row.one_or_none() is not None
 
@@ -84,6 +88,7 @@ class Backfills:
     ledger: Ledger
     window: PartitionWindow
     clock: Callable[[], datetime]
+    env: Environment
     most_units: int
     """Bulk units in flight, from which on no further day is listed."""
 
@@ -94,68 +99,54 @@ class Backfills:
             ledger=pipeline.ledger,
             window=pipeline.window,
             clock=pipeline.clock,
+            env=pipeline.settings.env,
             most_units=pipeline.settings.max_bulk_in_flight_units,
         )
 
     def start(self, *, datasets: Iterable[str], first_day: date, last_day: date, decision: Decision) -> Backfill:
         """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
 
-        Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
-        window that has no day, none that objects of a dataset are of, or ends in the future. Days before a dataset
-        begins (storage.first_day) are left out; `days_left_out` names them.
+        Raises as `days` does.
         """
-        now = self.clock()
-        wanted = sorted({self.ledger.registry[name].id for name in datasets})
-        if not wanted or not first_day <= last_day <= now.date():
-            raise BackfillError(
-                "there is no such window to backfill",
-                observed=f"{first_day} to {last_day} of {', '.join(wanted) or 'no dataset'}",
-                expected=f"days until {now.date()}, the first one not after the last",
-                next_step="correct the days",
-            )
-        days = {name: self._days_of(name, first_day, last_day) for name in wanted}
-        for name in wanted:
-            refuse_switched_off(self.ledger.switches, name)
-        backfill_id = f"bf-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-        with self.ledger.database.transaction() as tx:
-            tx.run(
-                "backfill.start",
-                backfill_id=backfill_id,
-                first_day=first_day.isoformat(),
-                last_day=last_day.isoformat(),
-                actor=decision.actor,
-                reason=decision.reason,
-                change_ref=decision.change_ref,
-                at=now,
-            )
-            return self._started(backfill_id, days, decision, tx)
+        days = self.days(datasets, first_day, last_day)
+        return self._start(selection_of_days(self.env, sorted(days), first_day, last_day), days, decision)
+
+    def start_selected(self, selection: Selection, decision: Decision) -> Backfill:
+        """Start the backfill that a selection describes. Raises as `days` does."""
+        return self._start(
+            selection, self.days(datasets_of(selection, self.ledger.registry), *selection.days), decision
+        )
 
     def start_listing(self, backfill_id: str, *, dataset: str, day: date, decision: Decision) -> bool:
         """Write down a backfill of one day under a name that is given once; False where it has been given before."""
         with self.ledger.database.transaction() as tx:
-            begun = tx.run(
-                "backfill.start_listing",
-                listings=[{"backfill_id": backfill_id, "day": day}],
-                actor=decision.actor,
-                reason=decision.reason,
-                at=self.clock(),
-            ).one_or_none()
-            if begun is not None:
-                self._started(backfill_id, {dataset: [day]}, decision, tx)
-        return begun is not None
+            tx.run("replay.lock")
+            is_new = tx.run("replay.run", replay_run_id=backfill_id).one_or_none() is None
+            if is_new:
+                self._create(
+                    backfill_id, selection_of_days(self.env, [dataset], day, day), {dataset: [day]}, decision, tx
+                )
+        return is_new
 
-    def cancel(self, backfill_id: str, *, decision: Decision) -> Backfill:
-        """End a backfill: no further day is listed.
+    def days(self, datasets: Iterable[str], first_day: date, last_day: date) -> dict[str, list[date]]:
+        """Return the days to list of each dataset; those before it begins (storage.first_day) are left out.
 
-        What has been listed is ingested all the same; a kill switch stops that. Raises BackfillError when there is none
-        or it is over.
+        Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
+        window that has no day, none that objects of a dataset are of, or ends in the future.
         """
-        with self.ledger.database.transaction() as tx:
-            backfill = find_backfill(self.ledger.database, backfill_id, tx=tx)
-            if tx.run("backfill.cancel", backfill_id=backfill_id, at=self.clock()).one_or_none() is None:
-                raise BackfillError("the backfill is over", observed=f"{backfill_id} is {backfill.state}")
-            self._log(GovernanceAction.BACKFILL_CANCELLED, backfill, decision, tx)
-            return find_backfill(self.ledger.database, backfill_id, tx=tx)
+        today = self.clock().date()
+        names = sorted({self.ledger.registry[name].id for name in datasets})
+        if not names or not first_day <= last_day <= today:
+            raise BackfillError(
+                "there is no such window to backfill",
+                observed=f"{first_day} to {last_day} of {', '.join(names) or 'no dataset'}",
+                expected=f"days until {today}, the first one not after the last",
+                next_step="correct the days",
+            )
+        days = {name: self._days_of(name, first_day, last_day) for name in names}
+        for name in names:
+            refuse_switched_off(self.ledger.switches, name)
+        return days
 
     def advance(
         self,
@@ -210,16 +201,27 @@ class Backfills:
             )
         return found
 
-    def _started(
-        self, backfill_id: str, days: Mapping[str, Sequence[date]], decision: Decision, tx: Transaction
-    ) -> Backfill:
+    def _start(self, selection: Selection, days: Mapping[str, Sequence[date]], decision: Decision) -> Backfill:
+        backfill_id = f"bf-{self.clock():%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        with self.ledger.database.transaction() as tx:
+            self._create(backfill_id, selection, days, decision, tx)
+            return find_backfill(self.ledger.database, backfill_id, tx=tx)
+
+    def _create(
+        self,
+        backfill_id: str,
+        selection: Selection,
+        days: Mapping[str, Sequence[date]],
+        decision: Decision,
+        tx: Transaction,
+    ) -> None:
+        runs.create(tx, replay_run_id=backfill_id, selection=selection, units=(), decision=decision, at=self.clock())
         first_day = min(day for several in days.values() for day in several)
         self.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
         for dataset, several in days.items():
             tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=map(str, several))
-        started = find_backfill(self.ledger.database, backfill_id, tx=tx)
-        self._log(GovernanceAction.BACKFILL_STARTED, started, decision, tx)
-        return started
+        run = runs.get(tx, backfill_id)
+        runs.record(self.ledger.log, GovernanceAction.REPLAY_STARTED, run, decision, tx)
 
     def _finish(self) -> tuple[str, ...]:
         with self.ledger.database.snapshot() as view:
@@ -244,18 +246,12 @@ class Backfills:
                     datasets=[row.dataset for row in rows],
                     at=self.clock(),
                 ).all()
-                # None when the backfill has been cancelled since it was looked at.
+                # None when the backfill has been stopped since it was looked at.
                 if asked:
                     names = tuple(sorted(row.dataset for row in asked))
                     key = f"backfill/{backfill_id}/{day}/{','.join(names)}/{max(row.requests for row in asked)}"
                     requests.append(ListingRequest(backfill_id=backfill_id, day=day, datasets=names, run_key=key))
         return tuple(requests)
-
-    def _log(self, action: GovernanceAction, backfill: Backfill, decision: Decision, tx: Transaction) -> None:
-        window = {"first_day": backfill.first_day.isoformat(), "last_day": backfill.last_day.isoformat()}
-        for dataset in backfill.datasets:
-            details = {"backfill_id": backfill.backfill_id, **window}
-            self.ledger.log.record(action, decision, dataset=dataset, details=details, tx=tx)
 
 
 def _why_none(

@@ -1,14 +1,15 @@
 """Backfills as they stand: the values, and the questions that change nothing.
 
-Belongs here: states, a backfill, the progress of its days. Does not belong here: starting, advancing and cancelling one
-(`days.py`).
+Belongs here: a backfill, the progress of its days. Does not belong here: starting and advancing one (`days.py`);
+its state, which is that of its replay (`replay/runs.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from enum import StrEnum, unique
 from typing import Any
 
@@ -16,20 +17,11 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.plural import counted
+from kfm_dagster.recovery.replay import runs
+from kfm_dagster.recovery.replay.runs import ENDED, ReplayRun, ReplayState, UnknownReplayError
+from kfm_dagster.recovery.replay.selection import Mode
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
-
-
-@unique
-class BackfillState(StrEnum):
-    """Where a backfill stands; the database allows running > cancelled and running > finished."""
-
-    RUNNING = "running"
-    """Days are being listed, or their units are on their way."""
-    CANCELLED = "cancelled"
-    """Somebody ended it: no further day is listed, and what had been listed is ingested."""
-    FINISHED = "finished"
-    """Every day is listed, and no unit of them waits any more."""
 
 
 @unique
@@ -50,25 +42,43 @@ class BackfillError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backfill:
-    """One backfill: which days of which datasets, and who wants them."""
+    """One backfill: the replay of which it is the days, the datasets, and days of all of them together, by state."""
 
-    backfill_id: str
+    run: ReplayRun
     datasets: tuple[str, ...]
     days: Mapping[DayState, int]
-    """Days of all datasets together, by state."""
-    first_day: date
-    last_day: date
-    state: BackfillState
-    actor: str
-    reason: str
-    change_ref: str | None
-    started_at: datetime
-    ended_at: datetime | None
+
+    @property
+    def backfill_id(self) -> str:
+        """The id of its replay."""
+        return self.run.replay_run_id
+
+    @property
+    def state(self) -> ReplayState:
+        """The state of its replay."""
+        return self.run.state
 
     @property
     def days_listed(self) -> int:
         """Days whose every object has a record."""
         return self.days[DayState.LISTED]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        first_day, last_day = self.run.selection.days
+        run = self.run.as_json()
+        return {
+            "backfill_id": self.backfill_id,
+            "state": run["state"],
+            "datasets": list(self.datasets),
+            "first_day": first_day.isoformat(),
+            "last_day": last_day.isoformat(),
+            "days_listed": self.days_listed,
+            "days": sum(self.days.values()),
+            **{name: run[name] for name in ("actor", "reason", "change_ref")},
+            "started_at": run["created_at"],
+            "ended_at": run["updated_at"] if self.state in ENDED else None,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,17 +120,17 @@ class UnlistedDays:
 
 def find_backfill(database: Database, backfill_id: str, *, tx: Transaction | None = None) -> Backfill:
     """Return a backfill. Raises BackfillError when there is none."""
-    with reading(database, tx) as view:
-        row = view.run("backfill.get", backfill_id=backfill_id).one_or_none()
-        if row is None:
-            raise BackfillError("there is no such backfill", observed=backfill_id, next_step="kfm backfill status")
-        return _backfill(row, view)
+    with reading(database, tx) as view, suppress(UnknownReplayError):
+        run = runs.get(view, backfill_id)
+        if run.selection.spec.mode is Mode.BACKFILL:
+            return _backfill(run, view)
+    raise BackfillError("there is no such backfill", observed=backfill_id, next_step="kfm backfill status")
 
 
 def newest_backfills(database: Database, *, limit: int = 20) -> list[Backfill]:
     """Return the newest backfills, newest first."""
     with database.snapshot() as view:
-        return [_backfill(row, view) for row in view.run("backfill.newest", limit=limit).all()]
+        return [_backfill(run, view) for run in runs.newest(view, limit=limit, backfills=True)]
 
 
 def no_backfill_runs(database: Database) -> bool:
@@ -132,8 +142,7 @@ def no_backfill_runs(database: Database) -> bool:
 def unlisted_days(database: Database) -> list[UnlistedDays]:
     """Return what running backfills have still to list."""
     with database.snapshot() as view:
-        rows = view.run("backfill.unlisted").all()
-    return [UnlistedDays(backfill_id=row.backfill_id, dataset=row.dataset, days=row.days) for row in rows]
+        return view.rows(UnlistedDays, "backfill.unlisted")
 
 
 def listed_backfills(database: Database) -> list[str]:
@@ -166,28 +175,20 @@ def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
     return list(days.values())
 
 
-def days_left_out(registry: ContractRegistry, backfill: Backfill) -> dict[str, str]:
-    """Say of each dataset which days of a backfill are none, because the dataset begins later."""
-    begins = {name: registry[name].storage.first_day for name in backfill.datasets if name in registry.contracts}
+def days_left_out(registry: ContractRegistry, datasets: Iterable[str], first_day: date) -> dict[str, str]:
+    """Say of each dataset which days from the first one on are none, because the dataset begins later."""
+    begins = {name: registry[name].storage.first_day for name in datasets if name in registry.contracts}
     return {
-        name: f"{counted((day - backfill.first_day).days, 'day')} from {backfill.first_day} on: {name} begins on {day}"
+        name: f"{counted((day - first_day).days, 'day')} from {first_day} on: {name} begins on {day}"
         for name, day in begins.items()
-        if day > backfill.first_day
+        if day > first_day
     }
 
 
-def _backfill(row: Any, view: Transaction) -> Backfill:
-    days = view.run("backfill.days_by_state", backfill_id=row.backfill_id).all()
+def _backfill(run: ReplayRun, view: Transaction) -> Backfill:
+    days = view.run("backfill.days_by_state", backfill_id=run.replay_run_id).all()
     return Backfill(
-        backfill_id=row.backfill_id,
-        datasets=tuple(sorted({found.dataset for found in days})),
-        days={state: sum(found.days for found in days if found.state == state) for state in DayState},
-        first_day=date.fromisoformat(row.first_day),
-        last_day=date.fromisoformat(row.last_day),
-        state=BackfillState(row.state),
-        actor=row.actor,
-        reason=row.reason,
-        change_ref=row.change_ref,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
+        run=run,
+        datasets=tuple(sorted({row.dataset for row in days})),
+        days={state: sum(row.days for row in days if row.state == state) for state in DayState},
     )

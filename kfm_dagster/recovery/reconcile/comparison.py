@@ -109,7 +109,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     missing = _without_item(succeeded, indexed, files, read=read)
     coming = [*bucket.unknown, *(row.object_uri for row in units if row.status in _OPEN)]
     items, stray = _stray(contract, day, files, standing, coming=_item_ids(grammar, coming))
-    within = _Within(grammar.prefixes(day))
+    within = _within(grammar.prefixes(day)).match
     gone = {
         row.object_uri
         for row in units
@@ -172,15 +172,10 @@ def _is_same(unit: Any, etag: str | None) -> bool:
     return not version or etag is None or version == etag
 
 
-class _Within:
-    """Whether a listing of the day looks where an object is: what is announced may be in no prefix that is listed."""
-
-    def __init__(self, prefixes: Iterable[str]) -> None:
-        folders = ("[^/]+".join(map(re.escape, prefix.split("*"))) for prefix in prefixes)
-        self._pattern = re.compile("|".join(f"(?:{folder})" for folder in folders))
-
-    def __call__(self, uri: str) -> bool:
-        return self._pattern.match(uri.split("/", 3)[3]) is not None
+def _within(prefixes: Iterable[str]) -> re.Pattern[str]:
+    """Match the URIs where a listing looks: what is announced may be in no prefix that is listed."""
+    folders = ("[^/]+".join(map(re.escape, prefix.split("*"))) for prefix in prefixes)
+    return re.compile("[^/]*//[^/]*/" + "(?:" + "|".join(folders) + ")")
 
 
 class _Files:

@@ -23,15 +23,8 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.recovery.reconcile.comparison import ComparedDay
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.selection import (
-    Filters,
-    Mode,
-    Options,
-    Selection,
-    SelectionMetadata,
-    Spec,
-)
-from kfm_dagster.recovery.starting import Started, start
+from kfm_dagster.recovery.replay.selection import Mode, selection_from
+from kfm_dagster.recovery.work_orders import Started, start
 
 ITEMS_PER_REPLAY = 10_000
 """Units that one selection names at most (`Filters.wal_ids`)."""
@@ -96,19 +89,16 @@ def _repeat(engine: ReplayEngine, compared: ComparedDay, decision: Decision, lim
     """Start the replay of units whose Item is lost; None where there are none, or no change to do it under."""
     if not compared.remakeable or decision.change_ref is None:
         return None
-    name = f"reconcile {compared.dataset} {compared.day}"
-    selection = Selection(
-        apiVersion="kfm.nodd.replay/v1",
-        kind="ReplaySelection",
-        metadata=SelectionMetadata(name=name, env=engine.pipeline.settings.env),
-        spec=Spec(
-            mode=Mode.REPAIR_AND_REPLACE,
-            filters=Filters(
-                datasets=[compared.dataset],
-                status=[Status.SUCCEEDED],
-                wal_ids=[str(wal_id) for wal_id in islice(compared.remakeable, limit)],
-            ),
-            options=Options(allow_repair_and_replace=True, must_match=True, approval=decision.change_ref),
-        ),
+    selection = selection_from(
+        engine.pipeline.settings.env,
+        "the repair",
+        name=f"reconcile {compared.dataset} {compared.day}",
+        mode=Mode.REPAIR_AND_REPLACE.value,
+        datasets=[compared.dataset],
+        status=[Status.SUCCEEDED.value],
+        wal_ids=[str(wal_id) for wal_id in islice(compared.remakeable, limit)],
+        allow_repair_and_replace=True,
+        must_match=True,
+        approval=decision.change_ref,
     )
     return start(engine, selection, decision)

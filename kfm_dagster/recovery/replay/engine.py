@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kfm_dagster import __version__
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
+from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.review import ReviewError, Units
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.replay import pace, runs
 from kfm_dagster.recovery.replay.accounts import UnitOutcome, outcome_line
-from kfm_dagster.recovery.replay.guards import ASKING, kill_switch_on, refusals
+from kfm_dagster.recovery.replay.guards import kill_switch, refused_as_asked
 from kfm_dagster.recovery.replay.limits import LIMITS, Limits
 from kfm_dagster.recovery.replay.pace import Hold, HoldReason, Rate, RecentBatch, Traffic
 from kfm_dagster.recovery.replay.plan import PlannedReplay, look
@@ -68,11 +69,13 @@ class ReplayEngine:
     ) -> ReplayRun:
         """Freeze a selection and let it run; nothing is let in yet. Raises GuardError when a guard refuses.
 
+        A backfill has days to list instead of records, and Backfills.start raises what refuses them.
+
         With the overrides that were approved it raises ReviewError where the selection holds others by now.
         """
-        if selection.spec.mode is Mode.BACKFILL:
-            raise ConfigurationError("a backfill is no replay of records", next_step="use replay.starting.start")
         decision = self.attributed(selection, decision)
+        if selection.spec.mode is Mode.BACKFILL:
+            return Backfills.of(self.pipeline).start_selected(selection, decision).run
         with writing(self.pipeline.database, tx) as change:
             change.run("replay.lock")
             plan = self.plan(selection, change_ref=decision.change_ref, tx=change)
@@ -105,12 +108,14 @@ class ReplayEngine:
     def advance(self, replay_run_id: str) -> Advance:
         """Do the next thing that a running replay needs, at most one batch; harmless to repeat, by anybody.
 
+        A backfill is advanced by Backfills.advance, which knows what is being listed.
+
         Raises UnknownReplayError.
         """
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
             run = runs.get(tx, replay_run_id)
-            if run.state is not ReplayState.RUNNING:
+            if run.state is not ReplayState.RUNNING or run.selection.spec.mode is Mode.BACKFILL:
                 return Advance(replay_run_id=replay_run_id, state=run.state)
             return self._stop_on_mismatch(run, tx) or self._go_on(run, tx)
 
@@ -162,7 +167,6 @@ class ReplayEngine:
                 account=runs.account(view, replay_run_id),
                 differing=tuple(runs.differing(view, replay_run_id)),
                 hold=self._hold(run, batch, view) if is_held else None,
-                has_next_batch=batch is not None,
             )
 
     def at_work(self) -> bool:
@@ -213,16 +217,23 @@ class ReplayEngine:
         counts = outcome_line(account.outcomes)
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.FINISHED, at=self.pipeline.clock())
         outcomes = {outcome.value: account.outcomes[outcome] for outcome in UnitOutcome if account.outcomes[outcome]}
-        self._log(GovernanceAction.REPLAY_FINISHED, run, self._engine(counts, run), tx, outcomes=outcomes)
+        runs.record(
+            self.pipeline.ledger.log,
+            GovernanceAction.REPLAY_FINISHED,
+            run,
+            self._engine(counts, run),
+            tx,
+            outcomes=outcomes,
+        )
         return Advance(replay_run_id=run.replay_run_id, state=ReplayState.FINISHED)
 
     def _hold(self, run: ReplayRun, batch: int, tx: Transaction) -> Hold | None:
         datasets = set(tx.run("replay.batch_datasets", replay_run_id=run.replay_run_id, batch=batch).scalars())
         request = self._request(run.selection, run.decision.change_ref)
         off = self.pipeline.ledger.switches.off(datasets, tx=tx)
-        switched_off = kill_switch_on(request, off)
-        for refusal in (*refusals(ASKING, request), *([switched_off] if switched_off else [])):
-            return _held_by(refusal)
+        for refusal in (*refused_as_asked(request), kill_switch(request, off)):
+            if refusal is not None:
+                return _held_by(refusal)
         options = run.selection.spec.options
         rate = Rate(
             records_per_second=options.records_per_second or request.limits.records_per_second,
@@ -235,13 +246,17 @@ class ReplayEngine:
         known = list(self.pipeline.registry.contracts)
         on = sorted(set(known) - self.pipeline.ledger.switches.off(known, tx=tx))
         waits_since = tx.run("replay.live_waits_since", datasets=on).scalar_one()
-        recent = tx.run("replay.recent_batches", since=now - pace.REMEMBERED).all()
         return Traffic(
             now=now,
             in_flight=[(row.replay_run_id, row.batch, row.dataset) for row in tx.run("replay.unfinished")],
-            recent=[RecentBatch(decided_at=row.decided_at, admitted=row.admitted) for row in recent],
+            recent=tx.rows(RecentBatch, "replay.recent_batches", since=now - pace.REMEMBERED),
             live_waits_since=waits_since,
         )
+
+    def _log(
+        self, action: GovernanceAction, run: ReplayRun, decision: Decision, tx: Transaction, **details: object
+    ) -> None:
+        runs.record(self.pipeline.ledger.log, action, run, decision, tx, **details)
 
     def _halt(
         self, replay_run_id: str, to_state: ReplayState, decision: Decision, action: GovernanceAction
@@ -284,12 +299,6 @@ class ReplayEngine:
         """Return the decision that the engine itself makes, under the change of the replay."""
         actor = self.pipeline.settings.worker_id
         return Decision(actor=actor, reason=reason, change_ref=run.decision.change_ref)
-
-    def _log(
-        self, action: GovernanceAction, run: ReplayRun, decision: Decision, tx: Transaction, **details: object
-    ) -> None:
-        about = {"replay_run_id": run.replay_run_id, "spec_sha256": run.spec_sha256, "batches": run.batches}
-        self.pipeline.ledger.log.record(action, decision, details={**about, **details}, tx=tx)
 
 
 def _held_by(refusal: Refusal) -> Hold:

@@ -6,7 +6,7 @@ batch may come (`pace.py`), and which units of it are let in (`units.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 
 from kfm_dagster.recovery.replay.refusals import Guard, Refusal, Request, RequestFacts
@@ -103,50 +103,28 @@ def _midnight(day: date | None, *, after: timedelta = timedelta(0)) -> datetime 
     return None if day is None else datetime.combine(day, time(), UTC) + after
 
 
-def max_selection_records(request: Request) -> Refusal | None:
-    """Refuse to ask for more records than one replay may select."""
-    return _too_many(
-        Guard.MAX_SELECTION_RECORDS,
-        "the selection asks for too many records",
-        request.selection.spec.limits.max_records or 0,
-        request.max_records,
-        "lower limits.max_records (--limit)",
-    )
-
-
-def max_batch_size(request: Request) -> Refusal | None:
-    """Refuse a batch that one transaction should not hold."""
-    return _too_many(
-        Guard.MAX_BATCH_SIZE,
-        "the batches are too large",
-        request.batch_size,
-        request.limits.max_batch_size,
-        "lower limits.batch_size (--batch-size)",
-    )
-
-
-def max_batches(request: Request) -> Refusal | None:
-    """Refuse to ask for more batches than one replay may have."""
-    return _too_many(
-        Guard.MAX_BATCHES,
-        "the selection asks for too many batches",
-        request.selection.spec.limits.max_batches or 0,
-        request.max_batches,
-        "lower limits.max_batches (--max-batches)",
-    )
-
-
-def rate(request: Request) -> Refusal | None:
-    """Refuse to go faster than the environment allows."""
-    options, limits = request.selection.spec.options, request.limits
-    asked = {
-        "records per second": (options.records_per_second or 0, limits.records_per_second),
-        "batches per minute": (options.batches_per_minute or 0, limits.batches_per_minute),
-    }
-    for name, (wanted, limit) in asked.items():
-        if wanted > limit:
-            return _too_many(Guard.RATE, f"too many {name}", wanted, limit, "lower it in options, or leave it out")
-    return None
+def amounts(request: Request) -> Iterator[Refusal]:
+    """Refuse more, larger or faster than one replay may be where it runs."""
+    asked, options, limits = request.selection.spec.limits, request.selection.spec.options, request.limits
+    lower = "lower it in options, or leave it out"
+    for guard, what, observed, limit, next_step in (
+        (
+            Guard.MAX_SELECTION_RECORDS, "the selection asks for too many records",
+            asked.max_records, request.max_records, "lower limits.max_records (--limit)",
+        ),
+        (
+            Guard.MAX_BATCH_SIZE, "the batches are too large",
+            request.batch_size, limits.max_batch_size, "lower limits.batch_size (--batch-size)",
+        ),
+        (
+            Guard.MAX_BATCHES, "the selection asks for too many batches",
+            asked.max_batches, request.max_batches, "lower limits.max_batches (--max-batches)",
+        ),
+        (Guard.RATE, "too many records per second", options.records_per_second, limits.records_per_second, lower),
+        (Guard.RATE, "too many batches per minute", options.batches_per_minute, limits.batches_per_minute, lower),
+    ):  # fmt: skip
+        if (refusal := _too_many(guard, what, observed or 0, limit, next_step)) is not None:
+            yield refusal
 
 
 def approval(request: Request) -> Refusal | None:
@@ -181,18 +159,28 @@ def change_reference(request: Request) -> Refusal | None:
     )
 
 
-LOOKING: tuple[Callable[[Request], Refusal | None], ...] = (environment, scope, global_scope, window)
-"""Guards that even looking has to pass: what they refuse could make the ledger read all of itself."""
-ASKING: tuple[Callable[[Request], Refusal | None], ...] = (
-    *LOOKING,
-    max_selection_records,
-    max_batch_size,
-    max_batches,
-    rate,
-    approval,
-    change_reference,
-)
-"""Guards that need nothing but the request; they are asked again before every batch."""
+def refused_to_look(request: Request) -> tuple[Refusal, ...]:
+    """Return what refuses even looking: it could make the ledger read all of itself."""
+    return _given(environment(request), scope(request), global_scope(request), window(request))
+
+
+def refused_as_asked(request: Request) -> tuple[Refusal, ...]:
+    """Return what refuses a request whatever the ledger says; asked again before every batch."""
+    return refused_to_look(request) + _given(*amounts(request), approval(request), change_reference(request))
+
+
+def refused_by_facts(request: Request, found: RequestFacts) -> tuple[Refusal, ...]:
+    """Return what refuses a request, given what the ledger says."""
+    return _given(
+        selected_records(request, found),
+        needed_batches(request, found),
+        kill_switch(request, found.switched_off),
+        downgrade(request, found),
+    )
+
+
+def _given(*refusals: Refusal | None) -> tuple[Refusal, ...]:
+    return tuple(refusal for refusal in refusals if refusal is not None)
 
 
 def selected_records(request: Request, found: RequestFacts) -> Refusal | None:
@@ -219,13 +207,8 @@ def needed_batches(request: Request, found: RequestFacts) -> Refusal | None:
     )
 
 
-def kill_switch(request: Request, found: RequestFacts) -> Refusal | None:
-    """Refuse a selection of which a dataset is switched off (WAL-10)."""
-    return kill_switch_on(request, found.switched_off)
-
-
-def kill_switch_on(request: Request, switched_off: frozenset[str]) -> Refusal | None:
-    """Refuse, or hold, what is about datasets that are switched off."""
+def kill_switch(request: Request, switched_off: frozenset[str]) -> Refusal | None:
+    """Refuse, or hold, what is about datasets that are switched off (WAL-10)."""
     if not switched_off or not request.selection.spec.options.respect_kill_switch:
         return None
     return Refusal(
@@ -248,25 +231,6 @@ def downgrade(request: Request, found: RequestFacts) -> Refusal | None:
         expected="results of this release or an older one",
         next_step="run it with that release, or approve it with --allow-downgrade",
     )
-
-
-KNOWING: tuple[Callable[[Request, RequestFacts], Refusal | None], ...] = (
-    selected_records,
-    needed_batches,
-    kill_switch,
-    downgrade,
-)
-"""Guards that need what the ledger says."""
-
-
-def refusals(checks: Iterable[Callable[[Request], Refusal | None]], request: Request) -> tuple[Refusal, ...]:
-    """Return what refuses a request, in the order of the guards."""
-    return tuple(refusal for check in checks if (refusal := check(request)) is not None)
-
-
-def refusals_of_found(request: Request, found: RequestFacts) -> tuple[Refusal, ...]:
-    """Return what refuses a request, given what the ledger says."""
-    return tuple(refusal for check in KNOWING if (refusal := check(request, found)) is not None)
 
 
 def _too_many(guard: Guard, what: str, observed: float, limit: float, next_step: str) -> Refusal | None:

@@ -12,7 +12,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.review import Units
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.replay.guards import ASKING, LOOKING, refusals, refusals_of_found
+from kfm_dagster.recovery.replay.guards import refused_as_asked, refused_by_facts, refused_to_look
 from kfm_dagster.recovery.replay.refusals import GuardError, Refusal, Request, RequestFacts
 from kfm_dagster.recovery.replay.selection import Mode, Selection
 from kfm_dagster.recovery.replay.units import (
@@ -28,16 +28,6 @@ from kfm_dagster.storage.database import Transaction
 
 EXAMPLES = 5
 """Records that a plan shows."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Records of one dataset, status and error code."""
-
-    dataset: str
-    status: str
-    error_code: str | None
-    units: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,12 +64,12 @@ class PlannedReplay:
         return found
 
     @property
-    def groups(self) -> list[Group]:
+    def breakdown(self) -> list[dict[str, Any]]:
         """Records by dataset, status and error code."""
         counted = Counter((unit.dataset, unit.status.value, unit.error_code) for unit in self.units)
-        ordered = sorted(counted.items(), key=lambda entry: (entry[0][0], entry[0][1], entry[0][2] or ""))
+        ordered = sorted(counted.items(), key=lambda entry: (*entry[0][:2], entry[0][2] or ""))
         return [
-            Group(dataset=dataset, status=status, error_code=code, units=units)
+            {"dataset": dataset, "status": status, "error_code": code, "units": units}
             for (dataset, status, code), units in ordered
         ]
 
@@ -109,10 +99,7 @@ class PlannedReplay:
             "skipped": {reason.value: count for reason, count in sorted(self.skipped.items())},
             "least_seconds": round(self.seconds, 1),
             "partitions": self.partitions,
-            "breakdown": [
-                {"dataset": group.dataset, "status": group.status, "error_code": group.error_code, "units": group.units}
-                for group in self.groups
-            ],
+            "breakdown": self.breakdown,
             "examples": [unit.as_json() for unit in self.units[:EXAMPLES]],
             "refusals": [refusal.as_json() for refusal in self.refusals],
         }
@@ -123,7 +110,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
 
     Raises GuardError when even looking is refused, and ContractError for a dataset without a contract.
     """
-    if refused := refusals(LOOKING, request):
+    if refused := refused_to_look(request):
         raise GuardError(refused)
     selection = request.selection
     datasets = datasets_of(selection, registry)
@@ -151,7 +138,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         batch_size=request.batch_size,
         skipped=Counter(reason for reason in skip_reasons if reason is not None),
         seconds=_least_seconds(request, len(units)),
-        refusals=refusals(ASKING, request) + refusals_of_found(request, found),
+        refusals=refused_as_asked(request) + refused_by_facts(request, found),
         listings=listings,
         others={} if units or listings else count_by_status(selection, registry=registry, tx=tx),
     )

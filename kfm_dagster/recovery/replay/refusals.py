@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum, unique
 
 from kfm_dagster.errors import ExitCode, KfmError
@@ -54,13 +54,7 @@ class Refusal:
 
     def as_json(self) -> dict[str, str]:
         """Return the published form."""
-        return {
-            "guard": self.guard.value,
-            "what": self.what,
-            "observed": str(self.observed),
-            "expected": str(self.expected),
-            "next_step": self.next_step,
-        }
+        return {name: str(value) for name, value in asdict(self).items()}
 
 
 class GuardError(KfmError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kfm_dagster.recovery.replay.accounts import Account, Differing
 from kfm_dagster.recovery.replay.pace import Hold
-from kfm_dagster.recovery.replay.runs import ReplayRun, ReplayState
+from kfm_dagster.recovery.replay.runs import ENDED, ReplayRun, ReplayState
 from kfm_dagster.recovery.replay.units import AdmittedBatch
 
 
@@ -33,12 +33,11 @@ class Report:
     account: Account
     differing: tuple[Differing, ...]
     hold: Hold | None
-    has_next_batch: bool
 
     @property
     def ended(self) -> bool:
         """Tell whether nothing more comes without a person."""
-        return self.run.state in {ReplayState.FINISHED, ReplayState.STOPPED}
+        return self.run.state in ENDED
 
     def as_json(self) -> dict[str, object]:
         """Return the published form."""

@@ -7,24 +7,20 @@ belong here: deciding anything (`engine.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
-from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
-from kfm_dagster.governance.log import Decision
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.recovery.replay.accounts import Account, Differing, UnitOutcome
-from kfm_dagster.recovery.replay.selection import Selection, selection_of
+from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
-
-PAGE = 1_000
-"""Units that one look at a replay's list reads."""
 
 
 class ReplayStateError(KfmError):
@@ -53,6 +49,8 @@ class ReplayState(StrEnum):
     """Every unit is decided about, and every one that was let in has ended."""
 
 
+ENDED = (ReplayState.STOPPED, ReplayState.FINISHED)
+"""States in which nothing more comes without a person."""
 NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.PLANNED: (ReplayState.RUNNING,),
     ReplayState.RUNNING: (ReplayState.PAUSED, ReplayState.STOPPED, ReplayState.FINISHED),
@@ -156,6 +154,15 @@ def change_state(
         raise ReplayStateError(observed=f"{replay_run_id} is not {from_state}", next_step="kfm replay status")
 
 
+def record(
+    log: GovernanceLog, action: GovernanceAction, run: ReplayRun, decision: Decision, tx: Transaction, **details: object
+) -> None:
+    """Record a decision about a replay; that about a backfill once for each dataset."""
+    about = {"replay_run_id": run.replay_run_id, "spec_sha256": run.spec_sha256, "batches": run.batches, **details}
+    for dataset in run.selection.spec.filters.datasets if run.selection.spec.mode is Mode.BACKFILL else [None]:
+        log.record(action, decision, dataset=dataset, details=about, tx=tx)
+
+
 def _allowed(from_state: str | None, _to_state: str) -> str:
     then = NEXT_STATES[ReplayState(from_state)] if from_state else (ReplayState.PLANNED,)
     return " or ".join(f"{from_state or 'null'} > {state}" for state in then) or f"nothing after {from_state}"
@@ -169,9 +176,9 @@ def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
     return _run(row)
 
 
-def newest(tx: Transaction, *, limit: int) -> list[ReplayRun]:
-    """Return replays, the newest first."""
-    return [_run(row) for row in tx.run("replay.runs", limit=limit)]
+def newest(tx: Transaction, *, limit: int, backfills: bool = False) -> list[ReplayRun]:
+    """Return replays of records, or backfills, the newest first."""
+    return [_run(row) for row in tx.run("replay.runs", limit=limit, backfills=backfills)]
 
 
 def running(tx: Transaction) -> list[str]:
@@ -195,22 +202,13 @@ def account(tx: Transaction, replay_run_id: str) -> Account:
 
 def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
     """Return the units of a replay whose result differs from the one before, without permission."""
-    return [
-        Differing(wal_id=WalId(row.wal_id), dataset=row.dataset, attempt=row.attempt, at=row.at)
-        for row in tx.run("replay.differing", replay_run_id=replay_run_id)
-    ]
+    return tx.rows(Differing, "replay.differing", replay_run_id=replay_run_id)
 
 
-def unit_rows(tx: Transaction, replay_run_id: str, *, limit: int) -> Iterator[dict[str, Any]]:
-    """Give the units of a replay with their records, in the order of the selection."""
-    after, left = 0, limit
-    while left > 0:
-        rows = tx.run("replay.outcomes", replay_run_id=replay_run_id, after=after, limit=min(left, PAGE)).mappings()
-        page = [_shown(dict(row)) for row in rows]
-        yield from page
-        if len(page) < min(left, PAGE):
-            return
-        after, left = page[-1]["position"], left - len(page)
+def unit_rows(tx: Transaction, replay_run_id: str, *, limit: int) -> list[dict[str, Any]]:
+    """Return the units of a replay with their records, in the order of the selection."""
+    rows = tx.run("replay.outcomes", replay_run_id=replay_run_id, limit=limit).mappings()
+    return [_shown(dict(row)) for row in rows]
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ sound spec is allowed (`guards.py`).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import date, timedelta
 from enum import StrEnum, unique
 from pathlib import Path
@@ -240,6 +241,52 @@ class Selection(_Strict):
     def sha256(self) -> str:
         """Return the digest by which an approval can name this selection."""
         return hashlib.sha256(orjson.dumps(self.as_json(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def selection_from(env: Environment, source: str, /, **parts: Any) -> Selection:
+    """Return the selection that named parts (`_PATHS`) describe; empty ones are the model's defaults.
+
+    Raises SelectionError.
+    """
+    metadata = {"name": "by hand", "env": env.value}
+    document = {"apiVersion": API_VERSION, "kind": "ReplaySelection", "metadata": metadata, "spec": {"filters": {}}}
+    for name, value in parts.items():
+        if value not in (None, "", [], ()):
+            *path, last = _PATHS[name].split(".")
+            place: dict[str, Any] = document
+            for step in path:
+                place = place.setdefault(step, {})
+            place[last] = list(value) if isinstance(value, tuple) else value
+    return selection_of(document, source=source)
+
+
+_PATHS = {
+    "name": "metadata.name",
+    "replay_reason": "metadata.labels.replay_reason",
+    "incident": "metadata.labels.incident_id",
+    "mode": "spec.mode",
+    "attempts_max": "spec.filters.attempts.max",
+    **{f"event_time_{end}": f"spec.filters.event_time.{end}" for end in EventTime.model_fields},
+    **{f"{end}_day": f"spec.filters.days.{end}" for end in Days.model_fields},
+    **{f"created_{end}": f"spec.filters.created.{end}" for end in Created.model_fields},
+    **{name: f"spec.filters.{name}" for name in Filters.model_fields},
+    **{name: f"spec.limits.{name}" for name in SpecLimits.model_fields},
+    **{name: f"spec.options.{name}" for name in Options.model_fields},
+}
+"""Where each part of a selection is, by the name that commands, jobs and pages give it."""
+
+
+def selection_of_days(env: Environment, datasets: Sequence[str], first_day: date, last_day: date) -> Selection:
+    """Return the selection of a backfill of these days."""
+    return selection_from(
+        env,
+        "the days",
+        name="backfill",
+        mode=Mode.BACKFILL.value,
+        datasets=list(datasets),
+        event_time_start=f"{first_day}T00:00:00Z",
+        event_time_end=f"{last_day + timedelta(days=1)}T00:00:00Z",
+    )
 
 
 def load_selection(path: Path) -> Selection:

@@ -1,7 +1,8 @@
-"""Overrides of one database: carried out at once, or proposed where a second person approves them first (WSM-21).
+"""Work orders: what a person decides to have done again, at once or by a proposal for another to approve (WSM-21).
 
-Belongs here: releasing quarantined units, and carrying out what was approved; `starting.py` proposes replays, and
-`ingest/run_replay.py` replays of runs. Does not belong here: who has approved what (`governance/review.py`).
+Belongs here: starting what a selection asks for, releasing quarantined units, carrying out what was approved. Does not
+belong here: who has approved what (`governance/review.py`), batches (`replay/engine.py`), replays of runs
+(`ingest/run_replay.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,36 @@ from kfm_dagster.governance.review import Command, Proposal, Units
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.selection import selection_of
+from kfm_dagster.recovery.replay.plan import PlannedReplay
+from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """What was started, or proposed where a second person approves it first; no id when nothing was selected."""
+
+    plan: PlannedReplay
+    proposal_id: int | None = None
+    replay_run_id: str | None = None
+
+
+def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Started:
+    """Start a replay of records, or a backfill of days; nothing selected is an answer, and nothing is recorded of it.
+
+    Raises GuardError when a guard refuses it.
+    """
+    decision = engine.attributed(selection, decision)
+    plan = engine.plan(selection, change_ref=decision.change_ref)
+    plan.refuse()
+    if not plan.units and not plan.listings:
+        return Started(plan=plan)
+    review = engine.pipeline.ledger.review
+    if plan.overrides and review.required(engine.pipeline.settings, decision):
+        content = {"selection": selection.as_json()}
+        return Started(plan=plan, proposal_id=review.propose(Command.REPLAY, decision, plan.overrides, content=content))
+    return Started(plan=plan, replay_run_id=engine.start(selection, decision).replay_run_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
