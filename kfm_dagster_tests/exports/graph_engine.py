@@ -9,7 +9,7 @@ from typing import Any
 
 import ladybug
 
-from kfm_dagster.exports.graph_model import LABELS, RELATIONSHIPS
+from kfm_dagster.exports.property_graph import LABELS, RELATIONSHIPS
 
 QUESTION = """
 MATCH (item:Item)-[:WAS_DERIVED_FROM]->(object:Object {uri: $uri})
@@ -32,7 +32,7 @@ class Engine:
 
     def everything(self) -> list[list[list[Any]]]:
         """Return every node with its properties, and every edge, in an order of their own."""
-        nodes = [self.ask(f"MATCH (n:{label}) RETURN n.* ORDER BY n.{node.key}") for label, node in LABELS.items()]
+        nodes = [self.ask(f"MATCH (n:{label}) RETURN n.* ORDER BY n.{key}") for label, (key, *_) in LABELS.items()]
         edges = [self.ask(f"MATCH (a)-[e:{kind}]->(b) RETURN a.*, b.*") for kind in RELATIONSHIPS]
         return [*nodes, *(sorted(rows, key=str) for rows in edges)]
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports import graph as graph_module
-from kfm_dagster.exports.cypher import GraphNode, literal
 from kfm_dagster.exports.graph import export_graph
-from kfm_dagster.exports.graph_model import LABELS, RELATIONSHIPS
+from kfm_dagster.exports.property_graph import LABELS, RELATIONSHIPS, literal
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -45,7 +44,7 @@ def exported(pipeline: Pipeline, folder: Path, registry: ContractRegistry | None
 def from_csv(folder: Path) -> Graph:
     """Load the bulk files as neo4j-admin does: an id twice, or an edge without its ends, is an error."""
     loaded, keys = Graph(), {}
-    names = {label: node.key for label, node in LABELS.items()}
+    names = {label: properties[0] for label, properties in LABELS.items()}
     with (folder / "nodes.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             identity, label = row.pop("id:ID"), row.pop(":LABEL")
@@ -109,12 +108,11 @@ def test_loading_an_export_twice_or_in_any_order_gives_the_same_graph(
         other.load(tmp_path, "\n".join(shuffled))
         assert other.everything() == one.everything()
         # The bulk files say the same.
-        for label, node in LABELS.items():
-            names = [name for name in node.properties if name != node.key]
-            columns = ", ".join(f"n.{name}" for name in (node.key, *names))
+        for label, (key_name, *names) in LABELS.items():
+            columns = ", ".join(f"n.{name}" for name in (key_name, *names))
             said = {key: found for (of, _, key), found in graph.nodes.items() if of == label}
             rows = [[key, *map(said[key].get, names)] for key in sorted(said)]
-            assert one.ask(f"MATCH (n:{label}) RETURN {columns} ORDER BY n.{node.key}") == rows
+            assert one.ask(f"MATCH (n:{label}) RETURN {columns} ORDER BY n.{key_name}") == rows
         for kind in RELATIONSHIPS:
             [[edges]] = one.ask(f"MATCH (a)-[e:{kind}]->(b) RETURN count(e)")
             assert edges == sum(of == kind for _, of, _ in graph.edges)
@@ -195,11 +193,11 @@ def test_what_fails_halfway_leaves_the_files_that_stood(
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     calls = iter(range(3))
 
-    def merge(node: GraphNode) -> str:
+    def merge(*_: object) -> str:
         next(calls)
         return "MERGE (half"
 
-    monkeypatch.setattr(GraphNode, "merge", merge)
+    monkeypatch.setattr(graph_module, "merge_node", merge)
     with pytest.raises(RuntimeError, match="StopIteration"):
         _raising(pipeline, tmp_path / "out")
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
