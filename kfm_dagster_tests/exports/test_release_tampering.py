@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, SIGNATURE, SUMMED
+from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, OPENING, SIGNATURE, SUMMED
 from kfm_dagster.exports.bundle.keys import BundleSigner
-from kfm_dagster.exports.bundle.manifest import OPENING
 from kfm_dagster.exports.bundle.signature import sign_detached
 from kfm_dagster.exports.bundle.verification import ReleaseRefusedError, verify_release
 from kfm_dagster.exports.bundle.writing import write_release

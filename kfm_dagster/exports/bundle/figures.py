@@ -7,16 +7,14 @@ what is drawn and where. Does not belong here: where the data come from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from io import BytesIO
 from typing import TYPE_CHECKING
 
 from kfm_dagster.drawing.state_graph import Arrow, StateGraph
-from kfm_dagster.exports.bundle.content import Attempt, StageTransition, span
+from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, StageTransition, span
 from kfm_dagster.plural import counted
 from kfm_dagster.stages.card import POSSIBLE, StageState, StateMachine
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LIBRARY = "matplotlib"
-_ROLLED_BACK = "rolled_back"
 _LOOK = {"retry": ("o", "#d9822b"), "replay": ("^", "#2b6cb0"), "rollback": ("X", "#b3261e")}
 """Mark and colour of each kind; the mark alone tells them apart in print."""
 _CROWDED = 40
@@ -45,17 +42,6 @@ _STYLE = (
     ".edge{fill:none;stroke:#334155}.override{stroke:#b3261e;stroke-dasharray:4 3}"
     ".label{paint-order:stroke;stroke:#fff;stroke-width:3}"
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """A mark of the timeline: what happened to a stage, when, until when, and as which attempt."""
-
-    at: datetime
-    stage: str
-    kind: str
-    ended: datetime | None = None
-    number: int | None = None
 
 
 def library_version() -> Mapping[str, str]:
@@ -102,11 +88,14 @@ def state_transitions_svg(machine: StateMachine, transitions: Sequence[StageTran
 
 def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> bytes:
     """Draw retries, replays and rollbacks along time (UTC), a row for each stage."""
-    with _figures() as new:
-        figure = new()
+    import matplotlib as mpl  # noqa: PLC0415, the extra `release`
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        figure, written = Figure(), BytesIO()
         draw_timeline(figure, stages_in_order(transitions, attempts), marks(transitions, attempts))
         metadata = {"CreationDate": None, "Creator": "kfm export", "Producer": None, "Title": "Retries and replays"}
-        written = BytesIO()
         figure.savefig(written, format="pdf", metadata=metadata)
         return written.getvalue()
 
@@ -117,19 +106,17 @@ def stages_in_order(transitions: Sequence[StageTransition], attempts: Sequence[A
     return list(dict.fromkeys(stage for _, stage in sorted(seen)))
 
 
-def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[Mark]:
+def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the timeline's marks in the order of time: every attempt, and every transition to rolled_back."""
-    told = [
-        Mark(at=each.at, stage=each.stage, kind=each.kind.value, ended=each.ended, number=each.number)
-        for each in attempts
+    rollbacks = [
+        Attempt(at=each.at, stage=each.stage, kind=AttemptKind.ROLLBACK)
+        for each in transitions
+        if each.to_state == StageState.ROLLED_BACK
     ]
-    told += [
-        Mark(at=each.at, stage=each.stage, kind="rollback") for each in transitions if each.to_state == _ROLLED_BACK
-    ]
-    return sorted(told, key=lambda mark: (mark.at, mark.stage, mark.kind, mark.number or 0))
+    return sorted([*attempts, *rollbacks], key=lambda mark: (mark.at, mark.stage, mark.kind, mark.number or 0))
 
 
-def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Mark]) -> Axes:
+def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]) -> Axes:
     """Draw marks on a figure, a row for each stage, and return its axes: each kind is one collection of points."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # noqa: PLC0415, the extra `release`
 
@@ -169,7 +156,7 @@ def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Mark]) -
     return axes
 
 
-def _number(axes: Axes, rows: Mapping[str, int], told: Sequence[Mark]) -> None:
+def _number(axes: Axes, rows: Mapping[str, int], told: Sequence[Attempt]) -> None:
     crowd = Counter(each.stage for each in told)
     for each in told:
         if each.number is not None and crowd[each.stage] <= _CROWDED:
@@ -181,17 +168,6 @@ def _number(axes: Axes, rows: Mapping[str, int], told: Sequence[Mark]) -> None:
                 ha="center",
                 fontsize=7,
             )
-
-
-@contextmanager
-def _figures() -> Iterator[Callable[[], Figure]]:
-    """Let figures be made in matplotlib's own style, whatever the user's is."""
-    import matplotlib as mpl  # noqa: PLC0415, the extra `release`
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        yield Figure
 
 
 def _instant(at: datetime) -> str:

@@ -16,8 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfm_dagster.errors import ExitCode, KfmError
-from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, SIGNATURE, SUMS
-from kfm_dagster.exports.bundle.manifest import BadManifestError, Manifest, SummedFile
+from kfm_dagster.exports.bundle.content import (
+    FOLDERS,
+    LAYOUT,
+    MANIFEST,
+    SIGNATURE,
+    SUMS,
+    BadManifestError,
+    Manifest,
+    SummedFile,
+)
 from kfm_dagster.exports.bundle.signature import BadSignatureError, Signed, fingerprint_of, verify_detached
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.atomic_files import ExportFile, ForeignFileError, atomic_files
 from kfm_dagster.exports.bundle import content
-from kfm_dagster.exports.bundle.content import AttemptKind, Release, span
+from kfm_dagster.exports.bundle.content import OPENING, AttemptKind, Manifest, Recorded, Release, SummedFile, span
 from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
 from kfm_dagster.exports.bundle.keys import BundleSigner
-from kfm_dagster.exports.bundle.manifest import OPENING, Manifest, Recorded, SummedFile
 from kfm_dagster.exports.bundle.signature import BadSignatureError, sign_detached
 from kfm_dagster.exports.bundle.verification import VerifiedRelease, verify_release
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
