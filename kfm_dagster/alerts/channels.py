@@ -1,7 +1,7 @@
 """Channels: where alerts go, as KFM_ALERT_URLS says, carried by apprise to any of its services.
 
 Belongs here: reading the URLs and sending one message to one of them. Nothing that is logged, kept or shown holds a
-credential. Does not belong here: who is told what (`evaluator.py`), or what a message says (`message.py`).
+credential. Does not belong here: who is told what (`evaluator.py`), or what a message says (`store.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 import apprise
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.message import AlertMessage
 from kfm_dagster.alerts.plan import Level
+from kfm_dagster.alerts.store import AlertMessage
 from kfm_dagster.errors import ConfigurationError
 
 SECONDS = 10.0

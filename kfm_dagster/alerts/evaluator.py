@@ -15,9 +15,8 @@ from itertools import product
 from pydantic import SecretStr
 
 from kfm_dagster.alerts.channels import Answer, Endpoint, Endpoints, send
-from kfm_dagster.alerts.message import AlertMessage, message_of, trial
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
-from kfm_dagster.alerts.store import AlertStore, Changes, RuleEndpoints
+from kfm_dagster.alerts.store import AlertMessage, AlertStore, Changes, RuleEndpoints, message_of, trial
 from kfm_dagster.storage.database import Database
 
 Send = Callable[[Endpoint, AlertMessage], Answer]

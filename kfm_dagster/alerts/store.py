@@ -1,7 +1,7 @@
-"""The alerts in the database: which fire, the notifications that wait (`outbox`), and acknowledgements.
+"""The alerts in the database: which fire, the notifications that wait (`outbox`) with what they say, acknowledgements.
 
-Belongs here: one evaluation's rows, claims of notifications, acknowledging, reading. Does not belong here: the rules
-themselves and what follows from them, which are set questions (`sql/queries/alerts.sql`), sending (`channels.py`), or
+Belongs here: one evaluation's rows, claims of notifications, acknowledging, reading, messages. Does not belong here:
+the rules and what follows from them, which are set questions (`sql/queries/alerts.sql`), sending (`channels.py`), or
 the guards, which are the database's (`sql/schema`).
 """
 
@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import Any, TypeAlias
 
-from kfm_dagster.alerts.plan import AlertRule, Level
+from kfm_dagster.alerts.plan import AlertRule, Level, RuleTerms
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.outbox import Entry, Outbox
@@ -232,3 +233,67 @@ def _reason(row: Any, escalated: Collection[int]) -> NotificationReason:
 
 def _ids(tx: Transaction, name: str, **given: Any) -> list[int]:
     return sorted(tx.run(name, given).scalars())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertMessage:
+    """Title and body, plain text."""
+
+    level: Level
+    title: str
+    body: str
+
+
+def look_of(alert: Alert) -> str:
+    """Return the commands that show an alert's evidence, of the run of its newest event."""
+    return alert.rule.look.replace("RUN", alert.run_id or "latest")
+
+
+def message_of(notification: QueuedNotification, terms: RuleTerms) -> AlertMessage:
+    """Return the message about an alert as it is now."""
+    alert = notification.alert
+    count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
+    run = f" in run {alert.run_id}" if alert.run_id else ""
+    lines = [
+        alert.rule.meaning,
+        f"{count}, the newest at {rfc3339(alert.last_event_at)} by {alert.place}{run}.",
+        _state(alert, notification.reason),
+        f"Look: {look_of(alert)}",
+        f'Take it on: kfm alerts ack {alert.alert_id} --reason "..."',
+        f"What to do: docs/alerts.md#{alert.rule}. Key: {alert.key}",
+    ]
+    return AlertMessage(
+        level=alert.level, title=f"[{alert.level}] {alert.rule}: {alert.subject}", body="\n".join(lines)
+    )
+
+
+def trial(channel: str) -> AlertMessage:
+    """Return the message of `kfm alerts test`."""
+    return AlertMessage(
+        level=Level.INFO,
+        title=f"[test] kfm_dagster: channel {channel}",
+        body="Somebody ran kfm alerts test. Nothing is wrong, and this is where alerts come.",
+    )
+
+
+def spoken(length: timedelta) -> str:
+    """Return a length as alerts.yaml writes it: the largest unit that goes into it."""
+    seconds = length.total_seconds()
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _state(alert: Alert, reason: NotificationReason) -> str:
+    since = f"since {rfc3339(alert.opened_at)}"
+    if alert.state is AlertState.RESOLVED:
+        return f"It fired {since} and has resolved by itself meanwhile."
+    if alert.state is AlertState.ACKNOWLEDGED:
+        return f"It fires {since}; {alert.acknowledged_by} has taken it on."
+    why = {
+        NotificationReason.OPENED: "",
+        NotificationReason.REPEATED: ", and nobody has taken it on",
+        NotificationReason.ESCALATED: f", has lasted too long and is {alert.level} now",
+    }
+    return f"It fires {since}{why[reason]}."

@@ -16,7 +16,7 @@ from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.demo.run import run_demo
-from kfm_dagster.deployment.account import DrainResult
+from kfm_dagster.deployment.drain import DrainResult
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings

@@ -11,9 +11,8 @@ from rich.console import Console
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.progress_bar import drain_bar
-from kfm_dagster.deployment.account import account
+from kfm_dagster.deployment.drain import account, flush_lineage, say_what_is_held
 from kfm_dagster.deployment.drain import drain as drain_queue
-from kfm_dagster.deployment.drain import flush_lineage, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now

@@ -1,7 +1,7 @@
 """Alerts: what fires and since when, what is behind it, what helps, and taking it on.
 
 Belongs here: that page, and the form by which somebody takes an alert on. Does not belong here: evaluating
-(`alerts/`), what an alert means (`alerts/message.py`).
+(`alerts/`), what an alert means (`alerts/store.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.alerts.message import look_of
-from kfm_dagster.alerts.store import AlertStore
+from kfm_dagster.alerts.store import AlertStore, look_of
 from kfm_dagster.console.actions import decided, see
 from kfm_dagster.console.pages import Pages, list_route, row_id
 from kfm_dagster.views.alerts import ALERTS

@@ -18,12 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kfm_dagster.console.charts import state_diagram
 from kfm_dagster.console.operations import JSON
 from kfm_dagster.console.pages import Pages, duration, parameters
 from kfm_dagster.console.request_parameters import given, is_page
-from kfm_dagster.console.state_diagram import state_diagram
 from kfm_dagster.drawing.footprints import draw as draw_footprints
-from kfm_dagster.drawing.map_window import Size
+from kfm_dagster.drawing.map_ground import Size
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.search import datasets_of

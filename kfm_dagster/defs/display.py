@@ -9,7 +9,7 @@ Dagster (since 1.13.22, dagster-io/dagster#34219) takes the day of an asset back
 it. So it says so where people look: first in the metadata, as a warning of its check, and in the run's tags.
 
 Belongs here: which facts, in the order in which a person asks for them. Does not belong here: the drawing
-(`footprint_map.py`).
+(`pictures.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.defs.arrival_plot import arrival_plot
 from kfm_dagster.defs.chain import node_of
 from kfm_dagster.defs.evidence import evidence
 from kfm_dagster.defs.failing_units import failing_in_run
-from kfm_dagster.defs.footprint_map import footprint_map
+from kfm_dagster.defs.pictures import arrival_plot, footprint_map
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.arrival_table import read_table

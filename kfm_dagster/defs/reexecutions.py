@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.defs.instance_storage import InstanceStorage
 from kfm_dagster.errors import DatabaseUnavailableError
-from kfm_dagster.exports.explanations.reexecutions import Reexecution
+from kfm_dagster.exports.explanations.explanation import Reexecution
 from kfm_dagster.settings import Settings, environment
 
 ROOT_TAG = "dagster/root_run_id"

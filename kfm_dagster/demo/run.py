@@ -13,8 +13,7 @@ from kfm_dagster.demo.expectation import ANY_END, SOUND, SPOILT, Expected, unexp
 from kfm_dagster.demo.families import write_families
 from kfm_dagster.demo.feed import Feed, FolderReport, refuse_no_objects
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
-from kfm_dagster.deployment.account import DrainResult, account
-from kfm_dagster.deployment.drain import drain, flush_lineage, say_what_is_held
+from kfm_dagster.deployment.drain import DrainResult, account, drain, flush_lineage, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision

@@ -1,9 +1,5 @@
 """A small map of footprints as one SVG picture.
 
-Belongs here: the drawing, from GeoJSON to SVG. Does not belong here: which footprints are drawn, and where the picture
-goes, the ground below the footprints
-(`map_ground.py`), and which part of the world the map shows (`map_window.py`).
-
 A picture is kept to some kilobytes: outlines and coastlines are thinned to what a pixel shows. It is made of geometry
 alone, so that the same geometry has the same picture.
 """
@@ -16,8 +12,7 @@ from typing import Any, NamedTuple
 
 import shapely
 
-from kfm_dagster.drawing.map_ground import SEA, ground
-from kfm_dagster.drawing.map_window import MapWindow, Ring, Size, window_of
+from kfm_dagster.drawing.map_ground import SEA, MapWindow, Ring, Size, ground, window_of
 from kfm_dagster.drawing.svg import line
 
 MAX_OUTLINES = 200

@@ -1,4 +1,4 @@
-"""The ground of a map: land, the borders of countries and those of the states of the USA, as SVG.
+"""The window of a map, and the ground below what it shows: land, and borders of countries and of the states of the USA.
 
 `map_ground.txt` states its sources, which are in the public domain, and its form in its first lines. Does not belong
 here: what lies above the ground (`footprints.py`).
@@ -6,17 +6,78 @@ here: what lies above the ground (`footprints.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import shapely
 
-from kfm_dagster.drawing.map_window import MapWindow
+MARGIN = 0.06
+"""Free space at each side, as a part of the footprints' extent."""
+MIN_SPAN = 2.0
+"""Degrees of longitude and latitude that the map shows at least."""
+
+Pixels: TypeAlias = npt.NDArray[np.float64]
+"""Rows of x and y."""
+Ring: TypeAlias = tuple[tuple[float, float], ...]
+"""An outline: (longitude, latitude) in degrees, the first point repeated at the end; one point for a place."""
+
+
+class Size(NamedTuple):
+    """Of a picture, in pixels: width, the least and the greatest height, and meridians at most.
+
+    With more meridians, their labels would touch.
+    """
+
+    width: int
+    min_height: int
+    max_height: int
+    lines: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MapWindow:
+    """An equirectangular projection, true to scale at its middle latitude. Degrees, and pixels for width and height."""
+
+    west: float
+    north: float
+    east: float
+    south: float
+    width: int
+    height: int
+
+    def pixels(self, places: npt.ArrayLike) -> Pixels:
+        """Return where on the picture places are: rows of longitude and latitude to rows of x and y."""
+        scale = (self.width / (self.east - self.west), -self.height / (self.north - self.south))
+        return (np.asarray(places, dtype=float) - (self.west, self.north)) * scale
+
+
+def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
+    """Return the window that shows all outlines, with a margin."""
+    corners = np.array([point for ring in rings for point in ring])
+    (west, south), (east, north) = corners.min(axis=0), corners.max(axis=0)
+    middle, centre = (west + east) / 2, (south + north) / 2
+    wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
+    high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
+    # A degree of longitude is shorter than one of latitude by the cosine; bounded, for it vanishes at the poles.
+    shortened = max(math.cos(math.radians(centre)), 0.2)
+    height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
+    wide = max(wide, size.width * high / (height * shortened))
+    high = max(high, height * wide * shortened / size.width)
+    return MapWindow(
+        west=middle - wide / 2,
+        east=middle + wide / 2,
+        south=centre - high / 2,
+        north=centre + high / 2,
+        width=size.width,
+        height=height,
+    )
+
 
 SEA, LAND, COAST, BORDER = "#eaf1f7", "#fbfaf5", "#a9b4c2", "#c2bcac"
 STEP = 0.5
@@ -32,10 +93,6 @@ STATES_FROM = 5.0
 _DEGREES = 0.01
 """Unit of the file."""
 _LAND, _STATE = "land", "state"
-
-
-Pixels: TypeAlias = npt.NDArray[np.float64]
-"""Rows of x and y."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

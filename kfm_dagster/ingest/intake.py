@@ -28,10 +28,9 @@ from kfm_dagster.ingest.verified_messages import of_known_senders, verdicts_on
 from kfm_dagster.ingest.volume_end import close
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.messages import SenderVerdict, SqsMessage
 from kfm_dagster.notifications.receiving import in_parts
 from kfm_dagster.notifications.sqs import FIRST_WAIT_SECONDS
-from kfm_dagster.notifications.verdict import SenderVerdict
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.telemetry.traces import is_tracing, record_receive
 

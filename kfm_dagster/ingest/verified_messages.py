@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kfm_dagster.ledger.deliveries import Deliveries
-from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.messages import Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.notifications.verdict import Authenticity, SenderVerdict
 
 if TYPE_CHECKING:
     from kfm_dagster.notifications.authenticity import Signatures

@@ -23,7 +23,7 @@ from kfm_dagster.notifications.certificates import (
     public_authorities,
 )
 from kfm_dagster.notifications.fields import MessageError, json_object
-from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.messages import UNCHECKED, VERIFIED, Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.notifications.signatures import (
     SIGNED_FIELDS,
     SignatureError,
@@ -33,7 +33,6 @@ from kfm_dagster.notifications.signatures import (
     signer_of,
     verify,
 )
-from kfm_dagster.notifications.verdict import UNCHECKED, VERIFIED, Authenticity, SenderVerdict
 from kfm_dagster.settings import Settings
 
 PERIOD_SECONDS = 60.0

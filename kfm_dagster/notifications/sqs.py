@@ -18,8 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
-from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
+from kfm_dagster.notifications.messages import QueueDepth, QueueRules, SendOutcome, SqsMessage
 from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, ReceiveProgress, as_message
 from kfm_dagster.settings import Settings
 

@@ -41,9 +41,8 @@ from kfm_dagster.notifications.fields import (
     require_time,
     shown,
 )
-from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.messages import UNCHECKED, Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.notifications.nexrad_chunk import ChunkNotice
-from kfm_dagster.notifications.verdict import UNCHECKED, Authenticity, SenderVerdict
 from kfm_dagster.storage.objects import ListedObject
 
 LISTING_SCHEMA_VERSION = "listing"

@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from kfm_dagster.alerts.channels import Answer, Endpoint
 from kfm_dagster.alerts.evaluator import AlertEvaluator
-from kfm_dagster.alerts.message import AlertMessage
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
+from kfm_dagster.alerts.store import AlertMessage
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass, StageState

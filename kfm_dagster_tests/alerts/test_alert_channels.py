@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from kfm_dagster.alerts.channels import Endpoint, Endpoints, send
 from kfm_dagster.alerts.evaluator import AlertEvaluator
-from kfm_dagster.alerts.message import AlertMessage, spoken, trial
 from kfm_dagster.alerts.plan import AlertPlan, Level
+from kfm_dagster.alerts.store import AlertMessage, spoken, trial
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Record

@@ -14,10 +14,10 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.alerts.channels import Answer, Endpoint
 from kfm_dagster.alerts.evaluator import AlertEvaluator
-from kfm_dagster.alerts.message import AlertMessage
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
 from kfm_dagster.alerts.store import (
     LEASE,
+    AlertMessage,
     AlertState,
     NotFiringError,
     UnknownAlertError,

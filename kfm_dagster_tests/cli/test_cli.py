@@ -21,7 +21,7 @@ from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
 from kfm_dagster.cli.main import COMMANDS, kfm
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.deployment.account import DrainResult
+from kfm_dagster.deployment.drain import DrainResult
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline

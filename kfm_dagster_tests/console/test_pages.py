@@ -12,9 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from kfm_dagster.console.app import console_app
-from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
+from kfm_dagster.console.charts import ARROWS, HOUR, bar_chart, line_chart, state_diagram
 from kfm_dagster.console.pages import duration
-from kfm_dagster.console.state_diagram import ARROWS, state_diagram
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import LEGAL, OVERRIDES, Status

@@ -25,7 +25,7 @@ from kfm_dagster.exports.metrics import QUANTILES, exposition
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.lineage.unit import LineagePath
-from kfm_dagster.notifications.queue_values import QueueDepth
+from kfm_dagster.notifications.messages import QueueDepth
 from kfm_dagster.telemetry.totals import PATHS, Total, count, kept_totals
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import (

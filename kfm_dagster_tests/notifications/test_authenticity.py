@@ -19,8 +19,7 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.notifications import authenticity, certificates
 from kfm_dagster.notifications.authenticity import MAX_FETCHES, Signatures
 from kfm_dagster.notifications.certificates import MAX_KEPT, Certificates, CertificateUnavailableError, get
-from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.verdict import Authenticity, SenderVerdict
+from kfm_dagster.notifications.messages import Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Environment, Settings, SnsVerify
 from kfm_dagster_tests.notifications import signing

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ExitCode, QueueUnavailableError
 from kfm_dagster.notifications import sqs
-from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
+from kfm_dagster.notifications.messages import QueueDepth, QueueRules, SendOutcome
 from kfm_dagster.notifications.sqs import MAX_SEND_BYTES, Queue, connect, connect_dead_letters
 from kfm_dagster.settings import Settings
 

@@ -19,9 +19,8 @@ from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedD
 from kfm_dagster.ingest.intake import record
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.messages import VERIFIED, Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.notifications.verdict import VERIFIED, Authenticity, SenderVerdict
 from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterWork, End, LetterOutcome
 from kfm_dagster.recovery.dead_letters.drain import drain
 from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, DeadLetterError, LetterSelection

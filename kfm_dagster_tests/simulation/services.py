@@ -18,8 +18,7 @@ from obstore.exceptions import AlreadyExistsError, GenericError, NotFoundError, 
 from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.failpoints import Failpoint, hit
-from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.queue_values import QueueRules, SendOutcome
+from kfm_dagster.notifications.messages import QueueRules, SendOutcome, SqsMessage
 from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 

@@ -1,7 +1,9 @@
-"""Explanation: finds the run that a person means, and tells what it recorded. It only reads.
+"""Explanation: finds the run that a person means, and returns what it recorded. It only reads.
 
-Belongs here: run ids, roots and re-executions, and the queries. Does not belong here: what the records mean
-(`run_report.py`), or how they are shown (`cli/explain.py`, `defs/display.py`).
+Run-state and intents are kept under the root run's id; which re-execution a person means is known to Dagster alone.
+Belongs here: run ids, roots and re-executions, and the queries. Does not belong here: how Dagster answers
+(`defs/reexecutions.py`), what the records mean (`run_report.py`), or how they are shown (`cli/explain.py`,
+`defs/display.py`).
 """
 
 from __future__ import annotations
@@ -9,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
 from kfm_dagster.errors import KfmError
-from kfm_dagster.exports.explanations.reexecutions import Reexecution, Reexecutions
 from kfm_dagster.exports.explanations.run_report import (
     AFTER_ALL,
     UNDER_OTHER_INPUTS,
@@ -34,6 +35,29 @@ from kfm_dagster.stages.audit import AuditKind, AuditLog
 from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.stages.gates.verdict import TITLES, Gate
 from kfm_dagster.storage.database import Database
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reexecution:
+    """A run that another run's id stands for. `started_at` None: it waits; `ended_at` None: it is at work."""
+
+    run_id: str
+    root_run_id: str
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class Reexecutions(Protocol):
+    """Where runs are kept. Both raise DatabaseUnavailableError where that is there and cannot be read."""
+
+    def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
+        """Return the re-executions whose id begins so, by id, `limit` at most."""
+        ...
+
+    def of(self, root_run_id: str) -> Sequence[Reexecution]:
+        """Return the re-executions of a run, oldest first."""
+        ...
+
 
 LATEST = "latest"
 

@@ -1,20 +1,77 @@
-"""All that is recorded of one unit outside its record. Only reads."""
+"""All that is recorded of one unit outside its record, and the issues of its newest run. Only reads.
+
+The ledger keeps that a unit is suspect; why is in the newest output that holds the unit, and in no column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kfm_dagster.exports.explanations.unit_issues import UnitIssue, issues_of
+from obstore.exceptions import BaseError
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.issues import Issue
+from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.governance.log import GovernanceEntry
+from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord
 from kfm_dagster.ledger.reports import Lease, ObjectVersion
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.redaction import redact
 from kfm_dagster.run_state.choice import looked_up_states
+from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.stages.envelope_table import from_parquet
+from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.views.view import json_row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitIssue:
+    """One issue, and the operator (or `gate`) that found it; only a message where the output cannot be read."""
+
+    operator: str
+    code: str | None
+    severity: str | None
+    message: str
+
+
+def issues_of(record: NoddWalRecord, run_states: RunStateStore, artifacts: Artifacts) -> list[UnitIssue]:
+    """Return the issues of a unit in the run that changed its record last, in the order of the chain.
+
+    None for a unit that no run has claimed. An output that is lost, or a store that does not answer, is an entry.
+    """
+    states = run_states.of_run(record.ingest_run_id) if record.ingest_run_id else ()
+    # What else a run records of a dataset holds no units.
+    place = {f"{record.dataset}.{operator}": number for number, operator in enumerate(operators())}
+    own = [state for state in states if state.dataset_id in place]
+    for state in sorted(own, key=lambda one: (one.recorded_at, place[one.dataset_id]), reverse=True):
+        if state.artifact_uri is None:
+            continue
+        reference = ArtifactReference(uri=state.artifact_uri, sha256=str(state.artifact_sha256))
+        try:
+            units = from_parquet(artifacts.get(reference))
+        except (ArtifactError, BaseError, OSError, DependencyUnavailableError) as error:
+            why = error.observed if isinstance(error, ArtifactError) else type(error).__name__
+            operator = state.dataset_id.partition(".")[2]
+            return [UnitIssue(operator=operator, code=None, severity=None, message=f"its output cannot be read: {why}")]
+        for unit in units:
+            if unit.wal_id == record.wal_id:
+                return list(_issues(unit))
+    return []
+
+
+def _issues(unit: Envelope) -> Iterator[UnitIssue]:
+    sections = {node.operator: getattr(unit, node.section) for node in chain() if node.section}
+    found: list[tuple[str, Sequence[Issue]]] = [(name, part.issues) for name, part in sections.items() if part]
+    for operator, issues in (*found, ("gate", unit.gate_issues)):
+        for issue in issues:
+            yield UnitIssue(
+                operator=operator, code=issue.code, severity=issue.severity.value, message=redact(issue.message)
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,9 +17,8 @@ from typing import Any
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.messages import Authenticity, SqsMessage
 from kfm_dagster.notifications.receiving import PART_BYTES
-from kfm_dagster.notifications.verdict import Authenticity
 from kfm_dagster.recovery.dead_letters.letters import (
     DeadLetter,
     DeadLetterClass,

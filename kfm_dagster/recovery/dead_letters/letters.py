@@ -23,9 +23,8 @@ from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, quarantine_reason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.messages import Authenticity, SqsMessage
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.notifications.verdict import Authenticity
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading

@@ -1,6 +1,8 @@
-"""A plot of a day's arrivals as one SVG picture: how much later than in a vacuum each beam ends, over its elevation.
+"""Pictures of a materialisation as Dagster's Markdown shows them: footprints on a map, and a day's arrivals.
 
-Belongs here: the drawing, from rows to Markdown. Does not belong here: the rows (`ingest/path_arrivals.py`).
+A picture travels in the event log with each materialisation, so it is kept to some twenty kilobytes. Belongs here:
+sizes and captions, and the plot of how much later than in a vacuum each beam ends. Does not belong here: the map
+(`drawing/footprints.py`), which units are drawn (`display.py`), or the rows (`ingest/path_arrivals.py`).
 """
 
 from __future__ import annotations
@@ -8,10 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kfm_dagster.drawing.footprints import MAX_OUTLINES, draw
+from kfm_dagster.drawing.map_ground import Size
 from kfm_dagster.drawing.svg import Scale, data_url, line
 
+__all__ = ["MAX_OUTLINES", "WIDTH", "arrival_plot", "footprint_map"]
+
 WIDTH, HEIGHT = 720, 300
-"""Pixels."""
+"""Pixels; of a map the width."""
+_SIZE = Size(width=WIDTH, min_height=240, max_height=480, lines=10)
+
+
+def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a map of the geometries' outer rings and points as Markdown, or None where there is nothing to draw."""
+    picture = draw(geometries, _SIZE)
+    if picture is None:
+        return None
+    caption = f"Footprints: {len(geometries)}; distinct outlines: {picture.distinct}; drawn: {picture.drawn}."
+    return f"![footprints]({data_url(picture.svg)})\n\n{caption}"
+
+
 LEFT, BOTTOM, TOP = 60, 40, 16
 """Room for the axes' labels, in pixels."""
 MAX_SITES = 200
