@@ -131,7 +131,9 @@ def ledger_span(pipeline: Pipeline, *, since: datetime = EVER) -> tuple[datetime
 def _recorded(pipeline: Pipeline, units: int, *, since: datetime, earlier: int) -> dict[str, Any]:
     """Return what ledger and run-state say of what came after the earlier records, and close them."""
     began, ended = ledger_span(pipeline, since=since)
-    states = pipeline.stages.run_states.since(began)
+    with pipeline.database.snapshot() as tx:
+        runs = tx.connection.exec_driver_sql("SELECT DISTINCT run_id FROM run_state").scalars().all()
+    states = [state for run in runs for state in pipeline.stages.run_states.of_run(run) if state.recorded_at >= began]
     counts = pipeline.ledger.counts()
     pipeline.close()
     return {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -76,11 +76,6 @@ class DeltaRunState:
         """Return every node's record of a run, in the order they were written."""
         found = self._records([("run_id", "=", run_id)])
         return sorted(found, key=lambda state: (state.recorded_at, state.dataset_id))
-
-    def since(self, moment: datetime) -> Sequence[RunState]:
-        """Return every record written at or after a moment, by run and time."""
-        found = self._records([("recorded_at", ">=", moment.astimezone(UTC))])
-        return sorted(found, key=lambda state: (state.run_id, state.recorded_at, state.dataset_id))
 
     def put(self, record: RunState, tx: Transaction) -> None:
         """Merge the record into the table after the caller's transaction; what is kept (`is_kept`) stays as it is.

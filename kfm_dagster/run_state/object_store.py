@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from functools import partial
 from urllib.parse import quote
 
@@ -49,11 +48,6 @@ class ObjectRunState:
             nodes = self._store.list_with_delimiter(self._root)["common_prefixes"]
         found = self._read_all(self._path(node.rstrip("/").rpartition("/")[2], run_id) for node in nodes)
         return sorted(found, key=lambda state: (state.recorded_at, state.dataset_id))
-
-    def since(self, moment: datetime) -> Sequence[RunState]:
-        """Return every record written at or after a moment, by run and time."""
-        found = (state for state in self._all() if state.recorded_at >= moment)
-        return sorted(found, key=lambda state: (state.run_id, state.recorded_at, state.dataset_id))
 
     def put(self, record: RunState, tx: Transaction) -> None:
         """Write the record after the caller's transaction; what is kept (`is_kept`) stays as it is.

@@ -7,7 +7,6 @@ environment has (`choice.py`), and the ones that live outside the database (`obj
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Protocol
 
 from kfm_dagster.run_state.record import Outcome, RunState
@@ -24,10 +23,6 @@ class RunStateStore(Protocol):
 
     def of_run(self, run_id: str) -> Sequence[RunState]:
         """Return every node's record of a run, in the order they were written."""
-        ...
-
-    def since(self, moment: datetime) -> Sequence[RunState]:
-        """Return every record written at or after a moment, by run and time."""
         ...
 
     def put(self, record: RunState, tx: Transaction) -> None:
@@ -57,11 +52,6 @@ class RelationalRunState:
         """Return every node's record of a run, in the order they were written."""
         with self._database.snapshot() as tx:
             return tx.rows(RunState, "run_state.of_run", run_id=run_id)
-
-    def since(self, moment: datetime) -> Sequence[RunState]:
-        """Return every record written at or after a moment, by run and time."""
-        with self._database.snapshot() as tx:
-            return tx.rows(RunState, "run_state.since", moment=moment)
 
     def put(self, record: RunState, tx: Transaction) -> None:
         """Insert or replace the record as a part of the caller's transaction; what is kept (`is_kept`) stays.

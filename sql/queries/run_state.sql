@@ -13,13 +13,6 @@ FROM run_state
 WHERE run_id = :run_id
 ORDER BY recorded_at, dataset_id;
 
--- name: since
-SELECT dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
-       artifact_uri, artifact_sha256
-FROM run_state
-WHERE recorded_at >= :moment
-ORDER BY run_id, recorded_at, dataset_id;
-
 -- name: counts
 SELECT outcome, count(*) AS records
 FROM run_state
