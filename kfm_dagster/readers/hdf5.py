@@ -25,11 +25,11 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import hdf5_messages as messages
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.hdf5_checksum import verified
-from kfm_dagster.readers.hdf5_chunks import MAX_CHUNK_BYTES, StoredValues, unfiltered
-from kfm_dagster.readers.hdf5_forms import check_datatype, check_variable, unreadable
+from kfm_dagster.readers.hdf5_chunks import StoredValues
+from kfm_dagster.readers.hdf5_forms import check_datatype, element_size, unreadable
 from kfm_dagster.readers.hdf5_global_heap import GlobalHeap
-from kfm_dagster.readers.hdf5_index import DenseStorage, symbol_table, tree_1_children
-from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes, Layout
+from kfm_dagster.readers.hdf5_index import DenseStorage, symbol_table
+from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes
 from kfm_dagster.readers.ranges import BlockCache
 
 T = TypeVar("T")
@@ -127,6 +127,8 @@ class Hdf5Object:
         # blocks are requested, so threads would wait for each other.
         self._compact_attributes: dict[bytes, messages.Attribute] | None = None
         self._dense_attributes = self._dense(messages.ATTRIBUTE_INFO, messages.attribute_name, optional_bytes=2)
+        if self._dense_attributes is not None and messages.ATTRIBUTE in self._messages:
+            raise unreadable("an object with attributes both in its header and outside of it")
 
     def text(self, name: str) -> str | None:
         """Return a text attribute without its padding, None when there is none of that name."""
@@ -149,9 +151,10 @@ class Hdf5Object:
         found = self._attribute(name)
         if found is None:
             return None
-        if messages.element_count(found.dataspace) != 1:
+        value = self._value(found)
+        if not isinstance(value, int | float):
             raise unreadable(f"attribute {name} is no single number")
-        return _number(messages.datatype(found.datatype), found.data)
+        return float(value)
 
     def attributes(self) -> dict[str, AttributeValue]:
         """Return every single text and every list of numbers by name, in order; a list of one number as that number.
@@ -210,19 +213,17 @@ class Hdf5Object:
             # A text of no bytes has no place in a heap.
             data = self._heap.read(address, index, length) if length else b""
         else:
-            data = _exactly(found.data, datatype.size)
+            data = found.data[: datatype.size]
         text = data.rstrip(_PADDING[datatype.pad])
         if b"\0" in text:
             raise unreadable(f"a text with a NUL in it: {text[:80]!r}")
         return text
 
     def _attribute(self, name: str) -> messages.Attribute | None:
-        encoded = name.encode()
-        found = self._compact().get(encoded)
-        if found is None and self._dense_attributes is not None:
-            body = self._dense_attributes.messages().get(encoded)
-            return None if body is None else messages.attribute(body)
-        return found
+        if self._dense_attributes is None:
+            return self._compact().get(name.encode())
+        body = self._dense_attributes.messages().get(name.encode())
+        return None if body is None else messages.attribute(body)
 
     def _dense(self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int) -> DenseStorage | None:
         """Dense storage that an information message points to; flag 1 says that it has its optional bytes."""
@@ -238,14 +239,16 @@ class Hdf5Group(Hdf5Object):
 
     def __init__(self, file: FileBytes, address: int, heap: GlobalHeap) -> None:
         super().__init__(file, address, heap)
-        if not {messages.SYMBOL_TABLE, messages.LINK_INFO} & self._messages.keys():
-            raise unreadable("the root is no group")
-        self._members = dict(messages.hard_link(body) for body in self._messages.get(messages.LINK, ()))
-        if len(self._members) < len(self._messages.get(messages.LINK, ())):
+        kinds = self._messages.keys() & {messages.SYMBOL_TABLE, messages.LINK_INFO}
+        self._dense_links = self._dense(messages.LINK_INFO, messages.link_name, optional_bytes=8)
+        if len(kinds) != 1 or (self._dense_links is not None and messages.LINK in self._messages):
+            raise unreadable(f"the root is no group, or has {len(kinds)} kinds of indexes")
+        links = self._messages.get(messages.LINK, ())
+        self._members = dict(messages.hard_link(body) for body in links)
+        if len(self._members) < len(links):
             raise unreadable("a group with two members of one name")
         for body in self._messages.get(messages.SYMBOL_TABLE, ()):
             self._members.update(symbol_table(file, *struct.unpack_from("<QQ", body)))
-        self._dense_links = self._dense(messages.LINK_INFO, messages.link_name, optional_bytes=8)
 
     def dataset(self, name: str) -> Hdf5Dataset | None:
         """Return the variable of that name, None when there is none."""
@@ -281,9 +284,14 @@ class Hdf5Dataset(Hdf5Object):
         self.name = name
         self.address = address
         if self.has_values:
-            check_datatype(self._one(messages.DATATYPE))
-            self._one(messages.LAYOUT)
-            check_variable(self._messages, self.shape, file_bytes=file.size)
+            datatype, layout = self._one(messages.DATATYPE), self._one(messages.LAYOUT)
+            check_datatype(datatype)
+            size = element_size(datatype)
+            self._layout = messages.layout(layout, self.shape, size, file_bytes=file.size)
+            self._fill = messages.fill_value(self._messages, size)
+            for kind in (messages.OLD_FILL_VALUE, messages.FILL_VALUE, messages.FILTERS):
+                if len(self._messages.get(kind, ())) > 1:
+                    raise unreadable(f"a variable with several messages of type {kind:#x}")
         elif messages.DATATYPE in self._messages:
             check_datatype(self._one(messages.DATATYPE))
 
@@ -326,34 +334,22 @@ class Hdf5Dataset(Hdf5Object):
 
     def element(self, index: int) -> float | None:
         """Return one number of a variable with at most one dimension, None when nothing was ever written."""
-        shape = self.shape
-        length = shape[0] if shape else 1
-        if len(shape) > 1 or not 0 <= index < length:
-            raise unreadable(f"variable {self.name} of shape {shape} has no element {index}")
-        datatype = messages.datatype(self._one(messages.DATATYPE))
-        layout = messages.layout(self._one(messages.LAYOUT))
-        start = index * datatype.size
-        if layout.compact is not None:
-            return _number(datatype, layout.compact[start : start + datatype.size])
-        if layout.address == UNDEFINED:
-            return None
-        if layout.chunk is not None:
-            return self._chunked(layout, datatype, index)
-        return _number(datatype, self._file.read(layout.address + start, datatype.size))
+        return self.storage.element(index)
 
     @property
     def storage(self) -> StoredValues:
         """How all values are stored; for who refers to them or reads few. Raises ReadError for what is no number."""
-        pipelines = self._messages.get(messages.FILTERS, ())
         datatype = messages.datatype(self._one(messages.DATATYPE))
+        if self._layout is None:
+            raise unreadable(f"the chunks of variable {self.name} are not in a B-tree of version 1")
         return StoredValues(
             file=self._file,
             name=self.name,
             shape=self.shape,
             datatype=datatype,
-            layout=messages.layout(self._one(messages.LAYOUT)),
-            filters=tuple(messages.filters(pipelines[0], datatype.size)) if pipelines else (),
-            fill=messages.fill_value(self._messages),
+            layout=self._layout,
+            filters=messages.filters(self._messages, datatype.size),
+            fill=self._fill,
         )
 
     def _one(self, kind: int) -> bytes:
@@ -362,49 +358,6 @@ class Hdf5Dataset(Hdf5Object):
             raise unreadable(f"variable {self.name} has {len(bodies)} messages of type {kind:#x}")
         return bodies[0]
 
-    def _chunked(self, layout: Layout, datatype: Datatype, index: int) -> float | None:
-        """Return one number out of the chunk that holds it (III.A.1, node type 1)."""
-        (extent,) = layout.chunk or ()
-        chunk_bytes = extent * datatype.size
-        if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"variable {self.name} has chunks of {chunk_bytes} bytes")
-        found: tuple[int, int, int, int] | None = None
-        # A key is: bytes stored, filters skipped, offsets in the variable's one dimension and in the element.
-        latest = -1
-        for key, address, right in tree_1_children(self._file, layout.address, kind=1, key_bytes=24):
-            stored, skipped, offset, inner = struct.unpack("<IIQQ", key)
-            _, _, following, end = struct.unpack("<IIQQ", right)
-            # The key behind the last chunk is of the same place, and of the end of the element.
-            ordered = latest < offset and (offset, inner) < (following, end)
-            if not ordered or inner or any((offset % extent, following % extent, end % datatype.size)):
-                raise unreadable(f"variable {self.name} has a chunk at {offset} before {following}")
-            latest = offset
-            if offset <= index < offset + extent:
-                found = stored, skipped, offset, address
-        if found is None:
-            return None
-        stored, skipped, offset, address = found
-        if stored > MAX_CHUNK_BYTES or skipped:
-            raise unreadable(f"variable {self.name} has a chunk of {stored} bytes with filters skipped")
-        pipelines = self._messages.get(messages.FILTERS, ())
-        filters = messages.filters(pipelines[0], datatype.size) if pipelines else ()
-        data = unfiltered(self._file.read(address, stored), filters, chunk_bytes, datatype.size, name=self.name)
-        start = (index - offset) * datatype.size
-        return _number(datatype, data[start : start + datatype.size])
-
 
 def _text_bytes(datatype: Datatype, found: messages.Attribute) -> int:
     return int(_IN_HEAP.unpack_from(found.data)[0]) if datatype.in_heap else datatype.size
-
-
-def _exactly(data: bytes, length: int) -> bytes:
-    if len(data) < length:
-        raise unreadable(f"{len(data)} bytes where a value has {length}")
-    return data[:length]
-
-
-def _number(datatype: Datatype, data: bytes) -> float:
-    if datatype.struct_code is None:
-        raise unreadable("a text where a number belongs")
-    (value,) = struct.unpack_from(datatype.struct_code, data)
-    return float(value)

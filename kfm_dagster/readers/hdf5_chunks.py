@@ -91,19 +91,43 @@ class StoredValues:
         most = 4 * MAX_CHUNKS
         latest: tuple[int, ...] = ()
         found = tree_1_children(self.file, self.layout.address, kind=1, key_bytes=key.size, most_entries=most)
-        for left, address, _ in found:
+        for left, address, right in found:
             stored, skipped, *offsets, inner = key.unpack(left)
+            _, _, *following, end = key.unpack(right)
             place = tuple(offset // extent for offset, extent in zip(offsets, self.chunk, strict=True))
             on_grid = not inner and all(
-                offset % extent == 0 and offset < length
-                for offset, extent, length in zip(offsets, self.chunk, self.shape, strict=True)
+                offset % extent == 0 and offset < length and after % extent == 0
+                for offset, after, extent, length in zip(offsets, following, self.chunk, self.shape, strict=True)
             )
-            if not on_grid or place <= latest or skipped:
+            # The key behind the last chunk is of the same place, and of the end of the element.
+            in_order = latest < place and (offsets, inner) < (following, end) and end % self.datatype.size == 0
+            if not on_grid or not in_order or skipped:
                 raise unreadable(f"variable {self.name} has a chunk at {offsets} after {latest}, skipping {skipped:#x}")
             if not stored or address + stored > self.file.size or (not self.filters and stored != self._chunk_bytes):
                 raise unreadable(f"variable {self.name} has a chunk of {stored} bytes at address {address:#x}")
             latest = place
             yield StoredChunk(place, address, stored)
+
+    def element(self, index: int) -> float | None:
+        """Return one number of a variable with at most one dimension, None when nothing was ever written.
+
+        Raises ReadError for a text, and an index that is none.
+        """
+        size, code = self.datatype.size, self.datatype.struct_code
+        if code is None or len(self.shape) > 1 or not 0 <= index < math.prod(self.shape):
+            raise unreadable(f"variable {self.name} of shape {self.shape} has no number {index}")
+        if self.layout.address == UNDEFINED and self.layout.compact is None:
+            return None
+        data, at = self.layout.compact, index
+        if self.layout.chunk is not None:
+            number, at = divmod(index, self.layout.chunk[0])
+            stored = next((chunk for chunk in self.chunks() if chunk.place == (number,)), None)
+            if stored is None:
+                return None
+            data = self._unfiltered(stored)
+        elif data is None:
+            data, at = self.file.read(self.layout.address + index * size, size), 0
+        return float(struct.unpack_from(code, data, at * size)[0])
 
     def values(self) -> bytes:
         """All values of a small variable of one dimension at most, in the byte order of the file.
@@ -111,7 +135,7 @@ class StoredValues:
         Raises ReadError(RESOURCE_LIMIT) for a larger one.
         """
         count, size = math.prod(self.shape), self.datatype.size
-        if len(self.shape) > 1 or count * size > MAX_SMALL_BYTES or self._chunk_bytes > MAX_CHUNK_BYTES:
+        if len(self.shape) > 1 or count * size > MAX_SMALL_BYTES:
             raise ReadError(
                 MetadataIssue.RESOURCE_LIMIT, f"variable {self.name} of shape {self.shape} is too large to be read"
             )
@@ -119,16 +143,20 @@ class StoredValues:
             return self.layout.compact[: count * size]
         values = bytearray((self.fill or bytes(size)) * count)
         for chunk in self.chunks():
-            if chunk.length > MAX_CHUNK_BYTES:
-                raise unreadable(f"variable {self.name} has a chunk of {chunk.length} bytes")
-            data = self.file.read(chunk.offset, chunk.length)
-            data = unfiltered(data, self.filters, self._chunk_bytes, size, name=self.name)
+            data = self._unfiltered(chunk)
             start = chunk.place[0] * self._chunk_bytes if chunk.place else 0
             end = min(start + self._chunk_bytes, len(values))
             if len(data) < end - start:
                 raise unreadable(f"a chunk of variable {self.name} is no whole one of {self._chunk_bytes} bytes")
             values[start:end] = data[: end - start]
         return bytes(values)
+
+    def _unfiltered(self, chunk: StoredChunk) -> bytes:
+        if max(chunk.length, self._chunk_bytes) > MAX_CHUNK_BYTES:
+            text = f"variable {self.name} has chunks of {chunk.length} and {self._chunk_bytes} bytes"
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, text)
+        data = self.file.read(chunk.offset, chunk.length)
+        return unfiltered(data, self.filters, self._chunk_bytes, self.datatype.size, name=self.name)
 
     @property
     def _chunk_bytes(self) -> int:

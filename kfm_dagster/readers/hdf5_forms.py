@@ -9,8 +9,6 @@ Belongs here: whether a message is sound. Does not belong here: its values (`hdf
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from struct import Struct
 
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -37,8 +35,6 @@ _FILTERS = 0x0B
 """Message that variables have, and groups whose links or attributes would be filtered."""
 _WRITTEN = frozenset({*range(0x07), 0x08, 0x0A, 0x0B, 0x0C, 0x11, 0x12, 0x15, 0x16})
 """Messages that NetCDF-4 writes, without continuations (IV.A.2)."""
-_MOST_CHUNKED = 0xFFFF_FFFF
-"""Bytes of a chunk: its B-tree has 32 bits for them."""
 
 
 def unreadable(what: str) -> ReadError:
@@ -61,7 +57,7 @@ def check_message(kind: int, body: bytes, *, version: int) -> None:
     if kind == 0x12 and (body[0] != 1 or len(body) < 8):
         raise unreadable("a time of modification that is none")
     if kind == _FILTERS:
-        check_filters(body)
+        filters(body)
     if kind not in _WRITTEN:
         raise unreadable(f"a message of type {kind:#x}")
 
@@ -164,69 +160,12 @@ _CLASSES = {
 }
 
 
-def check_variable(messages: Mapping[int, list[bytes]], shape: tuple[int, ...], *, file_bytes: int) -> None:
-    """Check what libhdf5 reads to open a variable, of a checked datatype and shape. Raises ReadError."""
-    (datatype,), (layout,) = messages[0x03], messages[0x08]
-    size = element_size(datatype)
-    _check_layout(layout, shape, size, math.prod(shape), file_bytes=file_bytes)
-    for body in messages.get(0x04, ()):
-        _check_fill_value(body, 0, size)
-    for body in messages.get(0x05, ()):
-        _check_fill(body, size)
-    for kind in (0x04, 0x05, _FILTERS):
-        if len(messages.get(kind, ())) > 1:
-            raise unreadable(f"a variable with several messages of type {kind:#x}")
-
-
-def _check_layout(body: bytes, shape: tuple[int, ...], size: int, count: int, *, file_bytes: int) -> None:
-    version, kind = body[0], body[1]
-    if version == 4 and kind == 2:
-        sound = (
-            body[2] <= 3 and body[3] == len(shape) + 1 and 1 <= body[4] <= 8 and 1 <= body[5 + body[3] * body[4]] <= 5
-        )
-    elif version not in {3, 4} or kind > 2:
-        raise unreadable(f"a data layout of version {version} and class {kind}")
-    elif kind == 0:
-        sound = int.from_bytes(body[2:4], "little") == size * count <= len(body) - 4
-    elif kind == 1:
-        address, stored = (int.from_bytes(body[at : at + 8], "little") for at in (2, 10))
-        nothing = address == 0xFFFF_FFFF_FFFF_FFFF
-        sound = len(body) >= 18 and stored == size * count and (nothing or address + stored <= file_bytes)
-    else:
-        *chunk, element = Struct(f"<{body[2]}I").unpack_from(body, 11)
-        sound = len(chunk) == len(shape) and element == size and 0 < math.prod(chunk) * size <= _MOST_CHUNKED
-    if not sound:
-        raise unreadable(f"a data layout of class {kind} that does not fit {count} elements of {size} bytes")
-
-
-def _check_fill_value(body: bytes, at: int, size: int) -> None:
-    length = int.from_bytes(body[at : at + 4], "little", signed=True)
-    if not (length in {0, size} and at + 4 + length <= len(body)):
-        raise unreadable(f"a fill value of {length} bytes for elements of {size}")
-
-
-def _check_fill(body: bytes, size: int) -> None:
-    """Versions 1 and 2: times of allocation and writing, whether there is one; version 3: the same in bits."""
-    version = body[0]
-    if version == 3:
-        flags = body[1]
-        allocated, written, defined = flags & 0x03, flags >> 2 & 0x03, flags & 0x20
-        sound, at = not flags & 0xC0 and flags & 0x30 != 0x30, 2
-    else:
-        allocated, written, defined = body[1], body[2], body[3]
-        sound, at = version in {1, 2} and defined <= 1, 4
-        defined = defined or version == 1
-    if not (sound and 1 <= allocated <= 3 and written <= 2):
-        raise unreadable(f"a fill value of version {version} with {body[1:4].hex()}")
-    if defined:
-        _check_fill_value(body, at, size)
-
-
-def check_filters(body: bytes) -> None:
-    """Check a filter pipeline message (IV.A.2.l). Raises ReadError."""
+def filters(body: bytes) -> list[tuple[int, tuple[int, ...]]]:
+    """List identifier and values of each filter of a pipeline message (IV.A.2.l). Raises ReadError."""
     version, count = body[0], body[1]
     if version not in {1, 2} or not 0 < count <= MAX_FILTERS:
         raise unreadable(f"a filter pipeline of version {version} with {count} filters")
+    pipeline = []
     at = 8 if version == 1 else 2
     for _ in range(count):
         identifier = int.from_bytes(body[at : at + 2], "little")
@@ -235,12 +174,12 @@ def check_filters(body: bytes) -> None:
         name = int.from_bytes(body[at + 2 : at + 4], "little") if named else 0
         at += 8 if named else 6
         values = int.from_bytes(body[at - 2 : at], "little")
-        if version == 1:
-            if name % 8:
-                raise unreadable(f"a filter's name of {name} bytes")
-            values += values & 1
+        if version == 1 and name % 8:
+            raise unreadable(f"a filter's name of {name} bytes")
         if name and b"\0" not in body[at : at + name]:
             raise unreadable("a filter's name without end")
-        at += name + 4 * values
+        pipeline.append((identifier, Struct(f"<{values}I").unpack_from(body, at + name)))
+        at += name + 4 * (values + (values & 1 if version == 1 else 0))
         if at > len(body):
             raise unreadable("a filter that goes on past its message")
+    return pipeline

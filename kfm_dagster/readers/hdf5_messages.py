@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from struct import Struct
 
+import numpy as np
+
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import hdf5_forms as forms
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, verified
 from kfm_dagster.readers.hdf5_forms import MAX_RANK, check_datatype, check_message, element_size, unreadable
@@ -36,10 +39,12 @@ MAX_HEADER_BYTES = 1 << 16
 MAX_EXTENT = 1 << 48
 """Elements along a dimension: more than any store holds, and libhdf5 counts chunks in powers of 2 up to 2**63."""
 
+_MOST_CHUNKED = 0xFFFF_FFFF
+"""Bytes of a chunk: its B-tree has 32 bits for them."""
+
 Messages = Mapping[int, list[bytes]]
 """Bodies of an object header's messages by type."""
 
-_U16 = Struct("<H")
 _U64 = Struct("<Q")
 _U64_PAIR = Struct("<QQ")
 _PREFIX_1 = Struct("<BxHII4x")
@@ -184,8 +189,8 @@ class Datatype:
 
     @property
     def name(self) -> str | None:
-        """Common name of a number's type, such as `int16`; None for a text."""
-        return None if self.struct_code is None else _NAMES[self.struct_code[1]]
+        """Name of a number's type as STAC 1.1 (data types) and NumPy have it, such as `int16`; None for a text."""
+        return None if self.struct_code is None else np.dtype(self.struct_code).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,15 +235,10 @@ def attribute(body: bytes) -> Attribute:
 
 _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1, 8): "d"}
 """Code of `struct` for a class (0 integer, 1 IEEE float) and size in bytes."""
-_NAMES = {
-    "b": "int8", "h": "int16", "i": "int32", "q": "int64", "B": "uint8", "H": "uint16", "I": "uint32", "Q": "uint64",
-    "f": "float32", "d": "float64",
-}  # fmt: skip
-"""Name of a code, as STAC 1.1 (common metadata, data types) and NumPy have it."""
 
 
 def datatype(body: bytes) -> Datatype:
-    """Understand a datatype message of class integer, float or text (IV.A.2.d). Raises ReadError for others."""
+    """Understand a checked datatype message of class integer, float or text (IV.A.2.d). Raises ReadError for others."""
     found = known_datatype(body)
     if found is None:
         raise unreadable(f"values of datatype class {body[0] & 0x0F} and {int.from_bytes(body[4:8], 'little')} bytes")
@@ -246,8 +246,7 @@ def datatype(body: bytes) -> Datatype:
 
 
 def known_datatype(body: bytes) -> Datatype | None:
-    """Understand a datatype message of class integer, float or text (IV.A.2.d); None for other sound ones."""
-    check_datatype(body)
+    """Understand a checked datatype message of class integer, float or text (IV.A.2.d); None for others."""
     kind, bits, size = body[0] & 0x0F, body[1], element_size(body)
     if kind == 3:
         return Datatype(size, None, pad=bits & 0x0F)
@@ -302,61 +301,78 @@ class Layout:
     chunk: tuple[int, ...] | None = None
 
 
-def layout(body: bytes) -> Layout:
-    """Understand a data layout message of version 3, or of version 4 unless it is chunked (IV.A.2.i)."""
-    version, kind = body[0], body[1]
-    if version in {3, 4} and kind == 0:
-        (length,) = _U16.unpack_from(body, 2)
-        return Layout(compact=body[4 : 4 + length])
-    if version in {3, 4} and kind == 1:
-        return Layout(address=_U64_PAIR.unpack_from(body, 2)[0])
-    if version == 3 and kind == 2:
-        rank = body[2]
-        *chunk, _ = Struct(f"<{rank}I").unpack_from(body, 11)
-        return Layout(address=int.from_bytes(body[3:11], "little"), chunk=tuple(chunk))
-    raise unreadable(f"a data layout of version {version} and class {kind}")
+def layout(body: bytes, extents: tuple[int, ...], size: int, *, file_bytes: int) -> Layout | None:
+    """Understand a data layout message of a variable of elements of `size` bytes (IV.A.2.i).
 
-
-def filters(body: bytes, element_bytes: int) -> list[int]:
-    """List the identifiers in a checked filter pipeline message, in the order of writing (IV.A.2.l).
-
-    Raises ReadError for a level that deflate has not, and for bytes shuffled by another size than the element's.
+    None for a sound one of chunks that other indexes than a B-tree of version 1 list. Raises ReadError for one that
+    does not fit the variable or the file.
     """
-    version, count = body[0], body[1]
-    found = []
-    at = 8 if version == 1 else 2
-    for _ in range(count):
-        identifier = int.from_bytes(body[at : at + 2], "little")
-        found.append(identifier)
-        # Version 2 leaves out the name of the filters that HDF5 itself defines.
-        named = version == 1 or identifier >= 256
-        name = int.from_bytes(body[at + 2 : at + 4], "little") if named else 0
-        values_at = at + (8 if named else 6)
-        values = int.from_bytes(body[values_at - 2 : values_at], "little")
-        given = Struct(f"<{values}I").unpack_from(body, values_at + name)
-        at = values_at + name + 4 * (values + (values & 1 if version == 1 else 0))
-        # libhdf5 reads no chunk of another level, though none is needed to inflate it.
-        if identifier == DEFLATE and (values != 1 or given[0] > MAX_DEFLATE_LEVEL):
-            raise unreadable(f"deflate with {given[:4]}; expected one level, up to {MAX_DEFLATE_LEVEL}")
-        if identifier == SHUFFLE and given != (element_bytes,):
-            raise unreadable(f"shuffle with {given[:4]}; expected the {element_bytes} bytes of an element")
+    version, kind = body[0], body[1]
+    length = size * math.prod(extents)
+    found: Layout | None = None
+    if version == 4 and kind == 2:
+        rank, width = body[3], body[4]
+        sound = body[2] <= 3 and rank == len(extents) + 1 and 1 <= width <= 8 and 1 <= body[5 + rank * width] <= 5
+    elif version not in {3, 4} or kind > 2:
+        raise unreadable(f"a data layout of version {version} and class {kind}")
+    elif kind == 0:
+        sound = int.from_bytes(body[2:4], "little") == length <= len(body) - 4
+        found = Layout(compact=body[4 : 4 + length])
+    elif kind == 1:
+        address, stored = _U64_PAIR.unpack_from(body, 2)
+        sound = stored == length and (address == UNDEFINED or address + stored <= file_bytes)
+        found = Layout(address=address)
+    else:
+        *chunk, element = Struct(f"<{body[2]}I").unpack_from(body, 11)
+        sound = len(chunk) == len(extents) and element == size and 0 < math.prod(chunk) * size <= _MOST_CHUNKED
+        found = Layout(address=int.from_bytes(body[3:11], "little"), chunk=tuple(chunk))
+    if not sound:
+        raise unreadable(f"a data layout of class {kind} that does not fit {extents} elements of {size} bytes")
     return found
 
 
-def fill_value(messages: Messages) -> bytes | None:
-    """Give the element that stands for what was never written, from checked messages; None for one of zeros.
+def filters(messages: Messages, element_bytes: int) -> tuple[int, ...]:
+    """List the identifiers of a variable's filters, in the order of writing.
 
-    Fill value messages of version 1 to 3, and their predecessor (IV.A.2.e, f).
+    Raises ReadError for a level that deflate has not, and for bytes shuffled by another size than the element's.
     """
+    pipeline = [one for body in messages.get(FILTERS, ()) for one in forms.filters(body)]
+    for identifier, values in pipeline:
+        # libhdf5 reads no chunk of another level, though none is needed to inflate it.
+        if identifier == DEFLATE and (len(values) != 1 or values[0] > MAX_DEFLATE_LEVEL):
+            raise unreadable(f"deflate with {values[:4]}; expected one level, up to {MAX_DEFLATE_LEVEL}")
+        if identifier == SHUFFLE and values != (element_bytes,):
+            raise unreadable(f"shuffle with {values[:4]}; expected the {element_bytes} bytes of an element")
+    return tuple(identifier for identifier, _ in pipeline)
+
+
+def fill_value(messages: Messages, size: int) -> bytes | None:
+    """Give the element of `size` bytes that stands for what was never written; None for one of zeros.
+
+    Fill value messages of version 1 to 3, and their predecessor (IV.A.2.e, f). Versions 1 and 2 have the times of
+    allocation and writing and whether there is a value, version 3 has the same in bits. Raises ReadError.
+    """
+    old = [_sized(body, 0, size) for body in messages.get(OLD_FILL_VALUE, ())]
     for body in messages.get(FILL_VALUE, ()):
-        version, defined = body[0], body[1] & 0x20 if body[0] == 3 else body[3] or body[0] == 1
-        at = 2 if version == 3 else 4
-        return _sized(body, at) if defined else None
-    return next((_sized(body, 0) for body in messages.get(OLD_FILL_VALUE, ())), None)
+        version = body[0]
+        if version == 3:
+            flags, at = body[1], 2
+            allocated, written, defined = flags & 0x03, flags >> 2 & 0x03, flags & 0x20
+            sound = not flags & 0xC0 and flags & 0x30 != 0x30
+        else:
+            allocated, written, defined, at = body[1], body[2], body[3], 4
+            sound = version in {1, 2} and defined <= 1
+            defined = defined or version == 1
+        if not (sound and 1 <= allocated <= 3 and written <= 2):
+            raise unreadable(f"a fill value of version {version} with {body[1:4].hex()}")
+        return _sized(body, at, size) if defined else None
+    return next(iter(old), None)
 
 
-def _sized(body: bytes, at: int) -> bytes | None:
+def _sized(body: bytes, at: int, size: int) -> bytes | None:
     length = int.from_bytes(body[at : at + 4], "little", signed=True)
+    if not (length in {0, size} and at + 4 + length <= len(body)):
+        raise unreadable(f"a fill value of {length} bytes for elements of {size}")
     return body[at + 4 : at + 4 + length] or None
 
 

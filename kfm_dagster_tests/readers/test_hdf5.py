@@ -276,17 +276,38 @@ def a_group_with_filters_that_are_none() -> bytes:
     return bytes(content)
 
 
-def a_group_whose_links_were_created_before_the_first() -> bytes:
+def with_order(change: Callable[[bytearray, int], None], *, of: bytes) -> bytes:
+    """A group of one link and one attribute in the order of their creation, with another message of information."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver="v110", track_order=True) as file:
-        file["v"] = 1
+        file["v"] = file.attrs["a"] = 1
     content = bytearray(buffer.getvalue())
     start, length = header(content, "/")
-    # Version 0, both flags, and one link so far.
-    at = content.index(bytes((0, 3)) + struct.pack("<Q", 1), start)
-    content[at + 2 : at + 10] = struct.pack("<q", -129)
+    # Version 0, both flags, how many there were; then no address of an index.
+    change(content, content.index(b"\0\3" + of + b"\xff" * 24, start) + 2)
     sealed(content, start, length)
     return bytes(content)
+
+
+def a_group_whose_links_were_created_before_the_first() -> bytes:
+    def change(content: bytearray, at: int) -> None:
+        content[at : at + 8] = struct.pack("<q", -129)
+
+    return with_order(change, of=struct.pack("<Q", 1))
+
+
+def links_in_the_header_and_in_an_index() -> bytes:
+    def change(content: bytearray, at: int) -> None:
+        content[at + 8 : at + 16] = struct.pack("<Q", 48)
+
+    return with_order(change, of=struct.pack("<Q", 1))
+
+
+def attributes_in_the_header_and_in_an_index() -> bytes:
+    def change(content: bytearray, at: int) -> None:
+        content[at + 2 : at + 10] = struct.pack("<Q", 48)
+
+    return with_order(change, of=struct.pack("<H", 1))
 
 
 @pytest.mark.clause("OPR-07")
@@ -299,6 +320,8 @@ def a_group_whose_links_were_created_before_the_first() -> bytes:
         a_variable_of_nothing_with_bytes,
         a_group_with_filters_that_are_none,
         a_group_whose_links_were_created_before_the_first,
+        links_in_the_header_and_in_an_index,
+        attributes_in_the_header_and_in_an_index,
     ],
 )
 def test_a_form_that_libhdf5_refuses_is_refused(forged: Callable[[], bytes]) -> None:
@@ -311,7 +334,7 @@ def test_a_form_that_libhdf5_refuses_is_refused(forged: Callable[[], bytes]) -> 
         with h5py.File(io.BytesIO(content), "r") as file:
             return dict(file.attrs), [(file[name].shape, dict(file[name].attrs)) for name in file]
 
-    with pytest.raises((OSError, RuntimeError, KeyError)):
+    with pytest.raises((OSError, RuntimeError, KeyError, OverflowError)):
         everything_by_libhdf5()
     with pytest.raises(ReadError, match="HDF5: "):
         read_hdf5(BytesSource(content), everything)
