@@ -19,18 +19,18 @@ from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.followers.virtual import netcdf_step
+from kfm_dagster.followers.virtual.netcdf_step import CubeStep, read_cube_step
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import NoItemError, stac_register
-from kfm_dagster.readers import netcdf_cube
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.netcdf_cube import CubeStep, read_cube_step
 from kfm_dagster.readers.ranges import BLOCK_BYTES
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.fuzz.libhdf5 import Question
 from kfm_dagster_tests.fuzz.mutations import Input
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, Subject
 
-CUBE_BOUNDS = (netcdf_cube.MAX_BLOCKS, netcdf_cube.MAX_BLOCKS * BLOCK_BYTES)
+CUBE_BOUNDS = (netcdf_step.MAX_BLOCKS, netcdf_step.MAX_BLOCKS * BLOCK_BYTES)
 """What a chunk index may cost: requests, and bytes that are asked for."""
 MEMORY_BYTES = 48 << 20
 """Most that reading an object may allocate: the largest is a gzipped one of 8 MiB, held whole beside what is in it."""

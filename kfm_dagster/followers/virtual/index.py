@@ -1,7 +1,7 @@
 """An Item's object as a step: its chunk index, by requests of its own, in the version that the Item is of.
 
 Belongs here: where an Item's object is, how many requests its index takes, and what keeps an object out of a store.
-Does not belong here: the formats (`readers/netcdf_cube.py`, `readers/grib2_step.py`).
+Does not belong here: the formats (`netcdf_step.py`, `grib2_step.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.virtual import VirtualStore
+from kfm_dagster.followers.virtual.grib2_step import read_grib2_step
+from kfm_dagster.followers.virtual.netcdf_step import read_cube_step
 from kfm_dagster.followers.virtual.references import Frame, StoreStep, frame_of, step_of
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.grib2_step import read_grib2_step
-from kfm_dagster.readers.netcdf_cube import read_cube_step
 from kfm_dagster.storage.objects import ObjectHandle, ObjectReadError, ObjectStores
 
 _MULTIHASH_MD5 = "d50110"

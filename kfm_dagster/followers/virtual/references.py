@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from kfm_dagster.followers.virtual.netcdf_step import CubeStep, StoredVariable
 from kfm_dagster.followers.virtual.zarr3 import METADATA, array_of, is_message, to_version_2, to_version_3
 from kfm_dagster.readers.hdf5_chunks import StoredChunk
 from kfm_dagster.readers.hdf5_messages import DEFLATE, FLETCHER32, SHUFFLE
-from kfm_dagster.readers.netcdf_cube import CubeStep, StoredVariable
 
 _INLINE = "base64:"
 _ARRAY, _ATTRIBUTES, _GROUP, _CONSOLIDATED = ".zarray", ".zattrs", ".zgroup", ".zmetadata"

@@ -11,8 +11,8 @@ import pytest
 
 from kfm_dagster.demo.samples.grib2_messages import at_hour
 from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.followers.virtual.grib2_step import read_grib2_step
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.grib2_step import read_grib2_step
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.followers.virtual.forecasts import (
     COLUMNS,

@@ -1,9 +1,8 @@
 """One GRIB2 object as a step of a cube: fields of its index whose messages the codec of readers decodes rightly.
 
 Belongs here: what a field is called in a cube, which messages can be chunks, and where their values lie. Does not
-belong here: octets (`grib2_sections.py`), grids (`grib2_grids.py`), how steps are joined
-(`followers/virtual/references.py`). A message is a chunk as it stands in the object; its header is read (one request
-each), no value is.
+belong here: octets and grids (`readers/`), how steps are joined (`references.py`). A message is a chunk as it stands in
+the object; its header is read (one request each), no value is.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 import pyproj
 
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.followers.virtual.netcdf_step import CubeStep, StoredVariable
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.grib2_grids import Grid, describe_grid
 from kfm_dagster.readers.grib2_parameters import named
@@ -26,7 +26,6 @@ from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow, read_m
 from kfm_dagster.readers.grib_index import step_end
 from kfm_dagster.readers.grid_cube import COLUMNS, ROWS
 from kfm_dagster.readers.hdf5_chunks import StoredChunk
-from kfm_dagster.readers.netcdf_cube import CubeStep, StoredVariable
 
 MAX_FIELDS = 256
 """Of one object; each takes a request. HRRR's surface files have 173."""

@@ -1,8 +1,8 @@
 """One NetCDF-4 object as a step of a cube: where its images' chunks stand, and the values of what is small.
 
 Belongs here: which variables are images, axes, or values of the step, and which attributes say what values mean. Does
-not belong here: how HDF5 stores them (`hdf5_chunks.py`), how steps are put together
-(`followers/virtual/references.py`). No pixel is read.
+not belong here: how HDF5 stores them (`readers/hdf5_chunks.py`), how steps are put together (`references.py`). No pixel
+is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
@@ -121,13 +123,10 @@ def _can_be_referred_to(one: NamedDataset) -> bool:
 def _variable(one: NamedDataset, stored: StoredValues) -> StoredVariable:
     attributes = dict(_finite(one.attributes, None if _GRID_MAPPING in one.attributes else _MEANING))
     fill = attributes.pop(FILL, None)
-    code = stored.datatype.struct_code or ""
-    order = "|" if stored.datatype.size == 1 else code[0]
-    kind = "f" if code[1] in "fd" else "u" if code[1].isupper() else "i"
     return StoredVariable(
         dimensions=one.dimensions,
         attributes=attributes,
-        data_type=f"{order}{kind}{stored.datatype.size}",
+        data_type=np.dtype(stored.datatype.struct_code).str,
         shape=stored.shape,
         chunk=stored.chunk,
         filters=stored.filters,

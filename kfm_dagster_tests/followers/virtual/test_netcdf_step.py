@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers import hdf5_chunks, netcdf_cube
+from kfm_dagster.followers.virtual import netcdf_step
+from kfm_dagster.followers.virtual.netcdf_step import CubeStep, read_cube_step
+from kfm_dagster.readers import hdf5_chunks
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5 import read_hdf5
-from kfm_dagster.readers.netcdf_cube import CubeStep, read_cube_step
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.followers.virtual.granules import netcdf_of
 
@@ -191,9 +192,9 @@ def test_what_no_store_can_refer_to_is_refused(content: bytes, along: str, why: 
 def test_an_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     content = made(v={"data": IMAGE, "chunksizes": (1, 1)}, w={"data": IMAGE, "chunksizes": (1, 1)})
     monkeypatch.setattr(hdf5_chunks, "MAX_CHUNKS", 24)
-    monkeypatch.setattr(netcdf_cube, "MAX_ALL_CHUNKS", 48)
+    monkeypatch.setattr(netcdf_step, "MAX_ALL_CHUNKS", 48)
     assert sum(map(len, step_of(content).images.values())) == 48
-    for module, name, most in ((hdf5_chunks, "MAX_CHUNKS", 23), (netcdf_cube, "MAX_ALL_CHUNKS", 47)):
+    for module, name, most in ((hdf5_chunks, "MAX_CHUNKS", 23), (netcdf_step, "MAX_ALL_CHUNKS", 47)):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, most)
             with pytest.raises(ReadError) as refused:
