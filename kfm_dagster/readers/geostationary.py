@@ -64,12 +64,11 @@ class ImageFootprint:
     """What of the Earth an image shows.
 
     `outline` is RFC 7946 (split at the antimeridian), `centroid` is the ground under the image's centre, None where it
-    is space. `limb` says whether the image looks past the Earth's edge.
+    is space.
     """
 
     outline: Mapping[str, Any]
     centroid: tuple[float, float] | None
-    limb: bool
 
 
 @lru_cache(maxsize=1024)
@@ -78,7 +77,7 @@ def footprint(grid: FixedGrid, image: ImageBounds) -> ImageFootprint | None:
 
     Cached: the full disk and CONUS never move, and the sixteen bands of a mesoscale scan share their bounds.
     """
-    x, y, limb = _visible_outline(grid, image)
+    x, y = _visible_outline(grid, image)
     if len(x) < 3:
         return None
     longitude, latitude = navigate(grid, x, y)
@@ -89,7 +88,6 @@ def footprint(grid: FixedGrid, image: ImageBounds) -> ImageFootprint | None:
     return ImageFootprint(
         outline=geometry.polygon_from_ring(ring),
         centroid=centre if math.isfinite(centre[0]) else None,
-        limb=limb,
     )
 
 
@@ -120,23 +118,23 @@ def _on_earth(grid: FixedGrid, x: Angles, y: Angles) -> npt.NDArray[np.bool_]:
     return b * b - 4 * a * c >= 0
 
 
-def _visible_outline(grid: FixedGrid, image: ImageBounds) -> tuple[Angles, Angles, bool]:
-    """Scan angles of the outline of image and Earth together, and whether the limb is in the image."""
+def _visible_outline(grid: FixedGrid, image: ImageBounds) -> tuple[Angles, Angles]:
+    """Scan angles of the outline of image and Earth together."""
     x, y = _border(image)
     seen = _on_earth(grid, x, y)
     if seen.all():
-        return x, y, False
+        return x, y
     cross_x, cross_y = _limb_crossings(grid, x, y, seen)
     limb_x, limb_y = _limb(grid)
     inside = (limb_x >= image.west) & (limb_x <= image.east) & (limb_y >= image.south) & (limb_y <= image.north)
     all_x = np.concatenate([x[seen], cross_x, limb_x[inside]])
     all_y = np.concatenate([y[seen], cross_y, limb_y[inside]])
     if not len(all_x):
-        return all_x, all_y, True
+        return all_x, all_y
     # Image and Earth are convex in scan angles, hence so is what they share: its outline is its points by bearing.
     bearing = np.arctan2(all_y - all_y.mean(), all_x - all_x.mean())
     order = np.argsort(bearing)
-    return all_x[order], all_y[order], True
+    return all_x[order], all_y[order]
 
 
 def _border(image: ImageBounds) -> tuple[Angles, Angles]:

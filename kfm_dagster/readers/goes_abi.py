@@ -64,7 +64,7 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
     Raises ReadError: TIME_MISMATCH, PLATFORM_MISMATCH or INCOMPLETE_PRODUCT_METADATA when content and key disagree,
     MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and what `read_hdf5` raises.
     """
-    native = read_native(request.source, complete=False)
+    native = read_native(request.source)
     attributes, groups = native["attrs"], request.groups
     start, end = goes_granule.coverage(attributes)
     goes_granule.check_key(request, attributes, start, end)

@@ -18,7 +18,6 @@ from kfm_dagster.readers import goes_granule, stored_values
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.goes_granule import L0_ERRORS
 from kfm_dagster.readers.hdf5 import Hdf5Dataset, Hdf5Group, read_hdf5
-from kfm_dagster.readers.ranges import BlockCache
 
 _ATTRIBUTES = (*goes_granule.ATTRIBUTES, "scene_id", "timeline_id")
 _PROJECTION_NUMBERS = (
@@ -29,14 +28,6 @@ EXTENT = (
     "geospatial_westbound_longitude", "geospatial_southbound_latitude",
     "geospatial_eastbound_longitude", "geospatial_northbound_latitude",
 )  # fmt: skip
-_OTHER_EXTENT = (
-    "geospatial_lat_center", "geospatial_lon_center", "geospatial_lat_nadir", "geospatial_lon_nadir",
-)  # fmt: skip
-_OTHER_VARIABLES = {
-    "t": 1, "time_bounds": 2, "x_image_bounds": 2, "y_image_bounds": 2,
-    "nominal_satellite_subpoint_lon": 1, "nominal_satellite_subpoint_lat": 1, "nominal_satellite_height": 1,
-}  # fmt: skip
-"""Variables that no property needs, with their number of elements."""
 _IMAGES = (("Rad",), ("CMI",), tuple(f"CMI_C{band:02}" for band in range(1, 17)))
 """The images of radiances, and of cloud and moisture imagery of one band or all."""
 _QUALITY = ("DQF", "PQI")
@@ -47,18 +38,18 @@ GRID, LAT_LON = "goes_imager_projection", "goes_lat_lon_projection"
 """Variables of which one says what the product's coordinates are: scan angles of the fixed grid, or degrees."""
 
 
-def read_native(source: ByteSource, *, complete: bool = True, cache: BlockCache | None = None) -> dict[str, Any]:
+def read_native(source: ByteSource) -> dict[str, Any]:
     """Header values of any ABI product, unrounded, under the names that the file gives them.
 
-    Without `complete`, only what `read_goes_abi` needs. On the fixed grid axes are given as `dims`, `x_first_last` and
+    On the fixed grid axes are given as `dims`, `x_first_last` and
     `y_first_last` (radians, decoded), and `images` has the stored type and the attributes of each image by its name.
     Absent names are absent; bands are lists. Raises what `read_hdf5` raises, and ReadError(MISSING_GEOLOCATION) when
     nothing says what the coordinates are.
     """
-    return read_hdf5(source, lambda root: _header(root, complete=complete), cache=cache)
+    return read_hdf5(source, _header)
 
 
-def _header(root: Hdf5Group, *, complete: bool) -> dict[str, Any]:
+def _header(root: Hdf5Group) -> dict[str, Any]:
     native: dict[str, Any] = {}
     extent, projection = _required(root, "geospatial_lat_lon_extent"), root.dataset(GRID)
     if projection is None and root.dataset(LAT_LON) is None:
@@ -71,16 +62,13 @@ def _header(root: Hdf5Group, *, complete: bool) -> dict[str, Any]:
             **goes_granule.texts(projection, ("grid_mapping_name", "sweep_angle_axis")),
             **goes_granule.numbers(projection, _PROJECTION_NUMBERS),
         }
-    native.update(goes_granule.variables(root, {L0_ERRORS: 1, **(_OTHER_VARIABLES if complete else {})}))
+    native.update(goes_granule.variables(root, {L0_ERRORS: 1}))
     native.update(_bands(root))
     if projection is not None:
         shape = native["dims"]["y"], native["dims"]["x"]
         native["images"] = {name: _image(image) for name, image in _images(root, shape).items()}
-    native["attrs"] = goes_granule.texts(root, _ATTRIBUTES + (goes_granule.OTHER_ATTRIBUTES if complete else ()))
-    native["geospatial_lat_lon_extent"] = {
-        **goes_granule.numbers(extent, EXTENT + (_OTHER_EXTENT if complete else ())),
-        **goes_granule.texts(extent, ("geospatial_lat_units", "geospatial_lon_units") if complete else ()),
-    }
+    native["attrs"] = goes_granule.texts(root, _ATTRIBUTES)
+    native["geospatial_lat_lon_extent"] = goes_granule.numbers(extent, EXTENT)
     return native
 
 

@@ -24,11 +24,10 @@ An object's time is when its fields hold (`grib2_times.py`), with an index and w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import Protocol
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Layer, ReadError, ReadRequest
@@ -90,20 +89,14 @@ class Inventory:
     indexed: bool = False
 
 
-class TakeInventory(Protocol):
-    """How an object's messages become known, and that it is whole. Raises ReadError; adds to the findings."""
-
-    def __call__(
-        self, window: HeaderWindow, first: GribMessage, /, *, lead: timedelta | None, findings: Findings
-    ) -> Inventory:
-        """Look at what follows the first message's header."""
-        ...
+TakeInventory = Callable[[HeaderWindow, GribMessage, timedelta | None, Findings], Inventory]
+"""How an object's messages become known, by the key's lead. Raises ReadError; adds to the findings."""
 
 
 def read_grib2(request: ReadRequest) -> HeaderMetadata:
     """Read the header of a GRIB edition 2 object. Conforms to `Reader`; raises ReadError."""
 
-    def listed(window: HeaderWindow, first: GribMessage, /, *, lead: timedelta | None, findings: Findings) -> Inventory:
+    def listed(window: HeaderWindow, first: GribMessage, lead: timedelta | None, findings: Findings) -> Inventory:
         return _from_index(request, window, first, lead, findings) or _from_walk(window, first, findings)
 
     return describe(request, request.source, take_inventory=listed)
@@ -123,7 +116,7 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
     lead = _lead(request.groups)
     _check_run(first, request.groups, findings)
     _check_step(first, lead, findings)
-    inventory = take_inventory(window, first, lead=lead, findings=findings)
+    inventory = take_inventory(window, first, lead, findings)
     reference = first.identification.reference
     spans = {_window(span, request.groups) for span in _spans(inventory.spans, first, lead)}
     start, end, moment = object_times(spans) if spans else (reference, reference, reference)

@@ -23,14 +23,13 @@ from pyproj.exceptions import CRSError, ProjError
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.geometry import rectangle
 from kfm_dagster.readers.grib2_outlines import (
     border,
     first_column,
     footprint,
-    rectangle,
     thinned,
     unwrapped,
-    whole_turn,
     wrap,
 )
 from kfm_dagster.readers.grib2_sections import signed
@@ -198,7 +197,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         wkt2=_wkt2({"proj": "longlat"} | dict(definition.earth)),
         transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]) if even else None,
         proj_bbox=corners if even else None,
-        geometry=whole_turn(south, north) if whole else rectangle(west, span, south, north),
+        geometry=rectangle(-180.0, south, 180.0, north) if whole else rectangle(west, south, west + span, north),
         native=_native(definition, first, last, (west, south, west + span, north))
         | {f"{axis}DirectionIncrementInDegrees": increment for axis, increment in stated.items()},
         fault=_extent_fault(

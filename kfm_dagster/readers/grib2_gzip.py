@@ -33,14 +33,14 @@ def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
     """Read the header of a gzipped GRIB edition 2 object. Conforms to `Reader`; raises ReadError."""
     source = request.source
 
-    def followed(window: HeaderWindow, first: GribMessage, /, **_: object) -> Inventory:
+    def followed(window: HeaderWindow, first: GribMessage, *_: object) -> Inventory:
         # gzip's end says that no more fields were there, so that those beyond need no finding.
         return walk(window, first)
 
     if source.size <= MAX_PACKED_BYTES:
         return describe(request, Gunzipped.open(source, limit=MAX_UNPACKED_BYTES), take_inventory=followed)
 
-    def unchecked(_window: HeaderWindow, _first: GribMessage, /, *, findings: Findings, **_: object) -> Inventory:
+    def unchecked(_window: HeaderWindow, _first: GribMessage, _lead: object, findings: Findings) -> Inventory:
         text = f"{source.size} gzipped bytes; up to {MAX_PACKED_BYTES} are read to their end"
         findings.append((MetadataIssue.COMPLETENESS_UNCHECKED, text))
         return Inventory(messages=None)

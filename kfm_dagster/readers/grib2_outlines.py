@@ -28,19 +28,6 @@ Array = npt.NDArray[np.float64]
 Box = tuple[float, float, float, float]
 
 
-def rectangle(west: float, span: float, south: float, north: float) -> dict[str, Any]:
-    """GeoJSON of a box of `span` degrees of longitude, less than a full turn."""
-    # Edges of at most 90 degrees, because a longer one would read as going the other way round.
-    steps = np.linspace(west, west + span, math.ceil(span / 90.0) + 1)
-    latitudes = np.repeat([south, north], len(steps))
-    return footprint(np.concatenate([steps, steps[::-1]]), latitudes)
-
-
-def whole_turn(south: float, north: float) -> dict[str, Any]:
-    """GeoJSON of a zone that goes round the earth."""
-    return dict(shapely.geometry.mapping(shapely.geometry.box(-180.0, south, 180.0, north, ccw=True)))
-
-
 def border(x: Array, y: Array) -> tuple[Array, Array]:
     """Every point of the grid's border, once, counterclockwise from the lower left."""
     return (

@@ -18,12 +18,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.unpacked import Gunzip, Unpacked
+from kfm_dagster.readers.unpacked import Gunzip, Unpacked, pieces
 
 PROPERTIES = frozenset({
     "platform", "isd:usaf", "isd:wban", "isd:call-signs", "isd:report-types", "isd:elevation-m", "isd:positions",
@@ -194,8 +195,10 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
 
 
 def _read(source: ByteSource, *, station: bytes) -> _Reports:
-    reports, gunzip, pieces = _Reports(station=station), Gunzip(), _pieces(source)
-    text = Unpacked(pieces, gunzip, step=STEP_BYTES, limit=MAX_TEXT_BYTES)
+    reports, gunzip, end = _Reports(station=station), Gunzip(), min(source.size, MAX_OBJECT_BYTES)
+    first = pieces(source, 0, min(end, FIRST_BYTES), step=FIRST_BYTES)
+    requests = chain(first, pieces(source, FIRST_BYTES, end, step=READ_BYTES))
+    text = Unpacked(requests, gunzip, step=STEP_BYTES, limit=MAX_TEXT_BYTES)
     place, rest = 0, b""
     while place < MAX_TEXT_BYTES and (block := text.read(place, STEP_BYTES)):
         place += len(block)
@@ -205,7 +208,7 @@ def _read(source: ByteSource, *, station: bytes) -> _Reports:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a line has more than {MAX_REPORT_BYTES} bytes")
     # A step past the bound may have reached the end of the stream.
     if text.complete and not text.read(place, 1):
-        if gunzip.unused_data or next(pieces, b""):
+        if gunzip.unused_data or next(requests, b""):
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "something follows the gzip stream")
         _take_last(reports, rest)
     elif source.size > MAX_OBJECT_BYTES:
@@ -229,18 +232,6 @@ def _take_last(reports: _Reports, rest: bytes) -> None:
     if rest[:4] != b"%04d" % (len(rest) - MANDATORY_BYTES):
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the text ends within a report: {rest[:60]!r}")
     reports.take([rest])
-
-
-def _pieces(source: ByteSource) -> Iterator[bytes]:
-    """Yield the object, as far as it is read, a request at a time."""
-    start, length, end = 0, FIRST_BYTES, min(source.size, MAX_OBJECT_BYTES)
-    while start < end:
-        wanted = min(length, end - start)
-        piece = source.read(start, wanted)
-        if len(piece) < wanted:
-            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(piece)} bytes at offset {start} of {source.size}")
-        yield piece
-        start, length = start + wanted, READ_BYTES
 
 
 def _moment(stamp: bytes) -> datetime:

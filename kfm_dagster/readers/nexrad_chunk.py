@@ -34,6 +34,7 @@ from kfm_dagster.readers.nexrad_messages import (
 from kfm_dagster.readers.nexrad_position import radar_position
 from kfm_dagster.readers.nexrad_radar import (
     RADAR_PROPERTIES,
+    check_platform,
     check_version,
     coverage,
     kind_of,
@@ -88,7 +89,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     start = datetime.strptime(groups["date"] + groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
     icao = groups["site"]
     chunk = _read(request.source, starts=groups["kind"] == START)
-    _check_platform(chunk, icao)
+    check_platform({"volume header": chunk.header, "first radial": chunk.first, "last radial": chunk.last}, icao)
     _check_times(chunk, start)
     if chunk.header:
         check_version(chunk.header, groups)
@@ -147,18 +148,6 @@ def _read(source: ByteSource, *, starts: bool) -> Chunk:
         radials=radials,
         is_last_record=is_last,
     )
-
-
-def _check_platform(chunk: Chunk, icao: str) -> None:
-    stated: dict[str, str | None] = {
-        "volume header": chunk.header.icao if chunk.header else None,
-        "first radial": chunk.first.icao if chunk.first else None,
-        "last radial": chunk.last.icao if chunk.last else None,
-    }
-    for where, name in stated.items():
-        # Radials of type 1 name no radar.
-        if name and name != icao:
-            raise ReadError(MetadataIssue.PLATFORM_MISMATCH, f"the {where} says {name!r}; the key says {icao!r}")
 
 
 def _check_times(chunk: Chunk, start: datetime) -> None:

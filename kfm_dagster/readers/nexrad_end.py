@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
@@ -38,7 +39,7 @@ from kfm_dagster.readers.nexrad_records import (
     record_size,
 )
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
-from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked
+from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked, pieces
 
 TAIL_BLOCKS = 2
 """Blocks of the tail that are requested at once: 128 to 256 KiB; last records take 28 to 95 KB in real volumes."""
@@ -91,7 +92,9 @@ def end_of_gzip(source: ByteSource, stored: BlockCache, first: Radial, *, bzippe
     """Read a gzipped volume to its end, if it is not too large for that. Raises ReadError."""
     if source.size > MAX_GZIP_BYTES:
         return VolumeEnd(unchecked=f"{source.size} gzipped bytes; up to {MAX_GZIP_BYTES} are read to their end")
-    stream = Unpacked(_gzip_pieces(source, stored), Gunzip(), step=2 * READ_BYTES, limit=MAX_VOLUME_BYTES)
+    # The block that the head is in, then large ones that nothing keeps.
+    rest = pieces(source, READ_BYTES, source.size, step=GZIP_READ_BYTES)
+    stream = Unpacked(chain([stored.read(0, READ_BYTES)], rest), Gunzip(), step=2 * READ_BYTES, limit=MAX_VOLUME_BYTES)
     stream.read(0, HEADER_BYTES)
     if bzipped:
         found = _of_ends(first, messages_of_record(_chained_record(stream)))
@@ -191,13 +194,3 @@ def _leads_to_the_end(tail: bytes, place: int) -> bool:
     while place + MESSAGE_BYTES <= len(tail):
         place += message_at(tail[place : place + MESSAGE_BYTES])[3]
     return place == len(tail)
-
-
-def _gzip_pieces(source: ByteSource, stored: BlockCache) -> Iterator[bytes]:
-    """Yield the whole object: the block that the head is in, then large ones that nobody keeps."""
-    yield stored.read(0, READ_BYTES)
-    for start in range(READ_BYTES, source.size, GZIP_READ_BYTES):
-        piece = source.read(start, GZIP_READ_BYTES)
-        if len(piece) < min(GZIP_READ_BYTES, source.size - start):
-            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(piece)} bytes at offset {start} of {source.size}")
-        yield piece

@@ -16,11 +16,12 @@ import bz2
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.nexrad_l3_products import GENERAL_STATUS, ProductKind
+from kfm_dagster.readers.nexrad_messages import time_of
 from kfm_dagster.readers.unpacked import Unpacked
 
 MAX_UNPACKED_BYTES = 8 * 1024 * 1024
@@ -39,8 +40,6 @@ _BZIP2 = 1
 """Compression method (figure 3-6, note 3)."""
 _WITHOUT_BLOCKS = frozenset({62, 73, 74, 75, 77, 82, *range(100, 112)})
 """Texts: pages or lines stand where the offsets point at, without a block's header (figure 3-16)."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_DAY_SECONDS = 86_400
 _DAY_MINUTES = 1_440
 
 
@@ -75,10 +74,10 @@ class Message:
     radar_id: int
     mode: int
     vcp: int
-    description: Description | None
-    is_bzip2: bool
-    blocks: tuple[str, ...]
     unchecked: str | None
+    description: Description | None = None
+    is_bzip2: bool = False
+    blocks: tuple[str, ...] = ()
 
 
 def decode_message(data: bytes) -> Message:
@@ -95,7 +94,7 @@ def decode_message(data: bytes) -> Message:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the message has {length} bytes, {len(data)} are there")
     surplus = f"{len(data) - length} bytes follow the message" if length < len(data) else None
     decode = _status if code == GENERAL_STATUS else _product
-    return decode(data[:length], code, _time(day, seconds) if day else None, radar_id, surplus)
+    return decode(data[:length], code, time_of(day, 1000 * seconds) if day else None, radar_id, surplus)
 
 
 def accumulation(description: Description, kind: ProductKind) -> tuple[datetime | None, datetime | None]:
@@ -116,7 +115,7 @@ def _date_and_minute(description: Description, places: tuple[int, int] | None) -
     day, minutes = (description.parameters[place - 1] for place in places)
     if day < 1 or not 0 <= minutes <= _DAY_MINUTES:
         return None
-    return _EPOCH + timedelta(days=day - 1, minutes=minutes)
+    return time_of(day, 0) + timedelta(minutes=minutes)
 
 
 def _status(data: bytes, code: int, time: datetime | None, radar_id: int, surplus: str | None) -> Message:
@@ -136,9 +135,6 @@ def _status(data: bytes, code: int, time: datetime | None, radar_id: int, surplu
         radar_id=radar_id,
         mode=mode,
         vcp=vcp,
-        description=None,
-        is_bzip2=False,
-        blocks=(),
         unchecked=surplus,
     )
 
@@ -175,8 +171,8 @@ def _product(data: bytes, code: int, time: datetime | None, radar_id: int, surpl
             height_ft=height,
             product_code=product,
             volume_number=volume,
-            volume_time=_time(volume_day, volume_seconds),
-            generation_time=_time(product_day, product_seconds),
+            volume_time=time_of(volume_day, 1000 * volume_seconds),
+            generation_time=time_of(product_day, 1000 * product_seconds),
             elevation_number=elevation,
             parameters=parameters,
         ),
@@ -225,10 +221,3 @@ def _blocks(message: bytes, offsets: Sequence[int]) -> tuple[tuple[str, ...], st
         found.append(name)
         end = max(end, start + length)
     return tuple(found), f"{len(message) - end} bytes belong to no block" if end < len(message) else None
-
-
-def _time(day: int, seconds: int) -> datetime:
-    """Days since 1970-01-01, which is day 1, and seconds past midnight UTC (figure 3-3)."""
-    if day < 1 or not 0 <= seconds < _DAY_SECONDS:
-        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"day {day}, second {seconds} is no time")
-    return _EPOCH + timedelta(days=day - 1, seconds=seconds)

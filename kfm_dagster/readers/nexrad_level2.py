@@ -20,6 +20,7 @@ from kfm_dagster.readers.nexrad_radar import (
     RADAR_PROPERTIES,
     RadarKind,
     check_cuts,
+    check_platform,
     check_version,
     coverage,
     kind_of,
@@ -63,7 +64,8 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     nominal = datetime.strptime(request.groups["date"] + request.groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
     icao = request.groups["site"]
     volume = read_volume(request.source)
-    _check_platform(volume, icao)
+    radials = {"first radial": volume.radial, "last radial": volume.end.radial}
+    check_platform({"volume header": volume.header, **radials}, icao)
     _check_time(volume, nominal)
     check_version(volume.header, request.groups)
     site, kind = radar_site(icao), kind_of(icao, volume.header.version)
@@ -82,16 +84,6 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
             *pattern_findings(kind, properties.get("nexrad:vcp")),
         ),
     )
-
-
-def _check_platform(volume: Volume, icao: str) -> None:
-    """Volumes before 2003 leave the header's ICAO blank, radials of type 1 have none: what is there must agree."""
-    stated = {"volume header": volume.header.icao, "first radial": volume.radial.icao}
-    if volume.end.radial:
-        stated["last radial"] = volume.end.radial.icao
-    for where, name in stated.items():
-        if name not in {"", icao}:
-            raise ReadError(MetadataIssue.PLATFORM_MISMATCH, f"the {where} says {name!r}; the key says {icao!r}")
 
 
 def _check_time(volume: Volume, nominal: datetime) -> None:

@@ -13,7 +13,7 @@ a VAD wind profile is of the air above it, a status message of the radar itself,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -70,11 +70,11 @@ class _Content:
     code: int
     start: datetime
     end: datetime
-    stated: Position | None
-    is_bzip2: bool
-    properties: Mapping[str, Any]
-    native: Mapping[str, Any]
     unchecked: str | None
+    stated: Position | None = None
+    is_bzip2: bool = False
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    native: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
@@ -130,10 +130,6 @@ def _text(bulletin: Bulletin, nominal: datetime) -> _Content:
         code=FREE_TEXT,
         start=start,
         end=start,
-        stated=None,
-        is_bzip2=False,
-        properties={},
-        native={},
         unchecked=None if bulletin.is_closed else "a plain text does not say how long it is",
     )
 
@@ -180,8 +176,6 @@ def _status(message: Message, nominal: datetime) -> _Content:
         code=message.code,
         start=message.time,
         end=message.time,
-        stated=None,
-        is_bzip2=False,
         properties=_of_radar(message),
         native={"message_length": message.length, "message_time": message.time, "vcp": message.vcp},
         unchecked=message.unchecked,

@@ -112,7 +112,7 @@ def decode_header(data: bytes) -> VolumeHeader:
     return VolumeHeader(
         magic=magic.decode("ascii"),
         extension=_text(extension),
-        time=_time(day, milliseconds),
+        time=time_of(day, milliseconds),
         icao=_text(icao),
     )
 
@@ -149,7 +149,7 @@ def _radial_31(body: bytes) -> Radial:
     return Radial(
         message_type=31,
         icao=_text(icao),
-        time=_time(day, milliseconds),
+        time=time_of(day, milliseconds),
         status=radial_status(31, body),
         cut=cut,
         vcp=vcp,
@@ -166,7 +166,7 @@ def _radial_1(body: bytes) -> Radial:
     return Radial(
         message_type=1,
         icao="",
-        time=_time(day, milliseconds),
+        time=time_of(day, milliseconds),
         status=radial_status(1, body),
         cut=cut,
         vcp=vcp,
@@ -218,8 +218,11 @@ def _text(data: bytes) -> str:
     return data.decode("ascii", errors="replace").strip(" \0")
 
 
-def _time(day: int, milliseconds: int) -> datetime:
-    """Days since 1970-01-01, which is day 1, and milliseconds past midnight UTC (ICD 2620002, table II, note 1)."""
-    if not 1 <= day <= 0xFFFF or milliseconds >= _DAY_MS:
+def time_of(day: int, milliseconds: int) -> datetime:
+    """Add days since 1970-01-01, which is day 1, and milliseconds past midnight UTC (ICD 2620002, table II, note 1).
+
+    Raises ReadError(INVALID_TIME_RANGE).
+    """
+    if not 1 <= day <= 0xFFFF or not 0 <= milliseconds < _DAY_MS:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"day {day}, millisecond {milliseconds} is no time")
     return _EPOCH + timedelta(days=day - 1, milliseconds=milliseconds)

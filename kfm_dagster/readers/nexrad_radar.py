@@ -61,6 +61,16 @@ def kind_of(icao: str, version: str = "") -> RadarKind:
     return TDWR if icao in tdwr_sites() or version == TDWR_VERSION else WSR_88D
 
 
+def check_platform(parts: Mapping[str, VolumeHeader | Radial | None], icao: str) -> None:
+    """Hold the radar that each part names against the key's. Raises ReadError(PLATFORM_MISMATCH).
+
+    Headers before 2003 leave it blank, and radials of type 1 have none.
+    """
+    for name, part in parts.items():
+        if part is not None and part.icao not in {"", icao}:
+            raise ReadError(MetadataIssue.PLATFORM_MISMATCH, f"the {name} says {part.icao!r}; the key says {icao!r}")
+
+
 def check_version(header: VolumeHeader, groups: Mapping[str, str]) -> None:
     """Hold the header's format version against the one that the key names or implies. Raises ReadError."""
     named = groups.get("version", header.version)

@@ -55,16 +55,6 @@ class Volume:
     """Of the transmitter, from the adaptation data (message 18)."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Head:
-    """What comes before the first radial, and that radial."""
-
-    radial: Radial
-    pattern: Pattern | None = None
-    status: RadarStatus | None = None
-    frequency_mhz: int | None = None
-
-
 def read_volume(source: ByteSource) -> Volume:
     """Read a volume's head and end. Raises ReadError(UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, ...)."""
     stored = BlockCache(source, block_bytes=READ_BYTES, max_blocks=MAX_READS)
@@ -76,36 +66,29 @@ def read_volume(source: ByteSource) -> Volume:
     header = decode_header(opening[:HEADER_BYTES])
     bzipped = opening[HEADER_BYTES + 4 :] == b"BZh"
     size = None if gzipped else source.size
-    head = _head(_record_messages(plain, size) if bzipped else messages(plain, HEADER_BYTES))
+    radial, bodies = _head(_record_messages(plain, size) if bzipped else messages(plain, HEADER_BYTES))
     if gzipped:
-        end = end_of_gzip(source, stored, head.radial, bzipped=bzipped)
+        end = end_of_gzip(source, stored, radial, bzipped=bzipped)
     else:
-        end = (end_of_records if bzipped else end_of_frames)(stored, head.radial)
+        end = (end_of_records if bzipped else end_of_frames)(stored, radial)
     return Volume(
         header=header,
         compression="gzip" if gzipped else "bzip2" if bzipped else "none",
-        radial=head.radial,
+        radial=radial,
         end=end,
-        pattern=head.pattern,
-        status=head.status,
-        frequency_mhz=head.frequency_mhz,
+        pattern=decode_pattern(bodies[5]) if 5 in bodies else None,
+        status=decode_status(bodies[2]) if 2 in bodies else None,
+        frequency_mhz=decode_frequency(bodies[18]) if 18 in bodies else None,
     )
 
 
-def _head(found: Iterator[tuple[int, bytes]]) -> _Head:
-    pattern: Pattern | None = None
-    status: RadarStatus | None = None
-    frequency: int | None = None
+def _head(found: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]:
+    """Return the first radial, and the bodies of the messages before it by type, of each the last."""
+    bodies: dict[int, bytes] = {}
     for kind, body in found:
-        if kind == 2:
-            status = decode_status(body)
-        elif kind == 5:
-            pattern = decode_pattern(body)
-        elif kind == 18:
-            frequency = decode_frequency(body)
-        else:
-            radial = decode_radial(kind, body)
-            return _Head(radial=radial, pattern=pattern, status=status, frequency_mhz=frequency)
+        if kind in {1, 31}:
+            return decode_radial(kind, body), bodies
+        bodies[kind] = body
     raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the volume ends before its first radial")
 
 

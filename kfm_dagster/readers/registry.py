@@ -9,53 +9,51 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
 from kfm_dagster.readers.base import TIMES, HeaderMetadata, Reader, ReadRequest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LazyReader:
-    """A reader that is imported when it is first called."""
+    """A reader by its name, `goes-abi` for `read_goes_abi` of `goes_abi.py`, imported when it is first called."""
 
-    module: str
-    function: str
+    name: str
+
+    @property
+    def module(self) -> ModuleType:
+        """Import the reader's module; Python keeps it, so later calls cost a dictionary look-up."""
+        return import_module(f"kfm_dagster.readers.{self.name.replace('-', '_')}")
 
     def load(self) -> Reader:
-        """Import the reader's module; Python keeps it, so later calls cost a dictionary look-up."""
-        reader: Reader = getattr(import_module(self.module), self.function)
+        """Return the reader's function."""
+        reader: Reader = getattr(self.module, f"read_{self.name.replace('-', '_')}")
         return reader
 
     def gives(self, name: str) -> bool:
         """Tell whether an object can have the STAC property: the module's PROPERTIES name it, `*` for any prefix."""
-        given: frozenset[str] = import_module(self.module).PROPERTIES | TIMES
+        given: frozenset[str] = self.module.PROPERTIES | TIMES
         return not given.isdisjoint({name, "*:" + name.partition(":")[2]})
 
     @property
     def first_bytes(self) -> int:
         """How many bytes of an object its first request is for: the module's FIRST_BYTES."""
-        return int(import_module(self.module).FIRST_BYTES)
+        return int(self.module.FIRST_BYTES)
 
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
         """Read the headers. Raises ReadError."""
         return self.load()(request)
 
 
-READERS: Mapping[str, LazyReader] = MappingProxyType(
-    {
-        "goes-abi": LazyReader(module="kfm_dagster.readers.goes_abi", function="read_goes_abi"),
-        "goes-glm": LazyReader(module="kfm_dagster.readers.goes_glm", function="read_goes_glm"),
-        "nexrad-level2": LazyReader(module="kfm_dagster.readers.nexrad_level2", function="read_nexrad_level2"),
-        "nexrad-level3": LazyReader(module="kfm_dagster.readers.nexrad_level3", function="read_nexrad_level3"),
-        "nexrad-chunk": LazyReader(module="kfm_dagster.readers.nexrad_chunk", function="read_nexrad_chunk"),
-        "grib2": LazyReader(module="kfm_dagster.readers.grib2", function="read_grib2"),
-        "grib2-gzip": LazyReader(module="kfm_dagster.readers.grib2_gzip", function="read_grib2_gzip"),
-        "isd": LazyReader(module="kfm_dagster.readers.isd", function="read_isd"),
-        "netcdf-grid": LazyReader(module="kfm_dagster.readers.netcdf_grid", function="read_netcdf_grid"),
-    }
-)
+READERS: Mapping[str, LazyReader] = MappingProxyType({
+    name: LazyReader(name)
+    for name in (
+        "goes-abi", "goes-glm", "nexrad-level2", "nexrad-level3", "nexrad-chunk", "grib2", "grib2-gzip", "isd",
+        "netcdf-grid",
+    )
+})  # fmt: skip
 
 
 def refuse_orphans(contracts: Iterable[DatasetContract]) -> None:

@@ -25,6 +25,15 @@ class Bytes(Protocol):
         ...
 
 
+def pieces(source: Bytes, start: int, end: int, *, step: int) -> Iterator[bytes]:
+    """Yield [start, end) of a source by requests of `step` bytes. Raises ReadError(TRUNCATED_OBJECT) for fewer."""
+    for at in range(start, end, step):
+        piece = source.read(at, min(step, end - at))
+        if len(piece) < min(step, end - at):
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(piece)} bytes at offset {at} of {end}")
+        yield piece
+
+
 class Decompressor(Protocol):
     """What `bz2.BZ2Decompressor` offers."""
 

@@ -18,9 +18,8 @@ from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarRea
 from kfm_dagster.contracts.loader import ContractRegistry, json_schema, parse_contract
 from kfm_dagster.contracts.model import CANONICAL_FIELDS
 from kfm_dagster.errors import ContractError
-from kfm_dagster.readers.base import Reader
 from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
-from kfm_dagster.readers.registry import READERS, LazyReader, refuse_orphans
+from kfm_dagster.readers.registry import refuse_orphans
 
 SCHEMA_FILE = Path(__file__).resolve().parents[2] / "docs" / "spec" / "dataset-contract.schema.json"
 BUILTIN = {
@@ -353,14 +352,6 @@ def test_text_that_is_no_contract_is_one_line() -> None:
             parse_contract(text, source="mine.yaml")
         assert "\n" not in str(caught.value)
         assert "mine.yaml" in str(caught.value)
-
-
-def test_every_reader_can_be_imported() -> None:
-    for name in sorted(READERS):
-        found = READERS[name]
-        assert isinstance(found, LazyReader)
-        reader: Reader = found.load()
-        assert callable(reader)
 
 
 def test_every_builtin_contract_has_a_reader(contracts: ContractRegistry) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from itertools import chain, pairwise
@@ -21,43 +20,19 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_glm import make_goes_glm
 from kfm_dagster.readers import geometry
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.goes_glm import read_goes_glm
-from kfm_dagster.readers.ranges import BLOCK_BYTES, BytesSource
+from kfm_dagster.readers.ranges import BLOCK_BYTES
+from kfm_dagster_tests.readers.reading import Change, Reading, attribute, deleted, replaced, rewritten
 
 REGISTRY = ContractRegistry.load()
-GRAMMAR = REGISTRY.grammars["goes-glm"]
+READING = Reading("goes-glm")
+GRAMMAR, read, refusal = READING.grammar, READING.read, READING.refusal
 START = datetime(2025, 12, 3, 5, 1, 20, tzinfo=UTC)
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
 
 
-def request(key: str, source: BytesSource) -> ReadRequest:
-    match = GRAMMAR.match(key)
-    assert match is not None, key
-    return ReadRequest(key=key, groups=match.groups, source=source, sidecar=lambda _: None)
-
-
-def read(key: str, content: bytes) -> HeaderMetadata:
-    return read_goes_glm(request(key, BytesSource(content)))
-
-
-def refusal(key: str, content: bytes) -> MetadataIssue:
-    with pytest.raises(ReadError) as refused:
-        read(key, content)
-    return refused.value.code
-
-
 def sample(**changes: Any) -> tuple[str, bytes]:
     return make_goes_glm(**{"start": START, "satellite": 18, "flashes": 2, **changes})
-
-
-def rewritten(content: bytes, change: Callable[[h5py.File], None]) -> bytes:
-    """The same file after h5py has changed it."""
-    buffer = io.BytesIO(content)
-    with h5py.File(buffer, "r+") as file:
-        change(file)
-    return buffer.getvalue()
 
 
 def test_a_file_may_span_a_year_s_end() -> None:
@@ -116,7 +91,7 @@ def test_an_item_describes_its_lists_and_its_detector() -> None:
     }  # fmt: skip
     assert {name: properties[name] for name in detector} == detector
     assert len(read(*sample(flashes=0)).properties["cube:variables"]) == 22
-    filled = rewritten(content, _replace("lightning_wavelength", np.float32(-999)))
+    filled = rewritten(content, replaced("lightning_wavelength", data=np.float32(-999)))
     assert "eo:center_wavelength" not in read(key, filled).properties
 
 
@@ -157,22 +132,6 @@ def test_a_later_creation_stamp_is_the_same_file() -> None:
     assert read(key[: key.rindex("_c")] + "_c20253370600000.nc", content).start == START
 
 
-def _replace(name: str, value: Any) -> Callable[[h5py.File], None]:
-    def change(file: h5py.File) -> None:
-        del file[name]
-        if value is not None:
-            file[name] = value
-
-    return change
-
-
-def _set(name: str, text: bytes) -> Callable[[h5py.File], None]:
-    def change(file: h5py.File) -> None:
-        file.attrs[name] = np.bytes_(text)
-
-    return change
-
-
 def _seconds(*moments: datetime) -> list[float]:
     return [(moment - J2000).total_seconds() for moment in moments]
 
@@ -181,21 +140,24 @@ def _seconds(*moments: datetime) -> list[float]:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (_replace("lat_field_of_view_bounds", None), MetadataIssue.MISSING_GEOLOCATION),
-        (_replace("lon_field_of_view_bounds", None), MetadataIssue.MISSING_GEOLOCATION),
-        (_replace("lat_field_of_view_bounds", np.zeros(1)), MetadataIssue.UNREADABLE_FORMAT),
-        (_replace("lat_field_of_view_bounds", np.array([-66.56, 66.56])), MetadataIssue.INVALID_GEOMETRY),
-        (_replace("lat_field_of_view_bounds", np.array([np.nan, -66.56])), MetadataIssue.INVALID_GEOMETRY),
-        (_replace("lon_field_of_view_bounds", np.array([-1e300, 1e300])), MetadataIssue.INVALID_GEOMETRY),
-        (_replace("lon_field_of_view_bounds", np.array([-203.0, np.inf])), MetadataIssue.INVALID_GEOMETRY),
-        (_replace("lon_field_of_view_bounds", np.array([10.0, 10.0])), MetadataIssue.INVALID_GEOMETRY),
-        (_replace("lon_field_of_view_bounds", np.array([b"east", b"west"])), MetadataIssue.UNREADABLE_FORMAT),
-        (_replace("product_time_bounds", _seconds(START + timedelta(seconds=2), START)), MetadataIssue.TIME_MISMATCH),
-        (_replace("product_time_bounds", _seconds(START, START)), MetadataIssue.TIME_MISMATCH),
-        (_replace("product_time_bounds", np.array([np.nan, 0])), MetadataIssue.TIME_MISMATCH),
-        (_set("time_coverage_end", b"2025-12-03T05:01:19.9Z"), MetadataIssue.INVALID_TIME_RANGE),
-        (_set("time_coverage_start", b"noon"), MetadataIssue.INVALID_TIME_RANGE),
-        (_set("id", b"x" * 60_000), MetadataIssue.RESOURCE_LIMIT),
+        (deleted("lat_field_of_view_bounds"), MetadataIssue.MISSING_GEOLOCATION),
+        (deleted("lon_field_of_view_bounds"), MetadataIssue.MISSING_GEOLOCATION),
+        (replaced("lat_field_of_view_bounds", data=np.zeros(1)), MetadataIssue.UNREADABLE_FORMAT),
+        (replaced("lat_field_of_view_bounds", data=np.array([-66.56, 66.56])), MetadataIssue.INVALID_GEOMETRY),
+        (replaced("lat_field_of_view_bounds", data=np.array([np.nan, -66.56])), MetadataIssue.INVALID_GEOMETRY),
+        (replaced("lon_field_of_view_bounds", data=np.array([-1e300, 1e300])), MetadataIssue.INVALID_GEOMETRY),
+        (replaced("lon_field_of_view_bounds", data=np.array([-203.0, np.inf])), MetadataIssue.INVALID_GEOMETRY),
+        (replaced("lon_field_of_view_bounds", data=np.array([10.0, 10.0])), MetadataIssue.INVALID_GEOMETRY),
+        (replaced("lon_field_of_view_bounds", data=np.array([b"east", b"west"])), MetadataIssue.UNREADABLE_FORMAT),
+        (
+            replaced("product_time_bounds", data=_seconds(START + timedelta(seconds=2), START)),
+            MetadataIssue.TIME_MISMATCH,
+        ),
+        (replaced("product_time_bounds", data=_seconds(START, START)), MetadataIssue.TIME_MISMATCH),
+        (replaced("product_time_bounds", data=np.array([np.nan, 0])), MetadataIssue.TIME_MISMATCH),
+        (attribute("time_coverage_end", np.bytes_(b"2025-12-03T05:01:19.9Z")), MetadataIssue.INVALID_TIME_RANGE),
+        (attribute("time_coverage_start", np.bytes_(b"noon")), MetadataIssue.INVALID_TIME_RANGE),
+        (attribute("id", np.bytes_(b"x" * 60_000)), MetadataIssue.RESOURCE_LIMIT),
     ],
 )
 def test_impossible_headers_are_refused_with_a_code(change: Callable[[h5py.File], None], code: MetadataIssue) -> None:
@@ -203,17 +165,23 @@ def test_impossible_headers_are_refused_with_a_code(change: Callable[[h5py.File]
     assert refusal(key, rewritten(content, change)) is code
 
 
-@pytest.mark.parametrize("value", [None, np.int32(-1), np.float64(np.nan), np.float64(np.inf)])
-def test_a_count_that_is_none_is_left_out(value: Any) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        deleted("event_count"),
+        *(replaced("event_count", data=value) for value in (np.int32(-1), np.float64(np.nan), np.float64(np.inf))),
+    ],
+)
+def test_a_count_that_is_none_is_left_out(change: Change) -> None:
     key, content = sample()
-    properties = read(key, rewritten(content, _replace("event_count", value))).properties
+    properties = read(key, rewritten(content, change)).properties
     assert "glm:event-count" not in properties
     assert properties["glm:flash-count"] == 2
 
 
 def test_a_field_of_view_that_is_wrapped_is_the_same_place() -> None:
     key, content = sample()
-    wrapped = rewritten(content, _replace("lon_field_of_view_bounds", np.array([156.44, -70.44], "<f4")))
+    wrapped = rewritten(content, replaced("lon_field_of_view_bounds", data=np.array([156.44, -70.44], "<f4")))
     expected = bounding_box(read(key, content).geometry)
     assert bounding_box(read(key, wrapped).geometry) == pytest.approx(expected, abs=1e-4)
 

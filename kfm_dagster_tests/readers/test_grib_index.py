@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -213,16 +212,6 @@ def test_written_lines_are_read_back(entries: list[IndexEntry]) -> None:
         for e in entries
     ]
     assert parse_index("".join(lines).encode()) == tuple(entries)
-
-
-@pytest.mark.clause("OPR-07")
-@settings(max_examples=300)
-@given(st.one_of(st.binary(max_size=500), st.text("0123456789:.d=\n hourfcst", max_size=300).map(str.encode)))
-def test_any_bytes_give_entries_or_a_read_error(content: bytes) -> None:
-    with suppress(ReadError):
-        entries = parse_index(content)
-        order_fault(entries)
-        latest_step(entries)
 
 
 @pytest.mark.clause("OPR-07")

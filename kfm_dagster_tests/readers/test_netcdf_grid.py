@@ -25,14 +25,13 @@ from kfm_dagster.demo.samples.oisst import make_oisst
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.netcdf_grid import read_netcdf_grid
 from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.readers.reading import Change, deleted, rewritten
 from kfm_dagster_tests.readers.truth.comparison import real_objects
 
 DAY = date(2025, 12, 3)
 GRAMMAR = ContractRegistry.load().grammars["ocean"]
 STRUCTURES = re.compile(rb"OHDR|OCHK|FRHP|FHDB|FHIB|BTHD|BTLF|BTIN|GCOL|TREE|SNOD|HEAP")
 """Signatures of HDF5's structures (HDF5 file format specification 3.0)."""
-
-Change = Callable[[h5py.File], None]
 
 
 def read(key: str, content: bytes) -> HeaderMetadata:
@@ -48,14 +47,6 @@ def refusal(content: bytes, key: str = "grid.nc") -> MetadataIssue:
     with pytest.raises(ReadError) as refused:
         read(key, content)
     return refused.value.code
-
-
-def rewritten(content: bytes, change: Change) -> bytes:
-    """The same file after h5py has changed it."""
-    buffer = io.BytesIO(content)
-    with h5py.File(buffer, "r+") as file:
-        change(file)
-    return buffer.getvalue()
 
 
 def grid(
@@ -370,13 +361,6 @@ def test_an_object_cut_anywhere_is_truncated(shared_data: Path, reference: dict[
             assert refusal(content[:place]) is MetadataIssue.TRUNCATED_OBJECT, place
 
 
-def _drop(name: str) -> Change:
-    def change(file: h5py.File) -> None:
-        del file[name]
-
-    return change
-
-
 def _annotated(variable: str, **attributes: Any) -> Change:
     return lambda file: netcdf4.annotate(file[variable], attributes)
 
@@ -411,7 +395,7 @@ def _second_latitude(file: h5py.File) -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (_drop("lat"), MetadataIssue.MISSING_GEOLOCATION),
+        (deleted("lat"), MetadataIssue.MISSING_GEOLOCATION),
         (_second_latitude, MetadataIssue.MISSING_GEOLOCATION),
         (_annotated("lon", units="1"), MetadataIssue.MISSING_GEOLOCATION),
         (_annotated("lon", units=np.array([1, 2])), MetadataIssue.MISSING_GEOLOCATION),

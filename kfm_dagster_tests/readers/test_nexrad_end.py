@@ -18,8 +18,9 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.nexrad_level2 import DURATION, MOMENTS, make_nexrad_level2
 from kfm_dagster.operators.severities import apply_severities
 from kfm_dagster.readers import nexrad_end
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata, ReadRequest
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, read_nexrad_level2
+from kfm_dagster_tests.readers import reading
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
     START,
@@ -34,6 +35,7 @@ from kfm_dagster_tests.readers.nexrad_bytes import (
     refusal,
     unpack,
 )
+from kfm_dagster_tests.readers.reading import Outcome, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 
@@ -47,21 +49,11 @@ def uncompressed(volume: bytes) -> bytes:
     return unpack(volume)
 
 
-def outcome(content: bytes, key: Mapping[str, str] | None = None) -> HeaderMetadata | MetadataIssue:
-    try:
-        return read(content, key)
-    except ReadError as error:
-        return error.code
+def outcome(content: bytes, key: Mapping[str, str] | None = None) -> Outcome:
+    return reading.outcome(lambda: read(content, key))
 
 
 CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, MetadataIssue.INCOMPLETE_PRODUCT_METADATA}
-
-
-def is_unchecked(found: HeaderMetadata | MetadataIssue) -> bool:
-    """Tell whether a volume was read and is suspect."""
-    return isinstance(found, HeaderMetadata) and [code for code, _ in found.findings] == [
-        MetadataIssue.COMPLETENESS_UNCHECKED
-    ]
 
 
 # --- what the ends of a volume say

@@ -20,61 +20,29 @@ from pyproj import Geod
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.nexrad_level3 import (
     BUCKET,
     GENERATED_AFTER,
     PRODUCTS,
     make_nexrad_level3,
 )
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
 from kfm_dagster.readers.nexrad_l3_message import MAX_UNPACKED_BYTES
 from kfm_dagster.readers.nexrad_l3_products import HYDROMETEORS, product_kinds
-from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES, PROPERTIES, read_nexrad_level3
+from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES, PROPERTIES
 from kfm_dagster.readers.nexrad_sites import site_named, sites, tdwr_sites
-from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.readers.reading import CONTRACTS, Reading, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, RealObject, real_objects
 
 START = datetime(2024, 5, 6, 21, 14, 3, tzinfo=UTC)
-CONTRACTS = ContractRegistry.load()
-GRAMMAR = CONTRACTS.grammars["nexrad-l3"]
+READING = Reading("nexrad-l3")
+GRAMMAR, read, outcome, refusal = READING.grammar, READING.read, READING.outcome, READING.refusal
 CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}
 WGS84 = Geod(ellps="WGS84")
 FIRST, LAST = 30, 120
 """Bytes of a heading as Unidata leaves it, and of a message up to its blocks."""
-
-
-def groups(key: str) -> Mapping[str, str]:
-    match = GRAMMAR.match(key)
-    assert match is not None, key
-    return match.groups
-
-
-def read(key: str, source: bytes | BytesSource) -> HeaderMetadata:
-    opened = BytesSource(source) if isinstance(source, bytes) else source
-    return read_nexrad_level3(ReadRequest(key=key, groups=groups(key), source=opened, sidecar=lambda _: None))
-
-
-def outcome(key: str, content: bytes) -> HeaderMetadata | MetadataIssue:
-    try:
-        return read(key, content)
-    except ReadError as error:
-        return error.code
-
-
-def refusal(key: str, content: bytes) -> MetadataIssue:
-    with pytest.raises(ReadError) as refused:
-        read(key, content)
-    return refused.value.code
-
-
-def is_unchecked(found: HeaderMetadata | MetadataIssue) -> bool:
-    """Tell whether an object was read and is suspect."""
-    return isinstance(found, HeaderMetadata) and [code for code, _ in found.findings] == [
-        MetadataIssue.COMPLETENESS_UNCHECKED
-    ]
 
 
 def sample(product: str = "N0B", site: str | None = None) -> tuple[str, bytes]:

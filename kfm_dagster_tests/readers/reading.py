@@ -1,0 +1,83 @@
+"""Objects read under their keys, their refusals, and changes of HDF5 files by h5py, for the tests of readers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import h5py
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.readers.registry import READERS
+
+CONTRACTS = ContractRegistry.load()
+Change = Callable[[h5py.File], None]
+Outcome = HeaderMetadata | MetadataIssue
+
+
+class Reading:
+    """The reader of a dataset, over objects under the dataset's keys."""
+
+    def __init__(self, dataset: str) -> None:
+        self.grammar = CONTRACTS.grammars[dataset]
+        self._reader = READERS[CONTRACTS[dataset].metadata_extract.reader]
+
+    def read(self, key: str, content: bytes | ByteSource) -> HeaderMetadata:
+        match = self.grammar.match(key)
+        assert match is not None, key
+        source = BytesSource(content) if isinstance(content, bytes) else content
+        return self._reader(ReadRequest(key=key, groups=match.groups, source=source, sidecar=lambda _: None))
+
+    def outcome(self, key: str, content: bytes) -> Outcome:
+        return outcome(lambda: self.read(key, content))
+
+    def refusal(self, key: str, content: bytes) -> MetadataIssue:
+        refused = self.outcome(key, content)
+        assert isinstance(refused, MetadataIssue), refused
+        return refused
+
+
+def outcome(read: Callable[[], HeaderMetadata]) -> Outcome:
+    """Return the header, or the code of its refusal."""
+    try:
+        return read()
+    except ReadError as error:
+        return error.code
+
+
+def is_unchecked(found: Outcome) -> bool:
+    """Tell whether an object was read and is suspect."""
+    return isinstance(found, HeaderMetadata) and [code for code, _ in found.findings] == [
+        MetadataIssue.COMPLETENESS_UNCHECKED
+    ]
+
+
+def rewritten(content: bytes, change: Change) -> bytes:
+    """Return the same file after h5py has changed it."""
+    buffer = io.BytesIO(content)
+    with h5py.File(buffer, "r+") as file:
+        change(file)
+    return buffer.getvalue()
+
+
+def attribute(name: str, value: Any, variable: str | None = None) -> Change:
+    return lambda file: (file[variable] if variable else file).attrs.__setitem__(name, value)
+
+
+def deleted(name: str) -> Change:
+    return lambda file: file.__delitem__(name)
+
+
+def replaced(name: str, **options: Any) -> Change:
+    """Make a variable again by other options, with the same attributes."""
+
+    def change(file: h5py.File) -> None:
+        attributes = {key: value for key, value in file[name].attrs.items() if "_LIST" not in key}
+        del file[name]
+        file.create_dataset(name, **options).attrs.update(attributes)
+
+    return change
