@@ -69,8 +69,8 @@ def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, 
     window: dict[str, Any] = {"datasets": datasets, "first_day": first.date(), "last_day": last.date()}
     with opened_pipeline(read_only=dry) as pipeline:
         before = pipeline.window.first_day()
-        days = Backfills.of(pipeline).days(**window)
-        started = None if dry else Backfills.of(pipeline).start(**window, decision=decision)
+        days = Backfills(pipeline).days(**window)
+        started = None if dry else Backfills(pipeline).start(**window, decision=decision)
         first_day = pipeline.window.first_day()
         left_out = days_left_out(pipeline.registry, days, first.date())
     if started is None:

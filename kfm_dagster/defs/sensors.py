@@ -126,7 +126,7 @@ def ingest_sensors(
     @one_line
     def nodd_backfill(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened, requested = pipeline.get(), pipeline.state().requested
-        backfills = Backfills.of(opened)
+        backfills = Backfills(opened)
         for backfill_id in begin_due_listings(backfills, opened.settings):
             context.log.info("%s is begun: a listing is due by a contract's schedule", backfill_id)
         with requested.lock:

@@ -122,7 +122,7 @@ def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
     if published.first_day is not None:
         begin_with(pipeline.window, published.first_day)
     for dataset, day in sorted(published.unannounced):
-        Backfills.of(pipeline).start(datasets=[dataset], first_day=day, last_day=day, decision=_UNANNOUNCED)
+        Backfills(pipeline).start(datasets=[dataset], first_day=day, last_day=day, decision=_UNANNOUNCED)
     return published
 
 

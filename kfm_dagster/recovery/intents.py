@@ -171,7 +171,7 @@ class IntentRecovery:
             dataset=context["dataset"], partition=context["partition"], statuses=(Status.PENDING, Status.IN_PROGRESS)
         )
         if waits:
-            return IntentPlan(intent=intent, action=IntentAction.WAIT, why="units of its day are pending or in work")
+            return _waiting(intent, "units of its day are pending or in work")
         return IntentPlan(intent=intent, action=IntentAction.CLOSE, why="no unit of its day waits")
 
     def _of_a_batch(self, intent: Intent) -> IntentPlan:
@@ -182,9 +182,7 @@ class IntentRecovery:
             status: sorted(wal_id for wal_id, now in statuses.items() if now is status) for status in Status
         }
         if waiting := len(of[Status.PENDING]) + len(of[Status.IN_PROGRESS]):
-            return IntentPlan(
-                intent=intent, action=IntentAction.WAIT, why=f"{waiting} of its units are pending or in work"
-            )
+            return _waiting(intent, f"{waiting} of its units are pending or in work")
         if failed := of[Status.FAILED]:
             why = f"{len(failed)} of its units have failed"
             return IntentPlan(intent=intent, action=IntentAction.LET_IN, why=why, units=tuple(failed))
@@ -195,3 +193,7 @@ class IntentRecovery:
 
 def _held(intent: Intent, why: str) -> IntentPlan:
     return IntentPlan(intent=intent, action=IntentAction.HOLD, why=why)
+
+
+def _waiting(intent: Intent, why: str) -> IntentPlan:
+    return IntentPlan(intent=intent, action=IntentAction.WAIT, why=why)

@@ -76,7 +76,7 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
         looks.append(seconds)
         pipeline = Pipeline.open(Settings.load())
         if len(looks) == 1:
-            Backfills.of(pipeline).advance(listing=(), limit=1)
+            Backfills(pipeline).advance(listing=(), limit=1)
         if len(looks) == 2:
             unit = envelope(dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/hrrr.20251203/conus/x.grib2")
             account = DayListing(clock=pipeline.clock, backfill_id=backfill_id, dataset="hrrr", day="2025-12-03")
@@ -90,7 +90,7 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
             if end is failed:
                 reason = Decision(actor="ada", reason="no object")
                 pipeline.ledger.quarantine([claimed.wal_id], reason_code="missing_object", decision=reason)
-            assert Backfills.of(pipeline).advance(listing=(), limit=1).finished == (backfill_id,)
+            assert Backfills(pipeline).advance(listing=(), limit=1).finished == (backfill_id,)
         pipeline.close()
 
     monkeypatch.setattr(command.time, "sleep", work)

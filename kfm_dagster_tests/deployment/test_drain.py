@@ -42,7 +42,7 @@ class Hands:
         if listed_backfills(self._pipeline.database) and self._rest:
             self._rest -= 1
             return
-        for request in Backfills.of(self._pipeline).advance(listing=(), limit=1).requests:
+        for request in Backfills(self._pipeline).advance(listing=(), limit=1).requests:
             for dataset in request.datasets:
                 day = DayListing(
                     clock=self._pipeline.clock, backfill_id=request.backfill_id, dataset=dataset, day=request.day
@@ -62,7 +62,7 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeli
 
 
 def month(pipeline: Pipeline) -> Backfill:
-    return Backfills.of(pipeline).start(
+    return Backfills(pipeline).start(
         datasets=["hrrr", "nexrad-l2"],
         first_day=date(2025, 4, 1),
         last_day=date(2025, 4, 30),

@@ -61,7 +61,7 @@ BEGINS = date(1991, 6, 1)
 
 
 def start(pipeline: Pipeline, first: date = DAY, last: date = DAY, *datasets: str) -> Backfill:
-    return Backfills.of(pipeline).start(datasets=datasets or (DATASET,), first_day=first, last_day=last, decision=WHY)
+    return Backfills(pipeline).start(datasets=datasets or (DATASET,), first_day=first, last_day=last, decision=WHY)
 
 
 def objects_of_a_day(number: int) -> Iterator[ListedObject]:
@@ -146,7 +146,7 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     bucket.clear()
 
     backfill = start(pipeline)
-    [request] = Backfills.of(pipeline).advance(listing=(), limit=1).requests
+    [request] = Backfills(pipeline).advance(listing=(), limit=1).requests
     assert (request.day, request.datasets) == (DAY.isoformat(), (DATASET,))
     batch = list_the_day(pipeline, "first", backfill_id=backfill.backfill_id)
 
@@ -167,7 +167,7 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     after = versions(pipeline)
     again = start(pipeline)
     pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 10 * OBJECTS})
-    Backfills.of(pipeline).advance(listing=(), limit=1)
+    Backfills(pipeline).advance(listing=(), limit=1)
     list_the_day(pipeline, "second", backfill_id=again.backfill_id, limit=1)
     assert counts(the_day(pipeline, again)) == (OBJECTS, 0, 0, OBJECTS)
     changed = {wal_id for wal_id, version in versions(pipeline).items() if version != after[wal_id]}
@@ -179,7 +179,7 @@ def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
     pipeline: Pipeline, bucket: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backfill = start(pipeline)
-    Backfills.of(pipeline).advance(listing=(), limit=1)
+    Backfills(pipeline).advance(listing=(), limit=1)
 
     def dies(*_: object, **__: object) -> Iterator[ListedObject]:
         yield from objects_of_a_day(CHUNK + 9)
@@ -195,7 +195,7 @@ def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
 
     assert isinstance(pipeline.clock, Clock)
     pipeline.clock.forward(3600)
-    [request] = Backfills.of(pipeline).advance(listing=(), limit=1).requests
+    [request] = Backfills(pipeline).advance(listing=(), limit=1).requests
     assert request.run_key.endswith("/2")
     list_the_day(pipeline, "second", backfill_id=backfill.backfill_id)
     day = the_day(pipeline, backfill)
@@ -206,7 +206,7 @@ def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
 def ask(pipeline: Pipeline, *, listing: Any = (), limit: int = 1, later: float = 0) -> AdvanceReport:
     assert isinstance(pipeline.clock, Clock)
     pipeline.clock.forward(later)
-    return Backfills.of(pipeline).advance(listing=listing, limit=limit)
+    return Backfills(pipeline).advance(listing=listing, limit=limit)
 
 
 def days(report: AdvanceReport) -> list[tuple[str, tuple[str, ...]]]:
@@ -408,7 +408,7 @@ def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(
     pipeline: Pipeline, first: date, last: date, datasets: tuple[str, ...], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        Backfills.of(pipeline).start(datasets=datasets, first_day=first, last_day=last, decision=WHY)
+        Backfills(pipeline).start(datasets=datasets, first_day=first, last_day=last, decision=WHY)
     assert pipeline.ledger.log.entries() == []
     assert ask(pipeline).reason == "no backfill is running"
     assert start(pipeline, DAY, date(2026, 1, 1)).run.selection.days == (DAY, date(2026, 1, 1))
@@ -431,22 +431,22 @@ def test_a_backfill_of_earlier_days_lowers_the_window_and_no_other_does(pipeline
 @pytest.mark.clause("DAG-12")
 def test_a_day_that_dagster_does_not_know_is_listed_once_it_does(pipeline: Pipeline) -> None:
     backfill = start(pipeline, BEGINS, BEGINS)
-    report = Backfills.of(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01")
+    report = Backfills(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01")
     assert report.requests == ()
     assert report.reason.startswith(f"the code location does not know {BEGINS} yet, reload it")
     assert {(day.state, day.requests) for day in day_progress(pipeline.database, backfill.backfill_id)} == {
         (DayState.WAITING, 0)
     }
-    [request] = Backfills.of(pipeline).advance(listing=(), limit=1).requests
+    [request] = Backfills(pipeline).advance(listing=(), limit=1).requests
     assert request.day == BEGINS.isoformat()
 
 
 @pytest.mark.clause("DAG-12")
 def test_an_unknown_day_keeps_no_slot_from_the_days_of_other_backfills(pipeline: Pipeline) -> None:
     start(pipeline, BEGINS, BEGINS)
-    Backfills.of(pipeline).advance(listing=(), limit=1)
+    Backfills(pipeline).advance(listing=(), limit=1)
     start(pipeline)
-    [request] = Backfills.of(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01").requests
+    [request] = Backfills(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01").requests
     assert request.day == DAY.isoformat()
 
 

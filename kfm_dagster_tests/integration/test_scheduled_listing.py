@@ -39,17 +39,17 @@ def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
 
 def begin_due(pipeline: Pipeline) -> tuple[str, ...]:
     """Begin the listings that are due now."""
-    return begin_due_listings(Backfills.of(pipeline), pipeline.settings)
+    return begin_due_listings(Backfills(pipeline), pipeline.settings)
 
 
 def listed(pipeline: Pipeline, backfill_id: str) -> None:
     """Let a backfill list its days, in which nothing is, and end."""
-    for request in Backfills.of(pipeline).advance(listing=(), limit=9).requests:
+    for request in Backfills(pipeline).advance(listing=(), limit=9).requests:
         with pipeline.database.transaction() as tx:
             key = {"backfill_id": request.backfill_id, "dataset": DATASET, "day": request.day}
             assert tx.run("backfill.open_listing", key).one_or_none() is not None
             tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z", left_out="{}")
-    Backfills.of(pipeline).advance(listing=(), limit=9)
+    Backfills(pipeline).advance(listing=(), limit=9)
     assert find_backfill(pipeline.database, backfill_id).state is ReplayState.FINISHED
 
 
@@ -127,7 +127,7 @@ def test_a_process_that_dies_leaves_a_listing_begun_or_not_begun(
             begin_due(pipeline)
     [backfill_id] = begin_due(pipeline)
     # The process that begins it dies before it asks for the run: the next one does.
-    [request] = Backfills.of(pipeline).advance(listing=(), limit=1).requests
+    [request] = Backfills(pipeline).advance(listing=(), limit=1).requests
     assert (request.backfill_id, request.day, request.datasets) == (backfill_id, "2025-01-01", (DATASET,))
 
 
@@ -136,7 +136,7 @@ def test_what_is_off_or_cancelled_is_not_begun(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, JUNE)
     # Backfills of another dataset, and of another day, stand for no listing.
     for dataset, day in (("hrrr", date(2025, 1, 1)), (DATASET, date(2024, 1, 1))):
-        Backfills.of(pipeline).start(datasets=[dataset], first_day=day, last_day=day, decision=WHY)
+        Backfills(pipeline).start(datasets=[dataset], first_day=day, last_day=day, decision=WHY)
     pipeline.ledger.switches.engage(DATASET, WHY)
     assert begin_due(pipeline) == ()
     pipeline.ledger.switches.release(DATASET, WHY)
@@ -149,16 +149,14 @@ def test_what_is_off_or_cancelled_is_not_begun(pipeline: Pipeline) -> None:
     pipeline.clock = clock
     clock.forward(DAY_SECONDS)
     # A person's backfill of the day stands for the listing.
-    Backfills.of(pipeline).start(
-        datasets=[DATASET], first_day=date(2025, 1, 1), last_day=date(2025, 1, 1), decision=WHY
-    )
+    Backfills(pipeline).start(datasets=[DATASET], first_day=date(2025, 1, 1), last_day=date(2025, 1, 1), decision=WHY)
     assert begin_due(pipeline) == ()
 
 
 @pytest.mark.clause("DAG-05")
 def test_a_backfill_lists_only_the_days_that_objects_are_of(pipeline: Pipeline) -> None:
     def backfill(first: date, last: date) -> list[str]:
-        begun = Backfills.of(pipeline).start(datasets=[DATASET], first_day=first, last_day=last, decision=WHY)
+        begun = Backfills(pipeline).start(datasets=[DATASET], first_day=first, last_day=last, decision=WHY)
         return of_days(pipeline, (begun.backfill_id,))
 
     assert backfill(date(2023, 7, 1), date(2025, 1, 1)) == ["2024-01-01", "2025-01-01"]

@@ -385,7 +385,7 @@ def test_a_replay_that_this_release_cannot_read_keeps_no_other_one_from_going_on
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand.bring("failed", 1)
-    monkeypatch.setattr(ReplayEngine, "make_id", lambda self: "aaa")
+    monkeypatch.setattr("kfm_dagster.recovery.replay.engine.uuid.uuid4", lambda: "aaa")
     broken = stand.engine.start(selection(), PERSON)
     monkeypatch.undo()
     read = runs.get

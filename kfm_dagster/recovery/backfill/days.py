@@ -21,13 +21,10 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.discovery import LeftOut
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.window import PartitionWindow
-from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
 from kfm_dagster.recovery.replay.units import datasets_of
-from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
 
 PAUSE_SECONDS = 10.0
@@ -81,27 +78,11 @@ class DayListing:
         return {"backfill_id": self.backfill_id, "dataset": self.dataset, "day": self.day}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Backfills:
     """The backfills of a deployment."""
 
-    ledger: Ledger
-    window: PartitionWindow
-    clock: Callable[[], datetime]
-    env: Environment
-    most_units: int
-    """Bulk units in flight, from which on no further day is listed."""
-
-    @classmethod
-    def of(cls, pipeline: Pipeline) -> Backfills:
-        """Return those of a pipeline."""
-        return cls(
-            ledger=pipeline.ledger,
-            window=pipeline.window,
-            clock=pipeline.clock,
-            env=pipeline.settings.env,
-            most_units=pipeline.settings.max_bulk_in_flight_units,
-        )
+    pipeline: Pipeline
 
     def start(self, *, datasets: Iterable[str], first_day: date, last_day: date, decision: Decision) -> Backfill:
         """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
@@ -109,22 +90,28 @@ class Backfills:
         Raises as `days` does.
         """
         days = self.days(datasets, first_day, last_day)
-        return self._start(selection_of_days(self.env, sorted(days), first_day, last_day), days, decision)
+        return self._start(
+            selection_of_days(self.pipeline.settings.env, sorted(days), first_day, last_day), days, decision
+        )
 
     def start_selected(self, selection: Selection, decision: Decision) -> Backfill:
         """Start the backfill that a selection describes. Raises as `days` does."""
         return self._start(
-            selection, self.days(datasets_of(selection, self.ledger.registry), *selection.days), decision
+            selection, self.days(datasets_of(selection, self.pipeline.ledger.registry), *selection.days), decision
         )
 
     def start_listing(self, backfill_id: str, *, dataset: str, day: date, decision: Decision) -> bool:
         """Write down a backfill of one day under a name that is given once; False where it has been given before."""
-        with self.ledger.database.transaction() as tx:
+        with self.pipeline.ledger.database.transaction() as tx:
             tx.run("replay.lock")
             is_new = tx.run("replay.run", replay_run_id=backfill_id).one_or_none() is None
             if is_new:
                 self._create(
-                    backfill_id, selection_of_days(self.env, [dataset], day, day), {dataset: [day]}, decision, tx
+                    backfill_id,
+                    selection_of_days(self.pipeline.settings.env, [dataset], day, day),
+                    {dataset: [day]},
+                    decision,
+                    tx,
                 )
         return is_new
 
@@ -134,8 +121,8 @@ class Backfills:
         Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
         window that has no day, none that objects of a dataset are of, or ends in the future.
         """
-        today = self.clock().date()
-        names = sorted({self.ledger.registry[name].id for name in datasets})
+        today = self.pipeline.clock().date()
+        names = sorted({self.pipeline.ledger.registry[name].id for name in datasets})
         if not names or not first_day <= last_day <= today:
             raise BackfillError(
                 "there is no such window to backfill",
@@ -145,7 +132,7 @@ class Backfills:
             )
         days = {name: self._days_of(name, first_day, last_day) for name in names}
         for name in names:
-            refuse_switched_off(self.ledger.switches, name)
+            refuse_switched_off(self.pipeline.ledger.switches, name)
         return days
 
     def advance(
@@ -161,17 +148,22 @@ class Backfills:
         days that Dagster knows; others wait until it does. A day whose run died before it was listed is asked for
         again; a further one only while few enough bulk units are on their way.
         """
-        off = KillSwitchPolicy.now(self.ledger.switches)
-        on = [contract.id for contract in self.ledger.registry if off.of(contract.id) is None]
+        off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
+        on = [contract.id for contract in self.pipeline.ledger.registry if off.of(contract.id) is None]
         finished = self._finish()
-        with self.ledger.database.snapshot() as view:
+        with self.pipeline.ledger.database.snapshot() as view:
             listings = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
             running = view.run("backfill.running").scalar_one()
         requested, waiting = ({key: rows for key, rows in days.items() if known(key[1])} for days in listings)
         unknown = sorted({day for days in listings for _, day in days if not known(day)})
-        lost = [day for day in requested if day not in listing and _pause_is_over(requested[day], now=self.clock())]
+        lost = [
+            day for day in requested if day not in listing and _pause_is_over(requested[day], now=self.pipeline.clock())
+        ]
         room = limit - len(listing) - len(requested.keys() - set(listing) - set(lost))
-        units, most = units_in_flight(self.ledger, Lane.BULK, off, today=self.clock().date()), self.most_units
+        units, most = (
+            units_in_flight(self.pipeline.ledger, Lane.BULK, off, today=self.pipeline.clock().date()),
+            self.pipeline.settings.max_bulk_in_flight_units,
+        )
         further = list(waiting) if units < most else []
         requests = self._request({day: {**waiting, **requested}[day] for day in [*lost, *further][: max(0, room)]})
         if requests or not running:
@@ -182,8 +174,8 @@ class Backfills:
         return AdvanceReport(finished=finished, reason=why)
 
     def _days_of(self, dataset: str, first_day: date, last_day: date) -> list[date]:
-        grammar = self.ledger.registry.grammars[dataset]
-        begins = self.ledger.registry[dataset].storage.first_day
+        grammar = self.pipeline.ledger.registry.grammars[dataset]
+        begins = self.pipeline.ledger.registry[dataset].storage.first_day
         first = max(first_day, begins)
         window = (first + timedelta(days=number) for number in range((last_day - first).days + 1))
         found = [day for day in window if grammar.day_holding(day) == day]
@@ -202,10 +194,10 @@ class Backfills:
         return found
 
     def _start(self, selection: Selection, days: Mapping[str, Sequence[date]], decision: Decision) -> Backfill:
-        backfill_id = f"bf-{self.clock():%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-        with self.ledger.database.transaction() as tx:
+        backfill_id = f"bf-{self.pipeline.clock():%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        with self.pipeline.ledger.database.transaction() as tx:
             self._create(backfill_id, selection, days, decision, tx)
-            return find_backfill(self.ledger.database, backfill_id, tx=tx)
+            return find_backfill(self.pipeline.ledger.database, backfill_id, tx=tx)
 
     def _create(
         self,
@@ -215,21 +207,25 @@ class Backfills:
         decision: Decision,
         tx: Transaction,
     ) -> None:
-        runs.create(tx, replay_run_id=backfill_id, selection=selection, units=(), decision=decision, at=self.clock())
+        runs.create(
+            tx, replay_run_id=backfill_id, selection=selection, units=(), decision=decision, at=self.pipeline.clock()
+        )
         first_day = min(day for several in days.values() for day in several)
-        self.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
+        self.pipeline.window.lower(
+            first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx
+        )
         for dataset, several in days.items():
             tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=map(str, several))
         run = runs.get(tx, backfill_id)
-        runs.record(self.ledger.log, GovernanceAction.REPLAY_STARTED, run, decision, tx)
+        runs.record(self.pipeline.ledger.log, GovernanceAction.REPLAY_STARTED, run, decision, tx)
 
     def _finish(self) -> tuple[str, ...]:
-        with self.ledger.database.snapshot() as view:
+        with self.pipeline.ledger.database.snapshot() as view:
             candidates = view.run("backfill.all_listed").scalars().all()
         if not candidates:
             return ()
-        with self.ledger.database.transaction() as tx:
-            at = self.clock()
+        with self.pipeline.ledger.database.transaction() as tx:
+            at = self.pipeline.clock()
             rows = [tx.run("backfill.finish", backfill_id=name, at=at).scalar_one_or_none() for name in candidates]
         return tuple(name for name in rows if name is not None)
 
@@ -237,14 +233,14 @@ class Backfills:
         if not days:
             return ()
         requests = []
-        with self.ledger.database.transaction() as tx:
+        with self.pipeline.ledger.database.transaction() as tx:
             for (backfill_id, day), rows in days.items():
                 asked = tx.run(
                     "backfill.request",
                     backfill_id=backfill_id,
                     day=day,
                     datasets=[row.dataset for row in rows],
-                    at=self.clock(),
+                    at=self.pipeline.clock(),
                 ).all()
                 # None when the backfill has been stopped since it was looked at.
                 if asked:

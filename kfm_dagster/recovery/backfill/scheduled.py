@@ -41,19 +41,21 @@ def begin_due_listings(backfills: Backfills, settings: Settings) -> tuple[str, .
 
     Due is what nobody has begun in this interval, unless the dataset is switched off or a running backfill has the day.
     """
-    registry, now = backfills.ledger.registry, backfills.clock()
-    listings = {one.backfill_id: one for one in _scheduled(registry, now=now)} if settings.scheduled_listings else {}
+    ledger, now = backfills.pipeline.ledger, backfills.pipeline.clock()
+    listings = (
+        {one.backfill_id: one for one in _scheduled(ledger.registry, now=now)} if settings.scheduled_listings else {}
+    )
     if not listings:
         return ()
     asked = [
         {"backfill_id": backfill_id, "dataset": one.dataset, "day": one.day.isoformat()}
         for backfill_id, one in listings.items()
     ]
-    with backfills.ledger.database.snapshot() as view:
+    with ledger.database.snapshot() as view:
         due = view.run("backfill.due_listings", listings=asked).scalars().all()
     if not due:
         return ()
-    off = KillSwitchPolicy.now(backfills.ledger.switches)
+    off = KillSwitchPolicy.now(ledger.switches)
     on = (listings[backfill_id] for backfill_id in sorted(due) if off.of(listings[backfill_id].dataset) is None)
     return tuple(
         one.backfill_id

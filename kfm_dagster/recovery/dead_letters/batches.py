@@ -23,8 +23,8 @@ from kfm_dagster.recovery.dead_letters.letters import (
     DeadLetter,
     DeadLetterClass,
     DeadLetterError,
-    LetterClassifier,
     LetterSelection,
+    classify,
     workable,
 )
 from kfm_dagster.settings import Environment
@@ -133,7 +133,6 @@ class DeadLetterWork:
             self.decision.require_change_ref()
         self.run_id = f"{self.name}-{uuid.uuid4()}"
         self.queue = workable(self.pipeline.dead_letters, primary=self.pipeline.settings.sqs_primary_queue)
-        self.letters = LetterClassifier.of(self.pipeline)
 
     def run(self, treat: Callable[[list[DeadLetter]], None]) -> DeadLetterWork:
         """Receive batch after batch and treat the selected letters; what was not let go is given back in the end."""
@@ -143,7 +142,7 @@ class DeadLetterWork:
                 if not messages:
                     return self
                 again = self._outcomes.keys() >= {message.message_id for message in messages}
-                chosen = self._chosen(self.letters.classify(messages))
+                chosen = self._chosen(classify(self.pipeline, messages))
                 if chosen:
                     self._acted_on += len(chosen)
                     treat(chosen)

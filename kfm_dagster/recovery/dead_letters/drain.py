@@ -24,7 +24,7 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterWork, End, LetterOutcome, Report
-from kfm_dagster.recovery.dead_letters.letters import DeadLetter, LetterSelection, recurrences
+from kfm_dagster.recovery.dead_letters.letters import DeadLetter, LetterSelection, known_units, recurrences
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
 
@@ -102,7 +102,7 @@ class _Drain:
 
     def _reason_to_stop(self, letters: Sequence[DeadLetter]) -> tuple[End, str] | None:
         pipeline = self.work.pipeline
-        earlier = self.work.letters.known_units(self.let_in)
+        earlier = known_units(pipeline.ledger, self.let_in)
         differing = [found for found in pipeline.ledger.mismatches() if found.replay_run_id == self.work.run_id]
         if any(not found.permitted for found in differing):
             return End.MISMATCH, f"{len(differing)} drained units gave another result than an earlier success"
@@ -159,7 +159,7 @@ class _Drain:
     def _quarantine(self, failed: set[WalId], tx: Transaction) -> int:
         """Quarantine the failed units whose policy allows no further attempt (WSM-12); others keep their message."""
         by_reason: dict[str, list[WalId]] = defaultdict(list)
-        for unit in self.work.letters.known_units(failed, tx=tx).values():
+        for unit in known_units(self.work.pipeline.ledger, failed, tx=tx).values():
             if unit.no_replay is not None:
                 by_reason[unit.no_replay].append(unit.wal_id)
         return sum(

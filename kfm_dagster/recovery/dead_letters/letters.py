@@ -11,15 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum, unique
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.verified_messages import verdicts_on
-from kfm_dagster.ingest.window import PartitionWindow
-from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, quarantine_reason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
@@ -28,9 +26,6 @@ from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading
-
-if TYPE_CHECKING:
-    from kfm_dagster.notifications.authenticity import Signatures
 
 
 class DeadLetterError(KfmError):
@@ -144,64 +139,47 @@ def workable(queue: Queue, *, primary: str) -> Queue:
     return queue
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LetterClassifier:
-    """Classes messages by where their units stand."""
+def classify(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[DeadLetter]:
+    """Parse messages as intake does and class them by where their units stand."""
+    verdicts = verdicts_on(messages, deliveries=pipeline.deliveries, signatures=pipeline.signatures)
+    how: dict[str, Any] = {
+        "registry": pipeline.ledger.registry,
+        "queue": pipeline.settings.sqs_primary_queue,
+        "days": pipeline.window.current(),
+    }
+    parsed = [
+        parse_message(message, verdict=verdict, **how) for message, verdict in zip(messages, verdicts, strict=True)
+    ]
+    known = known_units(pipeline.ledger, {unit.wal_id for one in parsed for unit in one.envelopes})
+    return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
 
-    ledger: Ledger
-    deliveries: Deliveries
-    signatures: Signatures
-    window: PartitionWindow
-    queue: str
-    """The primary queue, by which messages are parsed."""
 
-    @classmethod
-    def of(cls, pipeline: Pipeline) -> LetterClassifier:
-        """Return that of a deployment."""
-        return cls(
-            ledger=pipeline.ledger,
-            deliveries=pipeline.deliveries,
-            signatures=pipeline.signatures,
-            window=pipeline.window,
-            queue=pipeline.settings.sqs_primary_queue,
+def known_units(ledger: Ledger, wal_ids: Iterable[WalId], *, tx: Transaction | None = None) -> dict[WalId, KnownUnit]:
+    """Return where units stand; one without a record is left out."""
+    with reading(ledger.database, tx) as view:
+        rows = view.run("dead_letters.standing", wal_ids=sorted(wal_ids), reason=ReplayReason.DLQ_DRAIN).all()
+    return {
+        WalId(row.wal_id): KnownUnit(
+            wal_id=WalId(row.wal_id),
+            dataset=row.dataset,
+            status=Status(row.status),
+            error_code=row.last_error_code,
+            let_in_with=row.let_in_with,
+            no_replay=_no_replay(ledger, row),
         )
+        for row in rows
+    }
 
-    def classify(self, messages: Sequence[SqsMessage], *, tx: Transaction | None = None) -> list[DeadLetter]:
-        """Parse messages as intake does and class them by where their units stand."""
-        registry, days = self.ledger.registry, self.window.current()
-        verdicts = verdicts_on(messages, deliveries=self.deliveries, signatures=self.signatures)
-        parsed = [
-            parse_message(message, registry=registry, queue=self.queue, days=days, verdict=verdict)
-            for message, verdict in zip(messages, verdicts, strict=True)
-        ]
-        known = self.known_units({unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
-        return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
 
-    def known_units(self, wal_ids: Iterable[WalId], *, tx: Transaction | None = None) -> dict[WalId, KnownUnit]:
-        """Return where units stand; one without a record is left out."""
-        batch = sorted(wal_ids)
-        with reading(self.ledger.database, tx) as view:
-            rows = view.run("dead_letters.standing", wal_ids=batch, reason=ReplayReason.DLQ_DRAIN).all()
-        return {
-            WalId(row.wal_id): KnownUnit(
-                wal_id=WalId(row.wal_id),
-                dataset=row.dataset,
-                status=Status(row.status),
-                error_code=row.last_error_code,
-                let_in_with=row.let_in_with,
-                no_replay=self._no_replay(row),
-            )
-            for row in rows
-        }
-
-    def _no_replay(self, row: Any) -> str | None:
-        if row.status != Status.FAILED:
-            return None
-        if row.is_superseded:
-            return LedgerCode.SUPERSEDED
-        retry = self.ledger.registry[row.dataset].retry
-        review = self.ledger.human_review
-        return quarantine_reason(retry, attempt=row.attempts, error_code=row.last_error_code, human_review=review)
+def _no_replay(ledger: Ledger, row: Any) -> str | None:
+    if row.status != Status.FAILED:
+        return None
+    if row.is_superseded:
+        return LedgerCode.SUPERSEDED
+    retry = ledger.registry[row.dataset].retry
+    return quarantine_reason(
+        retry, attempt=row.attempts, error_code=row.last_error_code, human_review=ledger.human_review
+    )
 
 
 _CLASS_OF: Mapping[Status | None, DeadLetterClass] = {

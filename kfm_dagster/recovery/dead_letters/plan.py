@@ -16,8 +16,8 @@ from kfm_dagster.recovery.dead_letters.letters import (
     PRECEDENCE,
     DeadLetter,
     DeadLetterClass,
-    LetterClassifier,
     LetterSelection,
+    classify,
     workable,
 )
 
@@ -78,7 +78,7 @@ def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
     settings = pipeline.settings
     queue = workable(pipeline.dead_letters, primary=settings.sqs_primary_queue)
     messages = queue.look(limit, budget_seconds=settings.tick_budget_seconds)
-    letters = LetterClassifier.of(pipeline).classify(messages)
+    letters = classify(pipeline, messages)
     return sorted(letters, key=lambda letter: (str(letter.message.sent_at), letter.message.message_id))
 
 

@@ -33,11 +33,6 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading, writing
 
 
-def new_id() -> str:
-    """Return an id for a replay."""
-    return str(uuid.uuid4())
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplayEngine:
     """Replays of one deployment."""
@@ -45,7 +40,6 @@ class ReplayEngine:
     pipeline: Pipeline
     limits: Mapping[Environment, Limits] = field(default_factory=lambda: LIMITS)
     code_version: str = __version__
-    make_id: Callable[[], str] = new_id
 
     def plan(
         self, selection: Selection, *, change_ref: str | None = None, tx: Transaction | None = None
@@ -75,7 +69,7 @@ class ReplayEngine:
         """
         decision = self.attributed(selection, decision)
         if selection.spec.mode is Mode.BACKFILL:
-            return Backfills.of(self.pipeline).start_selected(selection, decision).run
+            return Backfills(self.pipeline).start_selected(selection, decision).run
         with writing(self.pipeline.database, tx) as change:
             change.run("replay.lock")
             plan = self.plan(selection, change_ref=decision.change_ref, tx=change)
@@ -88,7 +82,7 @@ class ReplayEngine:
                     next_step="propose it again",
                 )
             self.pipeline.ledger.govern_reason(selection.replay_reason, tx=change)
-            replay_run_id = self.make_id()
+            replay_run_id = str(uuid.uuid4())
             runs.create(
                 change,
                 replay_run_id=replay_run_id,
