@@ -132,6 +132,8 @@ def test_charts_say_in_words_what_they_show() -> None:
     assert 'aria-label="Units: 1,200 succeeded, 301 did not"' in bars
     # Two counts of an hour are one bar, as high as the plot where it is the highest; the lowest is still seen.
     assert re.findall(r'width="[\d.]+" height="([\d.]+)"', bars) == ["92.8", "23.2", "1.0"]
+    assert re.findall(r' height="([\d.]+)"', bar_chart("Units", hours, {hours[0]: (1, 0)})) == ["116.0"]
+    assert "<rect" not in bar_chart("Units", hours, {})
     lines = line_chart("Time", hours, {"median": {hours[1]: 2.0, hours[2]: 90.0}, "most": {}})
     assert 'aria-label="Time, newest hour: median 1 min 30 s"' in lines
     assert line_chart("Time", hours, {"median": {}}).count("<circle") == 0
