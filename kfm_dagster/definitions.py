@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from kfm_dagster.defs.alert_sensor import alert_sensor
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.checks import unit_checks
+from kfm_dagster.defs.due_sensor import due_sensor
 from kfm_dagster.defs.evidence_job import evidence_job
 from kfm_dagster.defs.executors import step_executor
 from kfm_dagster.defs.gap_check import CHECK, feed_check, gap_schedule
@@ -16,7 +16,7 @@ from kfm_dagster.defs.io_manager import StageIOManager
 from kfm_dagster.defs.jobs import gap_job, ingest_jobs, path_jobs
 from kfm_dagster.defs.listing_schedules import listing_schedules
 from kfm_dagster.defs.partitions import daily_partitions
-from kfm_dagster.defs.path_arrival import path_assets, path_sensors
+from kfm_dagster.defs.path_arrival import path_assets
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.retention_job import retention_job, retention_schedule
@@ -38,7 +38,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     wal = WalResource()
     pipeline = PipelineResource(wal=wal, queue=SqsQueueResource())
     interval = settings.sensor_interval_seconds
-    ingests, evidence = ingest_jobs(registry), evidence_job()
+    ingests, paths, evidence = ingest_jobs(registry), path_jobs(registry), evidence_job()
     return dg.Definitions(
         assets=[
             queue_asset(),
@@ -46,14 +46,13 @@ def build_definitions(settings: Settings) -> dg.Definitions:
             *path_assets(registry, days=days, code_version=code_version),
         ],
         asset_checks=[*unit_checks(registry, days=days), feed_check()],
-        jobs=[*ingests, *path_jobs(registry), gap_job(CHECK), evidence, replay_job(), retention_job()],
+        jobs=[*ingests, *paths, gap_job(CHECK), evidence, replay_job(), retention_job()],
         schedules=[*listing_schedules(registry, days=days), gap_schedule(pipeline), retention_schedule(pipeline)],
         sensors=[
             *ingest_sensors(
                 interval_seconds=interval, days=days, pipeline=pipeline, wal=wal, jobs=[ingests[0], evidence]
             ),
-            *path_sensors(registry, interval_seconds=interval, days=days, pipeline=pipeline),
-            alert_sensor(pipeline),
+            due_sensor(interval_seconds=interval, days=days, pipeline=pipeline, jobs=[ingests[0], *paths]),
         ],
         resources={"wal": wal, "pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline, wal=wal)},
         executor=step_executor(settings),

@@ -91,8 +91,8 @@ class Settings(BaseSettings):
     dagster_dsn: str = Field(
         "",
         repr=False,
-        description="PostgreSQL database of Dagster's own storage, in its schema `dagster`; it may be KFM_WAL_DSN's. "
-        "Default: SQLite files below DAGSTER_HOME.",
+        description="PostgreSQL database of Dagster's own storage, postgresql+psycopg2://...; it may be KFM_WAL_DSN's. "
+        "`kfm init` writes a dagster.yaml that names this variable. Default: SQLite files below DAGSTER_HOME.",
     )
     retention_dsn: str = Field(
         "",
@@ -152,7 +152,9 @@ class Settings(BaseSettings):
         "default: none (docs/virtual-zarr.md).",
     )
     compute_logs_url: str = Field(
-        "", description="What Dagster's steps print, s3://bucket/prefix; default: files below DAGSTER_HOME."
+        "",
+        description="What Dagster's steps print, s3://bucket/prefix, which `kfm init` writes into dagster.yaml; "
+        "default: files below DAGSTER_HOME.",
     )
     celery_broker: SecretStr | None = Field(
         None,
@@ -313,10 +315,11 @@ class Settings(BaseSettings):
 
     @field_validator("wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn")
     @classmethod
-    def _one_postgres_driver(cls, value: str) -> str:
+    def _one_postgres_driver(cls, value: str, info: ValidationInfo) -> str:
         # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, with which dagster-postgres fails on NOTIFY.
         for bare in ("postgresql://", "postgres://"):
-            if value.startswith(bare):
+            # dagster.yaml names KFM_DAGSTER_DSN: Dagster reads the variable as it is.
+            if value.startswith(bare) and info.field_name != "dagster_dsn":
                 value = "postgresql+psycopg2://" + value.removeprefix(bare)
         if value and not value.startswith(("sqlite:///", "postgresql+psycopg2://")):
             raise ValueError("sqlite:///FILE or postgresql+psycopg2://USER@HOST/DATABASE")

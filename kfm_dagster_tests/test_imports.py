@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -66,6 +67,24 @@ def test_no_two_classes_of_the_package_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 named[node.name].append(path.relative_to(package).as_posix())
     assert {name: places for name, places in named.items() if len(places) > 1} == {}
+
+
+def test_one_module_imports_private_parts_of_dagster() -> None:
+    """Each is opt-in, with what would end it in docs/adr/036-dagster-by-its-front-door.md."""
+    package = Path(kfm_dagster.__file__).parent
+    private = re.compile(r"dagster(_\w+)?(\.\w+)*\._")
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{name}" for name in names]
+            found[path.relative_to(package).as_posix()] |= {name for name in names if private.match(name)}
+    assert {module: names for module, names in found.items() if names} == {
+        "defs/code_server.py": {"dagster._cli.api", "dagster._grpc.server", "dagster._grpc.server.DagsterApiServer"}
+    }
+    for file in (package.parent / "dagster.yaml", *(package.parent / "deploy").rglob("dagster.yaml")):
+        assert "kfm_dagster" not in file.read_text(encoding="utf-8"), file
 
 
 def test_a_protocol_asks_for_eight_members_at_most() -> None:

@@ -1,6 +1,6 @@
 """`kfm alerts`: what fires now and since when, taking it on, and whether the channels lead anywhere.
 
-Does not belong here: evaluating, which the sensor `nodd_alerts` does.
+Does not belong here: evaluating, which the sensor `nodd_due` does.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from kfm_dagster.addresses import shown
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.session import opened_database
-from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.errors import ConfigurationError, ForeignRootError, NoLedgerError, SchemaVersionError
 from kfm_dagster.governance.review import OverrideReview
 from kfm_dagster.ingest.chain import read_configuration
@@ -125,9 +125,9 @@ def _ledger(settings: Settings, role: str | None, retention_role: str | None, *,
 
 def _dagster(settings: Settings) -> dict[str, Any]:
     # Importing Dagster takes seconds, and nothing is wrong so far.
-    from kfm_dagster.defs.instance_storage import SCHEMA, prepare  # noqa: PLC0415
+    from kfm_dagster.defs.instance_storage import prepare  # noqa: PLC0415
 
     home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").absolute()
-    written = prepare(home, dagster_yaml=default_dagster_yaml())
-    storage = f"{shown(settings.dagster_dsn)} schema {SCHEMA}" if settings.dagster_dsn else "SQLite files"
+    written = prepare(home, dagster_yaml=dagster_yaml_for(os.environ, home))
+    storage = shown(settings.dagster_dsn) if settings.dagster_dsn else "SQLite files"
     return {"home": str(home), "dagster.yaml": "written" if written else "kept", "storage": storage}

@@ -6,7 +6,7 @@ run. A run is a process of its own as before: it may be killed, and it outlives 
 
     python -m kfm_dagster.defs.code_server -m kfm_dagster.definitions -h 127.0.0.1 -p 4000
 
-Does not belong here: who starts it (`deployment/local.py`); whether a run's process is there (`run_launcher.py`).
+Does not belong here: who starts it (`deployment/local.py`); whether a run's process is there (`run_processes.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dagster._grpc import server
 from dagster._grpc.server import DagsterApiServer
 
 from kfm_dagster.cyclic_gc import collect_rarely
-from kfm_dagster.defs import run_launcher
+from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
 """By name only: importing it has an effect, which is for the process that is forked."""
@@ -43,7 +43,7 @@ class RunProcess(ForkServerProcess):
         """Tell whether it runs. Dagster reports a run as failed whose process does not."""
         if super().is_alive():
             return True
-        return self.exitcode == UNKNOWN_EXIT and self.pid is not None and run_launcher.is_running(self.pid)
+        return self.exitcode == UNKNOWN_EXIT and self.pid is not None and run_processes.is_running(self.pid)
 
 
 class RunContext(ForkServerContext):
@@ -69,7 +69,7 @@ def main(*, module: str, host: str, port: int) -> None:
     """Serve the definitions of a module, as `dagster api grpc` does."""
     # Each run's process executes this module's lines again, which is how multiprocessing passes on the main module, so
     # that what they import had better be there, too.
-    ours = [run_launcher.__name__, CODE_VERSION, module]
+    ours = [run_processes.__name__, CODE_VERSION, module]
     forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE, FORK_TEMPLATE])
     collect_rarely()
     # Now, so that it imports while this process does.

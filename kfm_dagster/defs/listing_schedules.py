@@ -1,7 +1,7 @@
 """A schedule of each dataset that lists its bucket for the last whole day, for deployments that trust no queue alone.
 
 Belongs here: when, and for which day. Does not belong here: listings that a contract itself asks for, because nothing
-announces its objects: the sensor nodd_backfill begins them (`recovery/backfill/scheduled.py`).
+announces its objects: the sensor nodd_due begins them (`recovery/backfill/scheduled.py`).
 """
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.

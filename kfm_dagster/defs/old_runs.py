@@ -14,10 +14,9 @@ from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.storage.event_log import SqliteEventLogStorage
 
+from kfm_dagster.defs.instance_storage import opened_instance
 from kfm_dagster.defs.io_manager import root_run_id
-from kfm_dagster.defs.reexecutions import opened_instance
 from kfm_dagster.defs.run_storage import ACTIVE, PARTITION_TAG
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.retention.pruning import OldBatch
@@ -66,16 +65,12 @@ class OldRuns:
             self.instance.run_storage.delete_run(run_id)
 
     def _remove_events(self, run_id: str) -> None:
-        events = self.instance.event_log_storage
-        if not isinstance(events, SqliteEventLogStorage):
-            events.delete_events(run_id)
-            return
-        # A file for each run, which no deletion makes smaller; without it, what the index had of the run is gone, too.
-        file = Path(events.path_for_shard(run_id))
-        if file.exists():
-            events.delete_events(run_id)
-            for suffix in ("-wal", "-shm", ""):
-                Path(f"{file}{suffix}").unlink(missing_ok=True)
+        # On SQLite a file for each run, which no deletion makes smaller; without it, the index has nothing of the run.
+        files = Path(self.instance.root_directory, "history", "runs")
+        if not files.is_dir() or (files / f"{run_id}.db").exists():
+            self.instance.event_log_storage.delete_events(run_id)
+        for suffix in ("-wal", "-shm", ""):
+            (files / f"{run_id}.db{suffix}").unlink(missing_ok=True)
 
     def _old(self, before: datetime) -> Iterator[OldRun]:
         cursor: str | None = None

@@ -1,30 +1,23 @@
 """Re-executions, asked of the Dagster instance of a DAGSTER_HOME. Asking makes none, and no storage of one.
 
-Belongs here: opening that instance, and what it says of runs. Does not belong here: what a run did
+Does not belong here: opening that instance (`instance_storage.py`); what a run did
 (`exports/explanations/explanation.py`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
-import sqlalchemy as sa
-import yaml
-from dagster._core.instance.ref import InstanceRef
-from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
-from dagster._serdes import ConfigurableClassData
-from dagster_postgres import DagsterPostgresStorage
 from sqlalchemy.exc import SQLAlchemyError
 
-from kfm_dagster.defs.instance_storage import InstanceStorage
+from kfm_dagster.defs.instance_storage import opened_instance
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.exports.explanations.explanation import Reexecution
-from kfm_dagster.settings import Settings, environment
+from kfm_dagster.settings import environment
 
 ROOT_TAG = "dagster/root_run_id"
 ROOTS_ASKED = 500
@@ -66,45 +59,6 @@ class InstanceReexecutions:
                     observed=f"{self._home}: {str(getattr(error, 'orig', error)).strip().splitlines()[0]}",
                     next_step="bring Dagster's storage up to date (kfm init), and ask again",
                 ) from None
-
-
-def opened_instance(home: Path) -> dg.DagsterInstance | None:
-    """Open the instance of a DAGSTER_HOME, which the environment names, too; None without a storage that answers."""
-    try:
-        reference = InstanceRef.from_dir(str(home))
-        reference = _making_nothing(reference)
-        return dg.DagsterInstance.from_ref(reference) if _has_runs(reference, home) else None
-    except Exception:
-        # With such a dagster.yaml, or without its database, Dagster does not start either; what the ledger knows of a
-        # run can be said without it. Every class of its configuration raises errors of its own.
-        return None
-
-
-def _making_nothing(reference: InstanceRef) -> InstanceRef:
-    """Return the reference with which Dagster makes no tables in PostgreSQL."""
-    data = reference.storage_data
-    if data is None or data.class_name != DagsterPostgresStorage.__name__:
-        return reference
-    config = yaml.safe_dump({**data.config_dict, "should_autocreate_tables": False})
-    return reference._replace(storage_data=ConfigurableClassData(data.module_name, data.class_name, config))
-
-
-def _has_runs(reference: InstanceRef, home: Path) -> bool:
-    """Return whether the storage is there. Dagster's SQLite makes its files, and its PostgreSQL tries for seconds."""
-    data = reference.storage_data
-    if data is not None and data.class_name == DagsterPostgresStorage.__name__:
-        storage = data.rehydrate(as_type=DagsterPostgresStorage)
-        engine = sa.create_engine(storage.postgres_url, poolclass=sa.NullPool)
-        try:
-            return sa.inspect(engine).has_table("runs")
-        finally:
-            engine.dispose()
-    if data is not None and data.class_name == DagsterSqliteStorage.__name__:
-        base = data.config_dict["base_dir"]
-        home = Path(os.environ[base["env"]] if isinstance(base, dict) else base)
-    elif data is None or data.class_name != InstanceStorage.__name__ or Settings.load().dagster_dsn:
-        return True
-    return (home / "history" / "runs.db").is_file()
 
 
 def _all(instance: dg.DagsterInstance | None) -> Iterator[str]:

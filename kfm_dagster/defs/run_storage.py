@@ -7,7 +7,7 @@ context. Does not belong here: the answers' use (`defs/sensors.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import takewhile
@@ -16,6 +16,7 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.defs.io_manager import root_run_id
+from kfm_dagster.defs.run_processes import fail_lost_runs
 from kfm_dagster.defs.run_tags import BACKFILL_TAG, LANE_TAG
 from kfm_dagster.ingest.plan import ActiveRuns, LaneKey
 
@@ -99,8 +100,8 @@ class DeadRuns:
 
     def _group(self, root: str) -> list[dg.DagsterRun]:
         return [
-            *self._context.instance.get_runs(filters=dg.RunsFilter(run_ids=[root])),
-            *self._context.instance.get_runs(filters=dg.RunsFilter(tags={"dagster/root_run_id": root})),
+            *_runs(self._context.instance, dg.RunsFilter(run_ids=[root])),
+            *_runs(self._context.instance, dg.RunsFilter(tags={"dagster/root_run_id": root})),
         ]
 
 
@@ -138,9 +139,15 @@ def newest_runs(instance: dg.DagsterInstance) -> Callable[[str], str]:
     return cache(newest)
 
 
+def _runs(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Sequence[dg.DagsterRun]:
+    """Return runs, after those whose process is gone have been reported as failed."""
+    runs = instance.get_runs(filters)
+    return instance.get_runs(filters) if fail_lost_runs(instance, runs) else runs
+
+
 def _active(instance: dg.DagsterInstance, tag: str) -> list[dg.DagsterRun]:
     """Return the queued and running runs of partitions that carry a tag."""
-    runs = instance.get_runs(filters=dg.RunsFilter(statuses=ACTIVE))
+    runs = _runs(instance, dg.RunsFilter(statuses=ACTIVE))
     return [run for run in runs if PARTITION_TAG in run.tags and tag in run.tags]
 
 

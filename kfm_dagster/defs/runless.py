@@ -14,7 +14,7 @@ import dagster as dg
 
 from kfm_dagster.defs.chain import asset_keys
 from kfm_dagster.defs.display import Places, account_of, stage_metadata
-from kfm_dagster.defs.reexecutions import opened_instance
+from kfm_dagster.defs.instance_storage import opened_instance
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.redaction import error_text

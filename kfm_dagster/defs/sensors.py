@@ -1,4 +1,4 @@
-"""Sensors: SQS messages to partitioned runs, the ledger's leftovers to further runs, and backfills to listings."""
+"""Sensors: SQS messages to partitioned runs, and the ledger's leftovers to further runs."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -17,8 +17,8 @@ from kfm_dagster.defs.intervals import ticking_every
 from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource, WalResource
-from kfm_dagster.defs.run_requests import listing_run, planned_run
-from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, newest_runs, run_slots
+from kfm_dagster.defs.run_requests import planned_run
+from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, newest_runs, run_slots
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, units_in_flight
 from kfm_dagster.ingest.maintenance import look_after
@@ -28,15 +28,8 @@ from kfm_dagster.ingest.requested_runs import RequestedRuns
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills
-from kfm_dagster.recovery.backfill.progress import no_backfill_runs
-from kfm_dagster.recovery.backfill.scheduled import begin_due_listings
 from kfm_dagster.recovery.intents import IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.settings import Settings
-
-BACKFILL_INTERVALS = 2
-"""A day that a backfill lists takes longer, and mostly there is no backfill."""
 
 
 def ingest_sensors(
@@ -114,38 +107,7 @@ def ingest_sensors(
             return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(ledger, days, today=opened.clock().date()))
         return dg.SensorResult(run_requests=requests)
 
-    @dg.sensor(
-        name="nodd_backfill",
-        job_name=INGEST_JOB,
-        minimum_interval_seconds=ticking_every(BACKFILL_INTERVALS * interval_seconds),
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Begins the listings that are due by a contract's schedule, and asks for those of running "
-        "backfills (kfm backfill), day by day, while fewer bulk units are in flight than KFM_LIVE_SHARE leaves to "
-        "them.",
-    )
-    @one_line
-    def nodd_backfill(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        opened, requested = pipeline.get(), pipeline.state().requested
-        backfills = Backfills(opened)
-        for backfill_id in begin_due_listings(backfills, opened.settings):
-            context.log.info("%s is begun: a listing is due by a contract's schedule", backfill_id)
-        with requested.lock:
-            idle = no_backfill_runs(opened.database)
-            report = AdvanceReport() if idle else _advance(context, backfills, opened.settings, days)
-            listings = [(request.day, Lane.BULK) for request in report.requests]
-            requested.record(context.sensor_name, listings, at=opened.clock())
-        if not report.requests:
-            return dg.SensorResult(skip_reason=report.reason)
-        return dg.SensorResult(run_requests=[listing_run(request) for request in report.requests])
-
-    return [nodd_messages, nodd_ledger, nodd_backfill]
-
-
-def _advance(
-    context: dg.SensorEvaluationContext, backfills: Backfills, settings: Settings, days: dg.PartitionsDefinition
-) -> AdvanceReport:
-    limit = settings.bulk_runs(run_slots(context.instance))
-    return backfills.advance(listing=listing_days(context.instance), limit=limit, known=days.has_partition_key)
+    return [nodd_messages, nodd_ledger]
 
 
 def _to_log(context: dg.SensorEvaluationContext, level: int) -> Callable[[str], None]:

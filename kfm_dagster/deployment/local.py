@@ -23,7 +23,9 @@ from datetime import date
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import Self, get_args
+from typing import Any, Self, get_args
+
+import yaml
 
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.ingest.pipeline import utc_now
@@ -68,8 +70,8 @@ class Deployment:
         self.console_port = console_port
         self._module = module
         self._with_daemon = daemon
-        self._dagster_yaml = dagster_yaml or default_dagster_yaml()
         given = {**os.environ, **environment}
+        self._dagster_yaml = dagster_yaml or dagster_yaml_for(given, self.dagster_home)
         self._environment = {
             **given,
             **_paths_from_here(given),
@@ -249,12 +251,24 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def default_dagster_yaml() -> str:
-    """Return the repository's dagster.yaml, which also travels inside the wheel."""
+def dagster_yaml_for(environment: Mapping[str, str], dagster_home: Path) -> str:
+    """Return the repository's dagster.yaml, with the storage and the compute logs that an environment names.
+
+    The wheel has the file, too.
+    """
     bundled = resources.files("kfm_dagster") / "_bundled" / "dagster.yaml"
-    if bundled.is_file():
-        return bundled.read_text(encoding="utf-8")
-    return (Path(__file__).resolve().parents[2] / "dagster.yaml").read_text(encoding="utf-8")
+    file = bundled if bundled.is_file() else Path(__file__).resolve().parents[2] / "dagster.yaml"
+    chosen: dict[str, Any] = {}
+    if environment.get("KFM_DAGSTER_DSN"):
+        # Only `kfm init` makes tables (defs/instance_storage.py).
+        address = {"postgres_url": {"env": "KFM_DAGSTER_DSN"}, "should_autocreate_tables": False}
+        chosen["storage"] = {"postgres": address}
+    if url := environment.get("KFM_COMPUTE_LOGS_URL"):
+        bucket, _, prefix = url.removeprefix("s3://").partition("/")
+        config = {"bucket": bucket, "local_dir": str(dagster_home / "storage")} | ({"prefix": prefix} if prefix else {})
+        place = {"module": "dagster_aws.s3.compute_log_manager", "class": "S3ComputeLogManager", "config": config}
+        chosen["compute_logs"] = place
+    return file.read_text(encoding="utf-8") + (yaml.safe_dump(chosen, sort_keys=False) if chosen else "")
 
 
 def free_port() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -20,6 +21,8 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.redaction import redacted_error
 
 _LOG = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 def look_after(
@@ -59,11 +62,17 @@ def look_after(
         "following the catalog": lambda: pipeline.following.catch_up(pipeline.followers),
     }
     for name, step in steps.items():
-        try:
-            step()
-        except (SQLAlchemyError, DatabaseUnavailableError):
-            raise
-        except Exception as error:
-            _LOG.exception("%s fails", name, exc_info=redacted_error(error))
-            warn(f"{name} fails: {error if isinstance(error, KfmError) else type(error).__name__}")
+        attempt(name, step, warn)
     return due.keys()
+
+
+def attempt(name: str, step: Callable[[], Result], warn: Callable[[str], None]) -> Result | None:
+    """Do a step; a failure is a warning, and None is returned. Raises the database's error: no step goes without it."""
+    try:
+        return step()
+    except (SQLAlchemyError, DatabaseUnavailableError):
+        raise
+    except Exception as error:
+        _LOG.exception("%s fails", name, exc_info=redacted_error(error))
+        warn(f"{name} fails: {error if isinstance(error, KfmError) else type(error).__name__}")
+        return None

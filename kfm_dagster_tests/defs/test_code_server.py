@@ -17,7 +17,7 @@ import pytest
 
 from kfm_dagster.cyclic_gc import THRESHOLDS
 from kfm_dagster.defs.code_server import CODE_VERSION, UNKNOWN_EXIT, RunContext
-from kfm_dagster.defs.run_launcher import is_running
+from kfm_dagster.defs.run_processes import is_running
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.idempotent_node.compute_hash import code_fingerprint

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from kfm_dagster.defs import old_runs
-from kfm_dagster.defs.instance_storage import prepare
+from kfm_dagster.defs.instance_storage import opened_instance, prepare
 from kfm_dagster.defs.old_runs import OldRuns
-from kfm_dagster.defs.reexecutions import opened_instance
 from kfm_dagster.defs.run_storage import newest_runs
-from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.factories import envelope, failed, finished
@@ -54,7 +55,7 @@ def instance(
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     if request.param == "postgresql":
         monkeypatch.setenv("KFM_DAGSTER_DSN", request.getfixturevalue("empty_postgres_url"))
-    prepare(home, dagster_yaml=default_dagster_yaml())
+    prepare(home, dagster_yaml=dagster_yaml_for(os.environ, home))
     opened = opened_instance(home)
     assert opened is not None
     with opened:
@@ -89,14 +90,11 @@ def going(instance: dg.DagsterInstance, bench: Bench, before: datetime = FAR) ->
 
 def has_events(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Tell whether anything of a run's events is left; on SQLite they are a file, and rows of an index."""
-    events = instance.event_log_storage
-    if isinstance(events, SqliteEventLogStorage):
-        files = Path(events.path_for_shard(run_id)).parent.glob(f"{run_id}.db*")
-        with events.index_connection() as connection:
-            rows = connection.exec_driver_sql(
-                "SELECT count(*) FROM event_logs WHERE run_id = ?", (run_id,)
-            ).scalar_one()
-        return bool(list(files)) or rows > 0
+    folder = Path(instance.root_directory, "history", "runs")
+    if folder.is_dir():
+        with closing(sqlite3.connect(folder / "index.db")) as connection:
+            [rows] = connection.execute("SELECT count(*) FROM event_logs WHERE run_id = ?", (run_id,)).fetchone()
+        return bool(list(folder.glob(f"{run_id}.db*"))) or rows > 0
     return bool(instance.all_logs(run_id))
 
 

@@ -20,7 +20,7 @@ from benchmarks import postgis
 from benchmarks.postgres import embedded_postgres
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.defs.instance_storage import prepare
-from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.settings import environment
 from kfm_dagster.storage.database import Database
@@ -64,7 +64,7 @@ REFUSED: dict[tuple[str, str], list[str]] = {
 WORK = {
     ("worker", "KFM_WAL_DSN"): "SELECT 1 FROM nodd_wal_records",
     ("code", "KFM_RETENTION_DSN"): "SELECT 1 FROM nodd_wal_records",
-    ("webserver", "KFM_DAGSTER_DSN"): "SELECT 1 FROM dagster.runs",
+    ("webserver", "KFM_DAGSTER_DSN"): "SELECT 1 FROM runs",
     ("worker", "KFM_STAC_API_DSN"): "SELECT 1 FROM kfm.stac_collections",
     ("stac-api", ""): "SELECT 1 FROM pgstac.collections",
 }
@@ -98,8 +98,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Url]:
         assert not grant_deployment_role(ledger, options["role"])
         assert not grant_retention_role(ledger, options["retention_role"])
         ledger.dispose()
+        home = tmp_path_factory.mktemp("dagster")
         with environment({"KFM_DAGSTER_DSN": of("init", "KFM_DAGSTER_DSN")}):
-            prepare(tmp_path_factory.mktemp("dagster"), dagster_yaml=default_dagster_yaml())
+            prepare(home, dagster_yaml=dagster_yaml_for(os.environ, home))
         if HAS_POSTGIS:
             StacApiDatabase(of("init", "KFM_STAC_API_DSN")).install()
         yield of

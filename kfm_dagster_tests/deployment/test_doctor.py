@@ -36,7 +36,7 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.deployment.doctor import instance
 from kfm_dagster.deployment.doctor.finding import Health, examine, ok
 from kfm_dagster.deployment.doctor.queues import check_senders
-from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
@@ -83,7 +83,7 @@ class Deployed:
 
     def dagster(self, **changed: Any) -> None:
         """Parts of dagster.yaml changed; None takes one out."""
-        config = yaml.safe_load(default_dagster_yaml())
+        config = yaml.safe_load(dagster_yaml_for({}, Path()))
         config.update(changed)
         text = yaml.safe_dump({key: value for key, value in config.items() if value is not None})
         (self.home / "dagster" / "dagster.yaml").write_text(text)

@@ -22,7 +22,7 @@ CONTAINERS: dict[str, dict[str, Any]] = {container["name"]: container for contai
 SECRETS = {
     "KFM_WAL_DSN": "postgresql://kfm@db/kfm",
     "KFM_RETENTION_DSN": "postgresql://kfm_retention@db/kfm",
-    "KFM_DAGSTER_DSN": "postgresql://kfm@db/dagster",
+    "KFM_DAGSTER_DSN": "postgresql+psycopg2://kfm@db/dagster",
 }
 
 
@@ -34,12 +34,15 @@ def test_the_task_is_one_as_the_api_of_ecs_describes_it() -> None:
         assert {one["containerName"] for one in container.get("dependsOn", [])} <= set(CONTAINERS), name
 
 
+def variables(container: str) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in CONTAINERS[container]["environment"]}
+
+
 @pytest.mark.clause("DAG-09")
 def test_every_command_is_one_and_every_variable_a_setting() -> None:
-    for container in CONTAINERS.values():
-        variables = {one["name"]: one["value"] for one in container["environment"]}
+    for name, container in CONTAINERS.items():
         secrets = {one["name"] for one in container["secrets"]}
-        settings = loaded({**variables, **{one: SECRETS[one] for one in secrets}})
+        settings = loaded({**variables(name), **{one: SECRETS[one] for one in secrets}})
         assert settings.env == "prod"
         assert all(place.startswith("s3://") for place in (settings.catalog, settings.storage, settings.lineage))
         assert settings.dagster_dsn
@@ -51,7 +54,7 @@ def test_every_command_is_one_and_every_variable_a_setting() -> None:
             assert parsed(container["healthCheck"]["command"][1:])["port"] == served["port"]
         # Runs have what the daemon's container has, and the image that the code location names.
         assert container["environment"] == CONTAINERS["daemon"]["environment"]
-        assert container["image"] == variables["DAGSTER_CURRENT_IMAGE"]
+        assert container["image"] == variables(name)["DAGSTER_CURRENT_IMAGE"]
 
 
 @pytest.mark.clause("SEC-15")
@@ -68,12 +71,16 @@ def test_init_alone_is_given_the_owners_dsn_and_makes_the_roles_of_the_others() 
 @pytest.mark.clause("DAG-09", "DAG-15")
 def test_the_instance_is_that_of_one_machine_with_the_launcher_of_ecs(tmp_path: Path) -> None:
     text = (ECS / "dagster.yaml").read_text(encoding="utf-8")
-    ours, every = yaml.safe_load(text), yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
-    assert {**ours, "run_launcher": None} == {**every, "run_launcher": None}
+    ours, every = yaml.safe_load(text), yaml.safe_load((ROOT / "deploy" / "dagster.yaml").read_text(encoding="utf-8"))
+    logs = {"module": "dagster_aws.s3.compute_log_manager", "class": "S3ComputeLogManager"}
+    config = ours["compute_logs"].pop("config")
+    assert ours == {**every, "run_launcher": ours["run_launcher"], "compute_logs": logs}
+    assert f"s3://{config['bucket']}" == loaded(variables("daemon")).compute_logs_url
+    assert config["local_dir"] == "/var/lib/kfm/dagster/storage"
     (tmp_path / "dagster.yaml").write_text(text)
     region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     with (
-        environment({**region, "DAGSTER_HOME": str(tmp_path)}),
+        environment({**region, **SECRETS, "DAGSTER_HOME": str(tmp_path)}),
         dg.DagsterInstance.from_config(str(tmp_path)) as instance,
     ):
         launcher = instance.run_launcher

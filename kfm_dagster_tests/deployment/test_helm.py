@@ -20,7 +20,6 @@ import dagster as dg
 import jsonschema_rs
 import kubernetes.client as k8s
 import pytest
-import sqlalchemy as sa
 import yaml
 from dagster._core.code_pointer import ModuleCodePointer
 from dagster._core.instance.ref import InstanceRef
@@ -28,10 +27,8 @@ from dagster._core.launcher import LaunchRunContext
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster_k8s import K8sRunLauncher, launcher
 from dagster_k8s.models import k8s_model_from_dict, k8s_snake_case_dict
-from dagster_postgres.utils import pg_url_from_config
 from sqlalchemy.engine import make_url
 
-from kfm_dagster.defs.instance_storage import SCHEMA
 from kfm_dagster_tests.deployment.commands import loaded, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,11 +37,15 @@ VALUES = yaml.safe_load((HELM / "values.yaml").read_text(encoding="utf-8"))
 OBJECTS = yaml.safe_load((HELM / "kfm.yaml").read_text(encoding="utf-8"))["items"]
 KNOWN: dict[str, str] = yaml.safe_load((Path(__file__).with_name("helm_values.yaml")).read_text(encoding="utf-8"))
 [CODE] = VALUES["dagster-user-deployments"]["deployments"]
+[SETTINGS] = [one["data"] for one in OBJECTS if one["kind"] == "ConfigMap"]
 PODS = {
     one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in OBJECTS if "template" in one.get("spec", {})
 }
 SCALARS = {"string": str, "boolean": bool, "integer": int}
-SECRETS = {"KFM_WAL_DSN": "postgresql://kfm@db/kfm", "KFM_DAGSTER_DSN": "postgresql://kfm@db/kfm"}
+SECRETS = {
+    "KFM_WAL_DSN": "postgresql://kfm@db/kfm",
+    "KFM_DAGSTER_DSN": "postgresql+psycopg2://kfm_deployment@db/dagster",
+}
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -172,7 +173,7 @@ def instance() -> dict[str, Any]:
             "config": snaked(queued),
         },
         "concurrency": {key: snaked(values["concurrency"][key]) for key in ("pools", "runs")},
-        "compute_logs": values["computeLogManager"]["config"]["customComputeLogManager"],
+        "compute_logs": snaked(values["computeLogManager"]["config"]["s3ComputeLogManager"]),
         "run_monitoring": snaked(daemon["runMonitoring"]),
         **({"run_retries": snaked(daemon["runRetries"])} if daemon["runRetries"]["enabled"] else {}),
         "sensors": snaked(daemon["sensors"]),
@@ -198,8 +199,11 @@ def test_the_instance_is_that_of_one_machine_with_the_launcher_of_kubernetes() -
     assert [one["purge_after_days"].pop("started") for one in ours["retention"].values()] == [-1, -1]
     # 0, which the file of one machine has by default.
     assert ours["run_monitoring"].pop("max_resume_run_attempts") == 0
-    ours["compute_logs"].pop("config")
-    assert {**ours, "run_launcher": None, "storage": None} == {**every, "run_launcher": None, "storage": None}
+    logs = ours.pop("compute_logs")
+    assert f"s3://{logs['bucket']}" == SETTINGS["KFM_COMPUTE_LOGS_URL"]
+    assert f"{VALUES['global']['dagsterHome']}/storage" == logs["local_dir"]
+    ours.pop("run_launcher")
+    assert ours == every
 
 
 @pytest.mark.clause("DAG-09")
@@ -257,33 +261,17 @@ def test_init_alone_is_given_the_owners_secret_and_makes_the_roles_of_the_others
 
 
 @pytest.mark.clause("DAG-09")
-def test_dagsters_tables_are_found_where_kfm_init_makes_them(postgres_url: str) -> None:
-    given, server = VALUES["postgresql"], make_url(postgres_url)
-    url = pg_url_from_config(
-        {
-            "postgres_db": {
-                "username": server.username,
-                "password": server.password or "",
-                "hostname": server.host or "localhost",
-                "port": server.port or 5432,
-                "db_name": server.database,
-                # The test's server has no TLS.
-                "params": {**given["postgresqlParams"], **server.query, "sslmode": "prefer"},
-                "scheme": given["postgresqlScheme"],
-            }
-        }
-    )
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SHOW search_path").scalar_one() == SCHEMA
-    engine.dispose()
+def test_dagsters_tables_are_found_where_kfm_init_makes_them() -> None:
+    given, ours = VALUES["postgresql"], make_url(SECRETS["KFM_DAGSTER_DSN"])
+    assert (given["postgresqlScheme"], given["postgresqlUsername"]) == (ours.drivername, ours.username)
+    assert given["postgresqlDatabase"] == ours.database
+    assert set(given["postgresqlParams"]) == {"sslmode"}
 
 
 @pytest.mark.clause("DAG-09")
 def test_every_command_is_one_and_every_variable_a_setting() -> None:
     for name in PODS:
-        [variables] = [one["data"] for one in OBJECTS if one["kind"] == "ConfigMap"]
-        settings = loaded({**variables, **SECRETS})
+        settings = loaded({**SETTINGS, **SECRETS})
         assert settings.env == "prod"
         assert all(place.startswith("s3://") for place in (settings.catalog, settings.storage, settings.lineage))
         [container] = PODS[name]["containers"]

@@ -201,8 +201,8 @@ def test_the_block_typed_as_it_is_written_ingests_a_published_message(
         typist.type("test -z \"$(find .kfm -name '*.db')\"")  # nothing is kept in files of this machine
         admin = sa.create_engine(sa.make_url(postgres_server).set(database="kfm"))
         with admin.connect() as connection:
-            [head] = connection.exec_driver_sql("SELECT version_num FROM dagster.alembic_version").all()
-            assert connection.exec_driver_sql("SELECT count(*) FROM dagster.runs").scalar_one() > 0
+            [head] = connection.exec_driver_sql("SELECT version_num FROM alembic_version").all()
+            assert connection.exec_driver_sql("SELECT count(*) FROM runs").scalar_one() > 0
         admin.dispose()
         assert head
         assert ingested_by_steps(cloud)

@@ -229,7 +229,7 @@ def asked_for(face: Face, wal: WalResource, pipeline: PipelineResource) -> list[
     """Partitions of which `nodd_ledger` asks for runs at its second look, given these resources."""
     jobs = [face.repository.get_job(INGEST_JOB), evidence_job()]
     days = daily_partitions(DAY)
-    _, sensor, _ = ingest_sensors(interval_seconds=5, days=days, pipeline=pipeline, wal=wal, jobs=jobs)
+    _, sensor = ingest_sensors(interval_seconds=5, days=days, pipeline=pipeline, wal=wal, jobs=jobs)
     cursor = None
     for _ in range(2):
         with dg.build_sensor_context(

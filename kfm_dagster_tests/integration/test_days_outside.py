@@ -24,7 +24,7 @@ pytestmark = pytest.mark.one_database
 
 OLD_DAY = date(2014, 7, 30)
 """The first that the contract allows."""
-SENSORS = ("nodd_messages", "nodd_ledger", "nodd_ledger", "nodd_backfill")
+SENSORS = ("nodd_messages", "nodd_ledger", "nodd_ledger", "nodd_due")
 """The ledger's sensor asks for a run of what it has seen on an earlier tick."""
 
 

@@ -16,7 +16,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_keys
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.defs.run_storage import run_slots
-from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.ingest.nodes import ProvenanceEmit
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.ledger.state_machine import Status
@@ -39,7 +39,7 @@ UNITS_PER_RUN = 40
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     """An instance with the run queue of the dagster.yaml that ships."""
     (tmp_path / "dagster").mkdir()
-    shipped = yaml.safe_load(default_dagster_yaml())
+    shipped = yaml.safe_load(dagster_yaml_for({}, Path()))
     overrides = {key: shipped[key] for key in ("run_coordinator", "concurrency")}
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster"), overrides=overrides) as found:
         yield found
@@ -155,7 +155,7 @@ def test_bulk_work_has_its_turn_however_much_live_work_there_is(
 
 @pytest.mark.clause("BEY-14")
 def test_the_shipped_run_queue_keeps_the_share_that_is_the_default() -> None:
-    queue = yaml.safe_load(default_dagster_yaml())["concurrency"]["runs"]
+    queue = yaml.safe_load(dagster_yaml_for({}, Path()))["concurrency"]["runs"]
     limits = {limit["key"]: limit["limit"] for limit in queue["tag_concurrency_limits"]}
     assert set(limits.values()) == {Settings().bulk_runs(queue["max_concurrent_runs"])}
     assert limits["kfm/lane"] < queue["max_concurrent_runs"]

@@ -18,7 +18,7 @@ from kfm_dagster_tests.integration.face import Face, asked_datasets
 
 pytestmark = pytest.mark.one_database
 
-SENSOR, PARTITION, JOB = "nodd_paths", DAY.isoformat(), "ingest_nexrad_l2"
+SENSOR, PARTITION, JOB = "nodd_due", DAY.isoformat(), "ingest_nexrad_l2"
 
 
 def arrive(face: Face, objects: Path, *, first: int, last: int) -> None:
@@ -31,6 +31,7 @@ def asked(face: Face) -> list[dict[str, Any]]:
     return [
         {"day": one.partition_key, "assets": one.asset_selection, "key": one.run_key, "of": asked_datasets(one)}
         for one in face.tick(SENSOR).run_requests or ()
+        if one.job_name == PATH_JOB
     ]
 
 
@@ -43,7 +44,8 @@ def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a
     face: Face, objects: Path
 ) -> None:
     sensor = face.repository.get_sensor_def(SENSOR)
-    assert (sensor.default_status, sensor.job_name) == (dg.DefaultSensorStatus.RUNNING, PATH_JOB)
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+    assert PATH_JOB in {job.name for job in sensor.jobs}
     assert asked(face) == []
     arrive(face, objects, first=0, last=2)
     ingest(face)

@@ -114,7 +114,7 @@ def test_no_record_log_event_or_page_has_a_planted_secret(
     with caplog.at_level(logging.INFO):
         texts: dict[str, str] = {}
         for number in range(3):
-            for sensor in ("nodd_messages", "nodd_ledger", "nodd_alerts"):
+            for sensor in ("nodd_messages", "nodd_ledger", "nodd_due"):
                 tick = face.tick(sensor)
                 texts[f"tick {number} of {sensor}"] = str(tick)
                 for request in tick.run_requests:

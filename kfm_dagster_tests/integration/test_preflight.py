@@ -128,7 +128,7 @@ def test_a_queue_or_a_database_that_is_not_there_is_one_line_of_the_tick(
     )
     deployment.pipeline.close()
     monkeypatch.setenv("KFM_WAL_DSN", "postgresql+psycopg2://kfm@127.0.0.1:1/kfm")
-    for sensor in ("nodd_messages", "nodd_ledger", "nodd_backfill", "nodd_alerts"):
+    for sensor in ("nodd_messages", "nodd_ledger", "nodd_due"):
         assert "the database does not answer; observed postgresql" in face.tick(sensor).skip_message
 
 

@@ -10,13 +10,9 @@ from typing import Any
 import dagster as dg
 import pytest
 import sqlalchemy as sa
-from alembic.script import ScriptDirectory
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs import kept_storage
-from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration.chain import announce, put, volumes
 from kfm_dagster_tests.integration.face import Face
 
@@ -86,46 +82,3 @@ def test_a_quiet_interval_asks_little_and_a_message_in_it_starts_its_run_at_the_
     message = announce([unit.event()], registry=contracts)
     client.waiting = [{"MessageId": message.message_id, "Body": message.body, "ReceiptHandle": "r"}]
     assert [len(face.tick(sensor).run_requests) for sensor in sensors if sensor == "nodd_messages"] == [1]
-
-
-@pytest.mark.clause("DAG-14")
-def test_a_tick_opens_dagsters_storage_without_looking_through_its_migrations_or_making_an_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A code server opens the instance for every tick."""
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    (tmp_path / "dagster.yaml").write_text(default_dagster_yaml(), encoding="utf-8")
-
-    def tick() -> list[dg.DagsterRun]:
-        with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-            instance.all_instigator_state()
-            return list(instance.get_runs())
-
-    assert tick() == []
-    looked: list[str] = []
-
-    def noted(what: str, then: Any) -> Any:
-        def call(*given: Any, **more: Any) -> Any:
-            looked.append(what)
-            return then(*given, **more)
-
-        return call
-
-    monkeypatch.setattr(ScriptDirectory, "from_config", noted("migrations", ScriptDirectory.from_config))
-    monkeypatch.setattr(sa, "create_engine", noted("engine", sa.create_engine))
-    monkeypatch.setattr("dagster._core.storage.runs.sqlite.sqlite_run_storage.create_engine", noted("engine", None))
-    monkeypatch.setattr(
-        "dagster._core.storage.schedules.sqlite.sqlite_schedule_storage.create_engine", noted("engine", None)
-    )
-    monkeypatch.setattr(Settings, "load", noted("settings", Settings.load))
-    assert tick() == []
-    assert looked == []
-
-
-def test_a_storage_whose_files_are_gone_is_made_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        storage = kept_storage.open_sqlite(str(tmp_path), None)
-        storage.run_storage.add_run(dg.DagsterRun(job_name="ingest"))
-        assert storage.run_storage.get_runs_count() == 1
-        for file in (tmp_path / "history").glob("*.db*"):
-            file.unlink()

@@ -207,7 +207,7 @@ def work(face: Face) -> list[tuple[str, str]]:
     """Tick the backfills' sensor and launch what it asks for, until it says that all is done; what it asked for."""
     asked = []
     while True:
-        tick = face.tick("nodd_backfill")
+        tick = face.tick("nodd_due")
         for request in tick.run_requests:
             assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")
             asked.append((str(request.partition_key), ",".join(asked_datasets(request))))

@@ -55,12 +55,12 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _storage(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]:
-    if settings.env is Environment.PROD and not settings.dagster_dsn and "postgres" not in _part(config, "storage"):
+    if settings.env is Environment.PROD and "postgres" not in _part(config, "storage"):
         yield warning(
             "Dagster keeps its runs in files of one machine",
-            observed="no KFM_DAGSTER_DSN",
+            observed="no storage.postgres",
             expected="PostgreSQL in prod",
-            next_step="set KFM_DAGSTER_DSN and run kfm init",
+            next_step="set KFM_DAGSTER_DSN, move dagster.yaml away and run kfm init",
         )
 
 
@@ -178,7 +178,7 @@ def _heartbeats(settings: Settings, home: Path) -> Sequence[tuple[str, datetime]
         engine = sa.create_engine(
             settings.dagster_dsn,
             poolclass=sa.NullPool,
-            connect_args={"connect_timeout": 5, "options": "-csearch_path=dagster"},
+            connect_args={"connect_timeout": 5},
             execution_options={"postgresql_readonly": True},
         )
     else:

@@ -85,7 +85,7 @@ class Backfills:
     pipeline: Pipeline
 
     def start(self, *, datasets: Iterable[str], first_day: date, last_day: date, decision: Decision) -> Backfill:
-        """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
+        """Write down a backfill, which the sensor `nodd_due` carries out; earlier days lower the partition window.
 
         Raises as `days` does.
         """
