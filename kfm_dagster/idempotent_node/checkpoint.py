@@ -29,16 +29,8 @@ class Checkpoints:
     def get(self, node: str, *, tx: Transaction | None = None) -> Checkpoint | None:
         """Return a node's checkpoint, or None before its first effect."""
         with reading(self._database, tx) as view:
-            row = view.run("idempotent_node.checkpoint", node=node).one_or_none()
-        if row is None:
-            return None
-        return Checkpoint(node=row.node, last_applied_hash=row.last_applied_hash, updated_at=row.updated_at)
+            return view.row(Checkpoint, "idempotent_node.checkpoint", node=node)
 
     def advance(self, node: str, content_hash: str, *, tx: Transaction) -> None:
         """Name the content that a node applied last, in the transaction that applies it."""
-        tx.run(
-            "idempotent_node.advance_checkpoint",
-            node=node,
-            content_hash=content_hash,
-            at=self._clock(),
-        )
+        tx.run("idempotent_node.advance_checkpoint", node=node, content_hash=content_hash, at=self._clock())

@@ -25,6 +25,7 @@ from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
+from kfm_dagster.storage.row_values import value_of
 from kfm_dagster.telemetry.measures import StepVolume
 
 _LOG = logging.getLogger(__name__)
@@ -166,8 +167,8 @@ class IdempotentNodes:
         tx.run(
             "idempotent_node.put_output",
             content_hash=intent.content_hash,
-            record=_json(made.record),
-            lineage=None if made.lineage is None else _json(made.lineage),
+            record=json.dumps(made.record, sort_keys=True, allow_nan=False),
+            lineage=None if made.lineage is None else json.dumps(made.lineage, sort_keys=True, allow_nan=False),
             at=at,
         )
         end = StepEnd(volume=made.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
@@ -228,8 +229,7 @@ class IdempotentNodes:
     def output(self, content_hash: str, *, tx: Transaction | None = None) -> Output | None:
         """Return what a content gave, or None when it was never applied."""
         with reading(self._database, tx) as view:
-            row = view.run("idempotent_node.output", content_hash=content_hash).one_or_none()
-        return None if row is None else _output(row)
+            return view.row(Output, "idempotent_node.output", content_hash=content_hash)
 
     def newest(self, node: str) -> Output | None:
         """Return what a node applied last, or None before its first effect."""
@@ -240,8 +240,7 @@ class IdempotentNodes:
     def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
         """Return what a stage applied last in each partition in which it applied something since then, newest first."""
         with self._database.snapshot() as tx:
-            asked = {"prefix": f"{stage}@", "since": since}
-            return [_output(row) for row in tx.run("idempotent_node.newest_outputs_of_stage", asked)]
+            return tx.rows(Output, "idempotent_node.newest_outputs_of_stage", prefix=f"{stage}@", since=since)
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
         """Return, by partition, what a stage applied last, since then, where the stage `later` is behind it.
@@ -250,12 +249,13 @@ class IdempotentNodes:
         """
         asked = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self._database.snapshot() as tx:
-            return {row.partition_key: _output(row) for row in tx.run("idempotent_node.outputs_ahead", asked)}
+            rows = tx.run("idempotent_node.outputs_ahead", asked).mappings()
+            return {row["partition_key"]: value_of(Output, row) for row in rows}
 
     def outputs_of(self, node: str) -> list[Output]:
         """Return everything that a node has applied, in the order of its intents."""
         with self._database.snapshot() as tx:
-            return [_output(row) for row in tx.run("idempotent_node.outputs_of", node=node)]
+            return tx.rows(Output, "idempotent_node.outputs_of", node=node)
 
     def _may_apply(self, content_hash: str, tx: Transaction) -> bool:
         """Lock a content unless it is applied already; tell whether it may be applied.
@@ -325,17 +325,3 @@ def again(content: Content, *, run_id: str, applied: Intent) -> Content:
 def forced(params: Mapping[str, Any], *, run_id: str, reason: str) -> dict[str, Any]:
     """Return parameters that no earlier content had, so that a node runs although nothing changed."""
     return {**params, FORCED: {"run_id": run_id, "reason": reason}}
-
-
-def _output(row: Any) -> Output:
-    return Output(
-        content_hash=row.content_hash,
-        record=row.record,
-        lineage=row.lineage,
-        valid_from=row.valid_from,
-        valid_to=row.valid_to,
-    )
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, sort_keys=True, allow_nan=False)

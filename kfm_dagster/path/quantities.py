@@ -98,11 +98,6 @@ class DimensionalReport:
         return {"p_dim": self.p_dim, "quantities": lines}
 
 
-def as_quantities(arrival: Arrival) -> dict[str, pint.Quantity[Any]]:
-    """Return the results of one beam with their units, by the names of UNITS."""
-    return {name: pint.Quantity(value, _unit(name)) for name, value in _values(arrival).items()}
-
-
 def as_array_quantities(arrivals: Sequence[Arrival]) -> dict[str, pint.Quantity[Any]]:
     """Return the results of several beams as arrays with a unit each, shape (beams,), by the names of UNITS."""
     values = [_values(arrival) for arrival in arrivals]

@@ -72,21 +72,6 @@ class ProfileName(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Constant:
-    """The same refractivity everywhere: a medium with a known answer. N-units."""
-
-    refractivity: float = 0.0
-
-    def __call__(self, height_m: Floats) -> Floats:
-        """Return n."""
-        return np.full_like(height_m, 1 + self.refractivity * _N_UNIT)
-
-    def gradient(self, height_m: Floats) -> Floats:
-        """Return zero."""
-        return np.zeros_like(height_m)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Exponential:
     """N(h) = N0 * exp(-h / h0), P.453's reference atmosphere for refraction (P.453-14, Annex 1, section 2.1).
 

@@ -117,8 +117,3 @@ def covariance_faults(matrix: Floats) -> list[str]:
         least = float(np.linalg.eigvalsh(correlations)[0])
         return [f"the least eigenvalue of the correlations is {least:.3g}"]
     return []
-
-
-def is_positive_definite(matrix: Floats) -> bool:
-    """Tell whether a matrix is symmetric (to SYMMETRY) and positive definite (to LEAST_EIGENVALUE), by Cholesky."""
-    return not covariance_faults(matrix)

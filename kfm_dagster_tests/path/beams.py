@@ -10,7 +10,7 @@ import numpy as np
 
 from kfm_dagster.path.arrival import PathAligned, TimeAligned, align_path, align_time
 from kfm_dagster.path.beam import EARTH_RADIUS_M, BeamPath, Geometry, trace
-from kfm_dagster.path.refractivity import Constant, Profile
+from kfm_dagster.path.refractivity import Exponential, Profile
 
 START = datetime(2024, 5, 6, 21, 14, 3, tzinfo=UTC)
 TAU = timedelta(seconds=60)
@@ -19,7 +19,7 @@ TAU = timedelta(seconds=60)
 def beam(elevation_deg: float = 0.5, *, profile: Profile | None = None, **options: Any) -> BeamPath:
     """One beam of an antenna at 400 m, 460 km long, through a vacuum unless told otherwise."""
     settings = {"antenna_height_m": 400.0, "range_m": 460_000.0, "splits_m": (2_000.0, 2_250.0), **options}
-    (path,) = trace([elevation_deg], profile=profile or Constant(), **settings)
+    (path,) = trace([elevation_deg], profile=profile or Exponential(n0=0), **settings)
     return path
 
 

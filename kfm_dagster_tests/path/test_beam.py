@@ -14,7 +14,6 @@ from kfm_dagster.path.beam import EARTH_RADIUS_M, EFFECTIVE_EARTH_FACTOR, BeamPa
 from kfm_dagster.path.errors import PathError
 from kfm_dagster.path.refractivity import (
     PROFILES,
-    Constant,
     Exponential,
     MeanAnnualGlobal,
     Profile,
@@ -171,7 +170,7 @@ def test_beams_traced_together_are_those_traced_alone() -> None:
 def test_what_is_no_beam_is_refused(wrong: dict[str, Any]) -> None:
     options: dict[str, Any] = {"elevations_deg": [0.5], "antenna_height_m": 400.0, "range_m": 460_000.0} | wrong
     with pytest.raises(PathError, match="needs"):
-        trace(options.pop("elevations_deg"), profile=Constant(), **options)
+        trace(options.pop("elevations_deg"), profile=Exponential(), **options)
 
 
 def test_a_ray_that_does_not_settle_is_refused() -> None:

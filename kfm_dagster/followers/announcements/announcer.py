@@ -25,7 +25,7 @@ from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscript
 from kfm_dagster.followers.announcements.receiver import Receiver, Reception
 from kfm_dagster.followers.announcements.selection import Matches, compiled, within
 from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS, EventSender
-from kfm_dagster.followers.announcements.store import Announced, AnnouncementState, AnnouncementStore, Decided
+from kfm_dagster.followers.announcements.store import Announced, AnnouncementState, AnnouncementStore
 from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.storage.database import Database
 
@@ -74,7 +74,7 @@ class Announcer:
         self._sender.send(collection, events, count=len(due))
 
     def forget(self, contract: DatasetContract) -> None:
-        """Have all that stands announced again, under the same ids: what a receiver has got cannot be taken back."""
+        """Have all current Items announced again, under the same ids: a receiver keeps what it has got."""
         self.store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Announcer:
                 self.store.refused(event.collection, [(event, answer.error or "")])
         return taken, len(given_up) - taken
 
-    def _decide(self, collection: str, change: ItemChange, announced: Announced | None) -> Decided | None:
+    def _decide(self, collection: str, change: ItemChange, announced: Announced | None) -> Announced | None:
         """Return what a change is for this receiver; None when it has nothing to hear.
 
         A receiver that got an Item gets its later changes, whatever the filters say now: otherwise it would keep
@@ -114,7 +114,7 @@ class Announcer:
         else:
             kind = ChangeKind.UPDATED if announced.known else ChangeKind.CREATED
         wanted = kind in self.subscription.kinds
-        return Decided(
+        return Announced(
             item_id=change.item_id,
             change_id=change.change_id,
             kind=kind,

@@ -1,13 +1,13 @@
 """What subscriptions were sent (`announcements`): a row per subscription and Item, written before and after each event.
 
 Belongs here: the rows of one subscription. Does not belong here: what is announced to which (`announcer.py`), or
-changes that nobody has looked at yet, which are the catalog's (`catalog_changes`, the outbox).
+changes that are still to be followed, which are the catalog's (`catalog_changes`, the outbox).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
@@ -28,40 +28,26 @@ class AnnouncementState(StrEnum):
     """To be sent, or sent and not known to be taken."""
     SENT = "sent"
     REFUSED = "refused"
-    """Given up; it is kept until somebody has it sent again, or the Item changes."""
+    """Given up; it is kept until it is sent again by hand, or the Item changes."""
     SILENT = "silent"
     """Of a kind that the subscription does not want."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announced:
-    """What was announced of an Item last. `known`: the receiver has it, or was not to be notified of it."""
-
-    change_id: int
-    kind: ChangeKind
-    event_id: str
-    state: AnnouncementState
-    known: bool
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the Item is gone for the receiver: what comes now is created again."""
-        return self.kind is ChangeKind.WITHDRAWN and self.state is not AnnouncementState.OPEN
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decided:
-    """An event that a change makes for a subscription."""
+    """The newest event of an Item. `known`: the receiver has it, or was not to be notified of it."""
 
     item_id: str
     change_id: int
     kind: ChangeKind
     event_id: str
     state: AnnouncementState
+    known: bool = False
 
-    def row(self) -> dict[str, Any]:
-        """Return it as SQL reads it."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    @property
+    def is_over(self) -> bool:
+        """Whether the Item is gone for the receiver: what comes now is created again."""
+        return self.kind is ChangeKind.WITHDRAWN and self.state is not AnnouncementState.OPEN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,19 +74,10 @@ class AnnouncementStore:
     def announced(self, collection: str, item_ids: Iterable[str]) -> dict[str, Announced]:
         """Return what was announced of Items, by their ids."""
         with self._database.snapshot() as view:
-            rows = view.run("announcements.known", self._key(collection), item_ids=list(item_ids))
-            return {
-                row.item_id: Announced(
-                    change_id=row.change_id,
-                    kind=ChangeKind(row.kind),
-                    event_id=row.event_id,
-                    state=AnnouncementState(row.state),
-                    known=bool(row.known),
-                )
-                for row in rows
-            }
+            rows = view.rows(Announced, "announcements.known", self._key(collection), item_ids=list(item_ids))
+        return {announced.item_id: announced for announced in rows}
 
-    def begin(self, collection: str, events: Sequence[Decided]) -> set[str]:
+    def begin(self, collection: str, events: Sequence[Announced]) -> set[str]:
         """Write down what is about to be sent; return the ids of the events that no later one has overtaken.
 
         Before anything is sent, so that a receiver that may have got an Item is notified when it goes, also after
@@ -108,7 +85,7 @@ class AnnouncementStore:
         """
         if not events:
             return set()
-        given = {**self._key(collection), "events": [event.row() for event in events]}
+        given = {**self._key(collection), "events": [asdict(event) for event in events]}
         with self._database.transaction() as tx:
             return {
                 event_id
@@ -147,7 +124,7 @@ class AnnouncementStore:
                 tx.run("announcements.refused", self._key(collection), events=rows, now=self._clock()).close()
 
     def forget(self, collection: str) -> None:
-        """Have all that stands sent again."""
+        """Have all current Items sent again."""
         with self._database.transaction() as tx:
             tx.run("announcements.forget", self._key(collection))
 

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import orjson
+from pydantic import TypeAdapter
 
 from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.errors import DependencyUnavailableError
-from kfm_dagster.followers.geoparquet.parts import DayPart, RowGroup
+from kfm_dagster.followers.geoparquet.parts import DayPart
 
 _FILE = re.compile(r"(\d{4}-\d{2}-\d{2})-(\d{16})-[0-9a-f]{12}\.(?:json|parquet)")
 
@@ -95,31 +96,10 @@ def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str
         contents = publisher.read([f"{where}/{names[0]}" for names in waiting.values()])
         for day, names in waiting.items():
             content = contents.get(f"{where}/{names.pop(0)}")
-            stands = None if content is None else _day(content)
+            stands = None if content is None else _DESCRIPTION.validate_json(content)
             if stands is not None and {part.name for part in stands.parts} <= set(files[day]):
                 found[day] = stands
     return found
 
 
-def _day(content: bytes) -> Day:
-    given = orjson.loads(content)
-    return Day(
-        day=given["day"],
-        through=given["through"],
-        parts=tuple(
-            DayPart(
-                name=part["name"],
-                size=part["size"],
-                groups=tuple(
-                    RowGroup(
-                        rows=group["rows"],
-                        bbox=None if group["bbox"] is None else tuple(group["bbox"]),
-                        start=group["start"],
-                        end=group["end"],
-                    )
-                    for group in part["groups"]
-                ),
-            )
-            for part in given["parts"]
-        ),
-    )
+_DESCRIPTION = TypeAdapter(Day)

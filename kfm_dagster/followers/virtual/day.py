@@ -15,9 +15,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
 from kfm_dagster.catalog.changes import FollowError
 from kfm_dagster.catalog.publisher import Publisher, PublishError
@@ -37,18 +37,6 @@ class Listed:
     start: str
     end: str
     variables: tuple[str, ...]
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """What the list says of it."""
-        return {
-            "name": self.name,
-            "href": self.href,
-            "steps": self.steps,
-            "start": self.start,
-            "end": self.end,
-            "variables": list(self.variables),
-        }
 
 
 class DayOfStores:
@@ -98,7 +86,7 @@ class DayOfStores:
             return
         if self._at(LIST) != self._content:
             raise FollowError(observed=f"{self._folder}/{LIST} was replaced meanwhile", next_step="it is tried again")
-        said = {"collection": self._collection, "day": self._day, "stores": [one.said for one in new]}
+        said = {"collection": self._collection, "day": self._day, "stores": new}
         self._write({f"{self._folder}/{LIST}": orjson.dumps(said, option=orjson.OPT_INDENT_2)})
         named = {LIST, *(one.href for one in (*new, *self.listed))}
         try:
@@ -114,6 +102,9 @@ class DayOfStores:
 
     def _write(self, files: Mapping[str, bytes]) -> None:
         write(self._publisher, files)
+
+
+_STORES = TypeAdapter(list[Listed])
 
 
 def days_of(publisher: Publisher, collection: str) -> list[str]:
@@ -165,7 +156,7 @@ def write(publisher: Publisher, files: Mapping[str, bytes]) -> None:
 def _listed(content: bytes | None) -> list[Listed]:
     if content is None:
         return []
-    return [Listed(**{**one, "variables": tuple(one["variables"])}) for one in orjson.loads(content)["stores"]]
+    return _STORES.validate_python(orjson.loads(content)["stores"])
 
 
 def _understood(content: bytes, href: str) -> VirtualCube:

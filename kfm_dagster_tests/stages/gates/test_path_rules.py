@@ -10,7 +10,7 @@ import pint
 import pytest
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.path.quantities import DIMENSIONS, EQUATIONS, as_array_quantities, as_quantities
+from kfm_dagster.path.quantities import DIMENSIONS, EQUATIONS, as_array_quantities
 from kfm_dagster.path.uncertainty import Sigmas
 from kfm_dagster.path.volume import PATTERNS, PathArrival, PathOptions, VolumeFacts, path_arrival
 from kfm_dagster.stages.gates.path_rules import (
@@ -87,7 +87,7 @@ def test_g7_names_the_unit_whose_uncertainty_does_not_cover_its_residuals() -> N
 
 @pytest.mark.clause("PCS-12")
 def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension() -> None:
-    quantities = [as_quantities(arrival) for arrival in volume().arrivals]
+    quantities = [as_array_quantities([arrival]) for arrival in volume().arrivals]
     passed = dimensional_closure_of_path({GOOD: quantities})
     assert (passed.gate, passed.passed, passed.observed) == (Gate.G4, True, "p_dim = 1 over 1 units")
     # The array of a quantity is one, as its beams' numbers are one each.
