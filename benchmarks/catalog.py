@@ -29,7 +29,7 @@ from benchmarks.databases import KINDS, bench_database
 from benchmarks.postgis import lacking, postgis_server, stac_api_database
 from benchmarks.report import calibration_ms
 from kfm_dagster.catalog.changes import Follower
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
@@ -137,7 +137,7 @@ def measure(folder: Path, items: int, *, database: str, stac_api: bool) -> Scale
         opened = Database.open(served.variables.get("KFM_WAL_DSN", f"sqlite:///{folder / 'kfm.db'}"))
         around.callback(opened.dispose)
         catalog = Catalog(opened, publisher, registry, mirrored=True)
-        following = Following(opened, registry, publisher, clock=lambda: datetime.now(UTC))
+        following = FollowerRunner(opened, registry, publisher, clock=lambda: datetime.now(UTC))
         followers: list[Follower] = [GeoParquet(publisher)]
         if stac_api:
             api = around.enter_context(stac_api_database(around.enter_context(postgis_server())))
@@ -174,7 +174,7 @@ def measure(folder: Path, items: int, *, database: str, stac_api: bool) -> Scale
 
 
 def _register(
-    catalog: Catalog, following: Following, followers: Sequence[Follower], registry: ContractRegistry, items: int
+    catalog: Catalog, following: FollowerRunner, followers: Sequence[Follower], registry: ContractRegistry, items: int
 ) -> _Taken:
     """Register all, batch by batch, each followed."""
     registered, followed, calibrations, cpu = list[float](), list[float](), list[float](), 0.0

@@ -242,7 +242,7 @@ class _Stores(threading.Thread):
         return {**waits, "virtual_steps": steps}
 
     def _place(self) -> int:
-        places = self._pipeline.following.places()
+        places = self._pipeline.following.states()
         own = (
             place for place in places if (place.follower, place.collection_id) == (VirtualZarr.name, self._collection)
         )

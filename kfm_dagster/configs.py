@@ -69,6 +69,18 @@ def text_of(content: bytes, *, source: str) -> str:
         ) from None
 
 
+def text_in(folder: Path | None, name: str) -> tuple[str, str]:
+    """Return text and path of a folder's file, or of this release's where it has none. Raises CardError."""
+    path = (own_folder() if folder is None else folder) / name
+    if not path.exists():
+        path = own_folder() / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CardError(f"{path} cannot be read", observed=error.strerror, next_step="correct the file") from None
+    return text_of(content, source=str(path)), str(path)
+
+
 def parse(text: str, model: type[Model], *, source: str) -> Model:
     """Build a model from YAML text. Raises CardError naming the source and the line of the first wrong key."""
     try:

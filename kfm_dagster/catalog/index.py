@@ -104,7 +104,7 @@ class CollectionIndex:
 
     def current(self, item_ids: Iterable[str]) -> dict[str, CatalogEntry]:
         """Return what stands, by Item id."""
-        rows = self._tx.rows(CatalogEntry, "catalog.standing", collection_id=self._collection, item_ids=list(item_ids))
+        rows = self._tx.rows(CatalogEntry, "catalog.current", collection_id=self._collection, item_ids=list(item_ids))
         return {entry.item_id: entry for entry in rows}
 
     def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:

@@ -96,6 +96,18 @@ def open_publisher(url: str) -> Publisher:
     return FolderPublisher(Path(url))
 
 
+def publish(publisher: Publisher, levels: Sequence[Mapping[str, bytes]]) -> None:
+    """Put files in their places, each at once, level after level, and durably. Raises PublishError."""
+    files = {path: content for level in levels for path, content in level.items()}
+    if not files:
+        return
+    with publisher.staging(files) as staged:
+        for level in levels:
+            for failure in staged.promote(list(level)).values():
+                raise failure
+        staged.settle()
+
+
 class FolderPublisher:
     """The catalog as files of a folder, which several processes may write at the same time."""
 

@@ -20,7 +20,7 @@ from kfm_dagster.catalog import layout, outcomes, tree
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
 from kfm_dagster.catalog.item import Candidate, content_of
 from kfm_dagster.catalog.promotions import PromotionLog
-from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged
+from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged, publish
 from kfm_dagster.catalog.undo import UndoReport, undo_items, undo_run
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
@@ -284,13 +284,7 @@ class Catalog:
 
         Raises PublishError.
         """
-        levels = tree.leading_to(index, index.contract, sorted(applied), root=root)
-        files = {path: content for level in levels for path, content in level.items()}
-        with self._publisher.staging(files) as staged:
-            for level in levels:
-                for failure in staged.promote(list(level)).values():
-                    raise failure
-            staged.settle()
+        publish(self._publisher, tree.leading_to(index, index.contract, sorted(applied), root=root))
 
     def _index(self, tx: Transaction, contract: DatasetContract) -> CollectionIndex:
         return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size, mirrored=self._mirrored)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kfm_dagster.catalog import layout, tree
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex
 from kfm_dagster.catalog.promotions import Promotion, PromotionLog, sha256
-from kfm_dagster.catalog.publisher import Publisher
+from kfm_dagster.catalog.publisher import Publisher, publish
 from kfm_dagster.contracts.model import DatasetContract
 
 _PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
@@ -191,13 +191,7 @@ def _publish(publisher: Publisher, levels: Sequence[tree.Level]) -> None:
         {path: content for path, content in level.items() if content is not None and shown.get(path) != content}
         for level in levels
     ]
-    files = {path: content for level in differing for path, content in level.items()}
-    if files:
-        with publisher.staging(files) as staged:
-            for level in differing:
-                for failure in staged.promote(list(level)).values():
-                    raise failure
-            staged.settle()
+    publish(publisher, differing)
     # From the leaf up, as nothing is left that leads there.
     gone = [path for level in reversed(levels) for path, content in level.items() if content is None]
     if gone:

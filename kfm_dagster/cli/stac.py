@@ -60,7 +60,7 @@ def status(*, as_json: bool) -> None:
                 "next_attempt_at": rfc3339(place.next_attempt_at) if place.failures else None,
                 "last_error": place.last_error,
             }
-            for place in pipeline.following.places()
+            for place in pipeline.following.states()
             if place.follower == follower.name
         ]
     show_rows(rows, STATUS_COLUMNS, as_json=as_json)

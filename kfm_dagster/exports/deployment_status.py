@@ -16,7 +16,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from kfm_dagster.alerts.store import Alert, AlertState, AlertStore
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.followers.announcements.announcer import follower_name
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
@@ -209,8 +209,8 @@ def _of_gaps(gaps: Iterable[Gap]) -> Iterator[Matter]:
         )
 
 
-def _of_places(following: Following) -> Iterator[Matter]:
-    for place in following.places():
+def _of_places(following: FollowerRunner) -> Iterator[Matter]:
+    for place in following.states():
         if place.last_error is not None:
             announces = place.follower.startswith(follower_name(""))
             yield Matter(

@@ -75,7 +75,7 @@ class Intents:
         """Write an intent as PENDING; what the same run left unresolved for the same content is taken up again."""
         which = {"run_id": run_uuid(run_id), "node": node, "step": step, "content_hash": content_hash}
         with writing(self._database, tx) as change:
-            if (unresolved := change.row(Intent, "idempotent_node.standing", which)) is not None:
+            if (unresolved := change.row(Intent, "idempotent_node.unresolved_of", which)) is not None:
                 return unresolved
             document = json.dumps(payload, sort_keys=True, allow_nan=False)
             [intent] = change.rows(Intent, "idempotent_node.append", which, payload=document, at=self._clock())

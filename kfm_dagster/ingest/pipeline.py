@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.discovery import FollowerContext, FollowerSources
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -203,9 +203,9 @@ class Pipeline:
         )
 
     @cached_property
-    def following(self) -> Following:
+    def following(self) -> FollowerRunner:
         """How far the catalog's followers have come."""
-        return Following(self.database, self.registry, open_publisher(self.settings.catalog), clock=self.clock)
+        return FollowerRunner(self.database, self.registry, open_publisher(self.settings.catalog), clock=self.clock)
 
     @cached_property
     def followers(self) -> Sequence[Follower]:

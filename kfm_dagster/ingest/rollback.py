@@ -218,7 +218,7 @@ def _take_back_claims(
 def _take_back_run_state(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
     """Say of each stage that its output stands no more; outside the database only once the transaction is committed."""
     for state in states:
-        node.pipeline.stages.port.take_back(state, by=node.kind, tx=tx)
+        node.pipeline.stages.port.revoke(state, by=node.kind, tx=tx)
 
 
 def _audit(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transaction) -> None:

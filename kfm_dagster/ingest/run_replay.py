@@ -217,7 +217,7 @@ class ReplayedParse(ChainNode):
         state = self.pipeline.stages.run_states.get(node.kind, self.original)
         undone = node.compensate(tx=tx)
         if state is not None:
-            self.pipeline.stages.port.take_back(state, by=f"the replay in run {self.run_id}", tx=tx)
+            self.pipeline.stages.port.revoke(state, by=f"the replay in run {self.run_id}", tx=tx)
         return undone or {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -176,7 +176,8 @@ class Queue:
             ]
 
         with ThreadPoolExecutor(self._threads, thread_name_prefix="sqs-send") as pool:
-            return [outcome for done in pool.map(send_batch, _sendable(bodies)) for outcome in done]
+            sendable = requests(bodies, lambda body: len(body.encode()), most=BATCH, room=MAX_SEND_BYTES)
+            return [outcome for done in pool.map(send_batch, sendable) for outcome in done]
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
         """Delete deliveries; returns the receipts that could not be, whose messages will come again."""
@@ -307,16 +308,16 @@ def _allowed(seconds: int) -> int:
     return max(0, min(seconds, MAX_VISIBILITY_SECONDS))
 
 
-def _sendable(bodies: Sequence[str]) -> Iterator[list[str]]:
-    """Split into what one request may hold, by number and by bytes; a body beyond the bytes goes alone."""
-    batch: list[str] = []
-    room = MAX_SEND_BYTES
-    for body in bodies:
-        size = len(body.encode())
-        if batch and (len(batch) == BATCH or size > room):
+def requests(items: Iterable[Item], size_of: Callable[[Item], int], *, most: int, room: int) -> Iterator[list[Item]]:
+    """Put items into requests of so many items and bytes at most; an item that alone is larger goes alone."""
+    batch: list[Item] = []
+    left = room
+    for item in items:
+        size = size_of(item)
+        if batch and (len(batch) == most or size > left):
             yield batch
-            batch, room = [], MAX_SEND_BYTES
-        batch.append(body)
-        room -= size
+            batch, left = [], room
+        batch.append(item)
+        left -= size
     if batch:
         yield batch

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field
 
-from kfm_dagster.configs import CardError, Duration, Strict, own_folder, parse, text_of
+from kfm_dagster.configs import Duration, Strict, parse, text_in
 
 RETENTION = "retention.yaml"
 
@@ -70,14 +70,8 @@ class RetentionPolicy(Strict):
     @classmethod
     def load(cls, folder: Path | None) -> Self:
         """Read a folder's file, or that of this release. Raises CardError with file, line and reason."""
-        path = (own_folder() if folder is None else folder) / RETENTION
-        if not path.exists():
-            path = own_folder() / RETENTION
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise CardError(f"{path} cannot be read", observed=error.strerror, next_step="correct the file") from None
-        return parse(text_of(content, source=str(path)), cls, source=str(path))
+        text, source = text_in(folder, RETENTION)
+        return parse(text, cls, source=source)
 
     @property
     def ages(self) -> Mapping[RetentionKind, timedelta]:

@@ -114,7 +114,7 @@ class RunStatePort:
         nothing = ValidationSummary(checks=0, passed=0, failed=0)
         self._record(key, Outcome.FAILED, nothing.as_json(), tx=tx)
 
-    def take_back(self, state: RunState, *, by: str, tx: Transaction) -> None:
+    def revoke(self, state: RunState, *, by: str, tx: Transaction) -> None:
         """Record that an output stands no more; outside the database only once the transaction is committed."""
         self.run_states.put(state.taken_back(by=by, at=self.clock()), tx)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
@@ -73,5 +73,5 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def following(database: Database, contracts: ContractRegistry, root: Path, clock: Clock) -> Following:
-    return Following(database, contracts, FolderPublisher(root), clock=clock)
+def following(database: Database, contracts: ContractRegistry, root: Path, clock: Clock) -> FollowerRunner:
+    return FollowerRunner(database, contracts, FolderPublisher(root), clock=clock)

@@ -169,7 +169,7 @@ def test_claims_are_locked_before_the_collection(
     monkeypatch.setattr(Transaction, "run", seen)
     catalog.register(candidates(contracts, [goes(0), goes(1)]), fence=fence)
     assert steps[:5] == [
-        "fence 2", "catalog.standing", "catalog.log_promotions", "fence 2", "catalog.open_collection",
+        "fence 2", "catalog.current", "catalog.log_promotions", "fence 2", "catalog.open_collection",
     ]  # fmt: skip
 
 

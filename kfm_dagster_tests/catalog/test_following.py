@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
-from kfm_dagster.catalog.following import TURN, Following
+from kfm_dagster.catalog.following import LEASE, FollowerRunner
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -87,7 +87,7 @@ OPERATIONS = st.lists(
 @given(operations=OPERATIONS)
 def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
     catalog: Catalog,
-    following: Following,
+    following: FollowerRunner,
     root: Path,
     contracts: ContractRegistry,
     write: Callable[..., None],
@@ -117,7 +117,7 @@ def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
 
 
 def test_what_happened_to_an_item_is_told_once_by_what_it_is_for_the_follower(
-    catalog: Catalog, following: Following, write: Callable[..., None]
+    catalog: Catalog, following: FollowerRunner, write: Callable[..., None]
 ) -> None:
     mirror = Mirror()
 
@@ -146,7 +146,7 @@ def test_what_happened_to_an_item_is_told_once_by_what_it_is_for_the_follower(
 
 
 def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other(
-    following: Following, write: Callable[..., None], clock: Clock
+    following: FollowerRunner, write: Callable[..., None], clock: Clock
 ) -> None:
     failing, well = Mirror(), Mirror()
     failing.first = fail
@@ -154,30 +154,30 @@ def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other
     write("run", nexrad())
     for pause in (15, 30):
         following.catch_up([failing, well])
-        [place, _] = [one for one in following.places() if one.follower == failing.name]
+        [place, _] = [one for one in following.states() if one.follower == failing.name]
         assert (place.behind, place.change_id) == (1, 0)
         assert "it is away" in str(place.last_error)
         clock.advance(pause - 1)
         following.catch_up([failing])
-        assert place in following.places()
+        assert place in following.states()
         clock.advance(1)
     assert len(well.items) == 2
     failing.first = nothing
     following.catch_up([failing])
     assert failing.items == well.items
-    assert {(one.behind, one.failures, one.last_error) for one in following.places()} == {(0, 0, None)}
+    assert {(one.behind, one.failures, one.last_error) for one in following.states()} == {(0, 0, None)}
 
 
 @pytest.mark.clause("OPR-22")
 def test_a_follower_gets_a_change_after_those_that_it_comes_after(
-    following: Following, write: Callable[..., None], clock: Clock
+    following: FollowerRunner, write: Callable[..., None], clock: Clock
 ) -> None:
     earlier, other = Mirror(), Mirror()
     later = Mirror(after=(earlier.name, other.name))
     write("first", goes(0))
     assert following.catch_up([earlier, later]) == 1
     # The other one has nothing yet, so no turn is taken.
-    assert later.name not in {place.follower for place in following.places()}
+    assert later.name not in {place.follower for place in following.states()}
     assert following.catch_up([other]) == 1
     earlier.first = fail
     write("second", goes(1))
@@ -188,11 +188,11 @@ def test_a_follower_gets_a_change_after_those_that_it_comes_after(
     clock.advance(FIRST_PAUSE.total_seconds())
     assert following.catch_up([earlier, other, later]) == 2
     assert later.items == earlier.items == other.items
-    assert {place.failures for place in following.places()} == {0}
+    assert {place.failures for place in following.states()} == {0}
 
 
 def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
-    following: Following, contracts: ContractRegistry, write: Callable[..., None], clock: Clock
+    following: FollowerRunner, contracts: ContractRegistry, write: Callable[..., None], clock: Clock
 ) -> None:
     mirror = Mirror()
     write("run", goes(0))
@@ -203,7 +203,7 @@ def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
         seen.append(following.catch_up([mirror]))
         with pytest.raises(FollowError, match="is being brought up to date"):
             following.rebuild(mirror, contracts["goes-abi"])
-        clock.advance(TURN.total_seconds() - 1)
+        clock.advance(LEASE.total_seconds() - 1)
         seen.append(following.catch_up([mirror]))
         clock.advance(1)
         write("run", goes(1))
@@ -212,7 +212,7 @@ def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
     mirror.first = meanwhile
     following.catch_up([mirror])
     assert seen == [0, 0, 2]
-    [place] = [one for one in following.places() if one.follower == mirror.name]
+    [place] = [one for one in following.states() if one.follower == mirror.name]
     assert place.behind == 0
     # The end of the one that stalled moves nothing back: the other Item does not come again.
     first, second, again = (item_id for item_id, _ in mirror.taken)
@@ -220,7 +220,7 @@ def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
 
 
 def test_a_rebuild_that_fails_is_put_off_and_goes_on_by_itself(
-    following: Following, contracts: ContractRegistry, root: Path, write: Callable[..., None], clock: Clock
+    following: FollowerRunner, contracts: ContractRegistry, root: Path, write: Callable[..., None], clock: Clock
 ) -> None:
     mirror = Mirror()
     write("run", goes(0), goes(1))
@@ -236,7 +236,7 @@ def test_a_rebuild_that_fails_is_put_off_and_goes_on_by_itself(
 
 
 def test_a_file_of_a_writer_that_has_not_committed_is_not_told(
-    following: Following, root: Path, write: Callable[..., None]
+    following: FollowerRunner, root: Path, write: Callable[..., None]
 ) -> None:
     """The file is in its place before the index says so; a writer that dies there has changed nothing."""
     mirror = Mirror()

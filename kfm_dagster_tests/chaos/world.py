@@ -129,7 +129,7 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     pipeline.catalog.register(candidates(pipeline.registry, [goes()]), fence=open_fence)
     pipeline.catalog.undo("goes-abi", RUN_ID)
     pipeline.following.catch_up(pipeline.followers)
-    return all(place.behind == 0 for place in pipeline.following.places())
+    return all(place.behind == 0 for place in pipeline.following.states())
 
 
 def finish(world: World) -> dict[str, Any]:

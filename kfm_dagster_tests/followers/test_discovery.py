@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.catalog.discovery import GROUP, FollowerContext, FollowerSources
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -78,7 +78,7 @@ def test_a_follower_of_another_package_gets_every_change(
     made: Made,
     catalog: Catalog,
     contracts: ContractRegistry,
-    following: Following,
+    following: FollowerRunner,
     write: Write,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -79,7 +79,7 @@ def test_a_dead_receiver_costs_no_unit(
     server.answers = lambda _: WebAnswer(status=status, headers={"Location": server.url("elsewhere")})
     ingest(announcing, objects, 2, "run")
     assert set(traces.statuses(announcing)) == {Status.SUCCEEDED}
-    [place] = announcing.following.places()
+    [place] = announcing.following.states()
     assert (place.follower, place.behind, place.failures) == ("announcements.one", 2, 1)
     server.answers, clock = (lambda _: WebAnswer()), announcing.clock
     asked = len(server.asked)
@@ -87,4 +87,4 @@ def test_a_dead_receiver_costs_no_unit(
     clock.forward(LONGEST_PAUSE.total_seconds())
     announcing.following.catch_up(announcing.followers)
     assert len({event["id"] for event in events(server)[asked:]}) == 2
-    assert {(one.behind, one.last_error) for one in announcing.following.places()} == {(0, None)}
+    assert {(one.behind, one.last_error) for one in announcing.following.states()} == {(0, None)}

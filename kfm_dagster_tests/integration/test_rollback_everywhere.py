@@ -123,4 +123,4 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     kinds = [event["type"].rpartition(".")[2] for event in events]
     assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]
     assert {event["subject"] for event in events[1:3]} == {event["subject"] for event in events[3:]}
-    assert {one.last_error for one in pipeline.following.places()} == {None}
+    assert {one.last_error for one in pipeline.following.states()} == {None}

@@ -94,7 +94,7 @@ def test_every_outcome_is_recorded_through_the_port_in_the_stage_s_own_transacti
         raise ContractError(observed="what trying again does not help with")
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunStatePort, "take_back", lambda *_, **__: None)  # a rollback's, which is no outcome of a stage
+        patch.setattr(RunStatePort, "revoke", lambda *_, **__: None)  # a rollback's, which is no outcome of a stage
         patch.setattr(Lineage, "emit", wrong)
         face.execute(JOB, partition=PARTITION, tags={"kfm/force": "to see it fail"}, raise_on_error=False)
     assert books.outcomes()[-1] == (f"nexrad-l2.{ProvenanceEmit.operator}", Outcome.FAILED)

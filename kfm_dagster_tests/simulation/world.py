@@ -16,7 +16,7 @@ from typing import Any
 from obstore.exceptions import BaseError
 from typing_extensions import override
 
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -112,7 +112,7 @@ class SimulatedPipeline(Pipeline):
             objects=SimulatedObjects(world.buckets, silent=lambda: world.scheduler.happens(Fault.OBJECT_SILENT)),
             readers={contract.metadata_extract.reader: DocumentReader() for contract in self.registry},
             catalog=Catalog(self.database, world.publisher, self.registry),
-            following=Following(self.database, self.registry, world.publisher, clock=self.clock),
+            following=FollowerRunner(self.database, self.registry, world.publisher, clock=self.clock),
             followers=(world.mirror,),
             lineage=Lineage(self.database, world.lineage_files, clock=self.clock),
             code=CODE,

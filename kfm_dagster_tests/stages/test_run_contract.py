@@ -263,7 +263,7 @@ def test_what_fails_before_there_is_an_attempt_leaves_what_an_earlier_one_made(
 def test_a_stage_that_was_rolled_back_is_not_done_again_in_its_run(runner: StageRunner) -> None:
     done = execute(runner, FakeNode([envelope(1)]))
     with runner.database.transaction() as tx:
-        runner.port.take_back(done.state, by="nexrad-l2.stac_register", tx=tx)
+        runner.port.revoke(done.state, by="nexrad-l2.stac_register", tx=tx)
     again = FakeNode([envelope(1)])
     with pytest.raises(StageFailedError) as refused:
         execute(runner, again)
@@ -285,7 +285,7 @@ def test_what_another_process_of_the_run_ended_meanwhile_is_not_done_again(
         ended.append(execute(runner, FakeNode([envelope(1)])))
         if is_over:
             with runner.database.transaction() as tx:
-                runner.port.take_back(ended[0].state, by="nexrad-l2.stac_register", tx=tx)
+                runner.port.revoke(ended[0].state, by="nexrad-l2.stac_register", tx=tx)
 
     # After the stage was asked for its skip, and before it is started.
     monkeypatch.setattr(runner.nodes.meter, "prepare", ends_first)

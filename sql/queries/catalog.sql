@@ -113,7 +113,7 @@ WHERE collection_id = :collection_id AND NOT EXISTS (
 -- Taken after the lock on a collection, never before, so that two writers cannot wait for each other.
 @lock_all('kfm_dagster.catalog');
 
--- name: standing
+-- name: current
 -- With the event of the unit whose Item stands: what orders versions of an object of which one has no sequencer.
 SELECT
     item.item_id, item.partition_key AS partition, item.page, item.content_sha256, item.object_uri, item.wal_id,
@@ -319,7 +319,7 @@ WHERE
     )
 ORDER BY collection_id;
 
--- name: places
+-- name: follower_states
 SELECT
     place.consumer AS follower, place.subject AS collection_id, place.position AS change_id, place.failures,
     place.next_attempt_at, place.last_error,

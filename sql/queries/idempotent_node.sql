@@ -3,7 +3,7 @@ INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status, started_
 VALUES (:run_id, :node, :step, :payload, :content_hash, 'PENDING', :at)
 RETURNING wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed;
 
--- name: standing
+-- name: unresolved_of
 SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed
 FROM etl_wal
 WHERE node = :node AND step = :step AND run_id = :run_id AND content_hash = :content_hash

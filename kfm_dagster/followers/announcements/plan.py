@@ -16,7 +16,7 @@ from pydantic import AfterValidator, AwareDatetime, Field, PositiveInt, field_va
 
 from kfm_dagster.addresses import shown
 from kfm_dagster.catalog.changes import ChangeKind
-from kfm_dagster.configs import CardError, Strict, own_folder, parse, refusal, text_of
+from kfm_dagster.configs import Strict, parse, refusal, text_in
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.documents.checking import KeyPath
 from kfm_dagster.followers.announcements.selection import WrongFilterError, compiled
@@ -174,15 +174,9 @@ class AnnouncementPlan(Strict):
     @classmethod
     def load(cls, folder: Path | None, registry: ContractRegistry) -> Self:
         """Read a folder's file, or that of this release. Raises CardError with file, line and reason."""
-        path = (own_folder() if folder is None else folder) / ANNOUNCEMENTS
-        if not path.exists():
-            path = own_folder() / ANNOUNCEMENTS
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise CardError(f"{path} cannot be read", observed=error.strerror, next_step="correct the file") from None
-        plan = cls.parse(text_of(content, source=str(path)), source=str(path))
-        _refuse_unknown_datasets(plan, content.decode(), registry, source=str(path))
+        text, source = text_in(folder, ANNOUNCEMENTS)
+        plan = cls.parse(text, source=source)
+        _refuse_unknown_datasets(plan, text, registry, source=source)
         return plan
 
     @classmethod

@@ -1,12 +1,12 @@
 """Receivers: what takes events, and what it says of each.
 
-Belongs here: the protocol, and how events are put into requests. Does not belong here: how a receiver is spoken to
+Belongs here: the protocol. Does not belong here: how a receiver is spoken to
 (`aws.py`, `webhook.py`), or what follows from its answer (`announcer.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum, unique
 from typing import Protocol
@@ -51,17 +51,3 @@ class Receiver(Protocol):
     def send(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
         """Send a request of events; return what was said of each, in order. Raises ReceiverUnavailableError."""
         ...
-
-
-def requests(events: Iterable[OutgoingEvent], *, most: int, room: int) -> Iterator[list[OutgoingEvent]]:
-    """Put events into requests of so many events and bytes at most; one that alone is larger goes alone."""
-    batch: list[OutgoingEvent] = []
-    left = room
-    for event in events:
-        if batch and (len(batch) == most or event.size > left):
-            yield batch
-            batch, left = [], room
-        batch.append(event)
-        left -= event.size
-    if batch:
-        yield batch

@@ -23,9 +23,9 @@ from kfm_dagster.followers.announcements.receiver import (
     ReceiverAnswer,
     ReceiverUnavailableError,
     Reception,
-    requests,
 )
 from kfm_dagster.followers.announcements.store import AnnouncementStore
+from kfm_dagster.notifications.sqs import requests
 
 THREADS = 8
 """Requests to one receiver at the same time."""
@@ -98,7 +98,7 @@ class EventSender:
         if not count:
             return
         batch = _Batch(collection=collection, begun_at=self._clock(), deadline=time.monotonic() + self._budget)
-        waiting = requests(events, most=self._receiver.most, room=self._room)
+        waiting = requests(events, lambda event: event.size, most=self._receiver.most, room=self._room)
         with ThreadPoolExecutor(THREADS, thread_name_prefix="announce") as pool:
             width = 1  # a receiver that is down costs one wait
             while wave := list(islice(waiting, width)):

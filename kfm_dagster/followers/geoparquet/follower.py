@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kfm_dagster.catalog.changes import FollowError, ItemChange
-from kfm_dagster.catalog.publisher import Publisher, PublishError
+from kfm_dagster.catalog.publisher import Publisher, PublishError, publish
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.geoparquet.compaction import candidates, compacted, is_due
 from kfm_dagster.followers.geoparquet.days import Day, LostPartsError, files_of, folder, read_days, years
@@ -86,14 +86,9 @@ class GeoParquet:
 
     def _publish(self, where: str, day: Day, new: Mapping[str, bytes]) -> None:
         """Put the new parts of a day in their places, then the description that makes them stand."""
-        parts = {f"{where}/{name}": content for name, content in new.items()}
-        description = f"{where}/{day.name()}"
-        with self._publisher.staging({**parts, description: day.content()}) as staged:
-            for level in (list(parts), [description]):
-                for failure in staged.promote(level).values():
-                    raise failure
-                # A description that survives a power loss without its parts would be none.
-                staged.settle()
+        # A description that survives a power loss without its parts would be none.
+        for files in (new, {day.name(): day.content()}):
+            publish(self._publisher, [{f"{where}/{name}": content for name, content in files.items()}])
 
     def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
         """Let one day that is over, and that these changes leave alone, become one file where it is due.

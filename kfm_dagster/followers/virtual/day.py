@@ -20,7 +20,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from kfm_dagster.catalog.changes import FollowError
-from kfm_dagster.catalog.publisher import Publisher, PublishError
+from kfm_dagster.catalog.publisher import Publisher, PublishError, publish
 from kfm_dagster.followers.virtual.references import VirtualCube, from_document, to_document
 
 LIST, DAYS = "stores.json", "days.json"
@@ -145,10 +145,7 @@ def read(publisher: Publisher, paths: Sequence[str]) -> Mapping[str, bytes]:
 def write(publisher: Publisher, files: Mapping[str, bytes]) -> None:
     """Put files in their places, each at once, and durably. Raises FollowError."""
     try:
-        with publisher.staging(files) as staged:
-            for failure in staged.promote(list(files)).values():
-                raise failure
-            staged.settle()
+        publish(publisher, [files])
     except PublishError as error:
         raise _failure(error) from error
 

@@ -18,7 +18,8 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.followers.announcements.aws import EventBus, SnsTopic, SqsQueue, aws_receiver
 from kfm_dagster.followers.announcements.event import OutgoingEvent
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
-from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception, requests
+from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception
+from kfm_dagster.notifications.sqs import requests
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.followers.announcements.changes import announcers_of, change, item_of
@@ -257,9 +258,8 @@ def test_a_target_is_asked_in_its_own_region() -> None:
 @pytest.mark.clause("OPR-22")
 def test_a_request_holds_so_many_events_and_so_many_bytes(contracts: ContractRegistry) -> None:
     events = outgoing(contracts, 25)
-    assert [len(batch) for batch in requests(events, most=10, room=10**9)] == [10, 10, 5]
     two = events[0].size + events[1].size
-    assert [len(batch) for batch in requests(events[:4], most=10, room=two)] == [2, 2]
-    assert [len(batch) for batch in requests(events[:4], most=10, room=two - 1)] == [1, 1, 1, 1]
-    assert [len(batch) for batch in requests(events[:2], most=10, room=1)] == [1, 1]
-    assert list(requests([], most=10, room=1)) == []
+    cases = [(25, 10**9, [10, 10, 5]), (4, two, [2, 2]), (4, two - 1, [1, 1, 1, 1]), (2, 1, [1, 1]), (0, 1, [])]
+    for count, room, sizes in cases:
+        given = events[:count]
+        assert [len(batch) for batch in requests(given, lambda one: one.size, most=10, room=room)] == sizes

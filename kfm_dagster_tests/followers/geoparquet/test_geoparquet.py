@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from obstore.store import MemoryStore
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
-from kfm_dagster.catalog.following import TURN, Following
+from kfm_dagster.catalog.following import LEASE, FollowerRunner
 from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.catalog.validation import validate_document
@@ -128,7 +128,7 @@ class Deployment(RuleBasedStateMachine):
             self._follow()
         if death.died:
             self.expected.append(standing(self.root))
-            self.clock.advance(TURN.total_seconds() + 1)
+            self.clock.advance(LEASE.total_seconds() + 1)
         else:
             self.expected = [standing(self.root)]
 
@@ -141,7 +141,7 @@ class Deployment(RuleBasedStateMachine):
 
     @rule()
     def rebuild(self) -> None:
-        Following(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock).rebuild(
+        FollowerRunner(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock).rebuild(
             GeoParquet(FolderPublisher(self.root)), self.contracts[ABI]
         )
         self.expected = [standing(self.root)]
@@ -154,7 +154,7 @@ class Deployment(RuleBasedStateMachine):
 
     def _follow(self) -> None:
         # A process of its own each time: nothing is known but what is in the files.
-        following = Following(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock)
+        following = FollowerRunner(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock)
         following.catch_up([GeoParquet(FolderPublisher(self.root))])
         self.clock.advance(LONGEST_PAUSE.total_seconds())
 
@@ -329,7 +329,7 @@ def test_the_collection_says_where_the_files_are(
 ) -> None:
     catalog = Catalog(database, publisher, contracts, mirrored=True)
     catalog.register(candidates(contracts, [goes(0), goes(0, day=NEXT_YEAR)]), fence=open_fence)
-    Following(database, contracts, publisher, clock=Clock()).catch_up([GeoParquet(publisher)])
+    FollowerRunner(database, contracts, publisher, clock=Clock()).catch_up([GeoParquet(publisher)])
     collection = pystac.Collection.from_file(str(root / "goes-abi/collection.json"))
     (asset,) = [asset for asset in collection.assets.values() if "collection-mirror" in (asset.roles or [])]
     assert asset.media_type == "application/vnd.apache.parquet"

@@ -12,7 +12,7 @@ import pystac
 import pytest
 
 from benchmarks.stac_api_server import COMPOSE, service, stac_api_server
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
@@ -37,7 +37,7 @@ def times(item: dict[str, Any]) -> tuple[datetime, datetime]:
 @pytest.mark.clause("OPR-23")
 def test_pystac_client_finds_exactly_the_catalogs_items(
     catalog: Catalog,
-    following: Following,
+    following: FollowerRunner,
     follower: PgstacFollower,
     api: Api,
     write: Callable[..., None],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -61,7 +61,7 @@ def test_a_member_of_pgstac_ingest_fills_updates_empties_and_compares(
     stac_api_url: str,
     ingesting_role: str,
     catalog: Catalog,
-    following: Following,
+    following: FollowerRunner,
     contracts: ContractRegistry,
     api: Api,
     root: Path,

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import FollowError, ItemChange
-from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -83,7 +83,7 @@ class Recording:
 ])  # fmt: skip
 def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
     catalog: Catalog,
-    following: Following,
+    following: FollowerRunner,
     follower: PgstacFollower,
     api: Api,
     write: Write,
@@ -108,7 +108,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
     following.catch_up([recording], within=60)
     assert api.item_ids() == api.catalog_ids()
     assert all(one.equal for one in api.compared()), api.compared()
-    assert {(place.behind, place.last_error) for place in following.places()} <= {(0, None)}
+    assert {(place.behind, place.last_error) for place in following.states()} <= {(0, None)}
     cursors = "SELECT collection_id, change_id, changed_at FROM kfm.stac_collections ORDER BY 1"
     before = api.rows(), api.ask(cursors)
     for late in recording.given:
@@ -117,7 +117,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
 
 
 def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_after(
-    following: Following, follower: PgstacFollower, api: Api, write: Write
+    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     write("run", goes(0))
     following.catch_up([follower])
@@ -143,7 +143,7 @@ def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_
 
 
 def test_one_at_a_time_writes_a_collection(
-    following: Following,
+    following: FollowerRunner,
     follower: PgstacFollower,
     api: Api,
     write: Write,
@@ -169,7 +169,7 @@ def test_one_at_a_time_writes_a_collection(
 
 
 def test_loading_locks_no_reader_out_even_where_pgstac_has_narrowed_its_partitions(
-    following: Following, follower: PgstacFollower, api: Api, write: Write, monkeypatch: pytest.MonkeyPatch
+    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[str] = []
     found: list[int] = []
@@ -202,7 +202,7 @@ def test_loading_locks_no_reader_out_even_where_pgstac_has_narrowed_its_partitio
 
 
 def test_what_does_not_stand_as_it_was_written_is_found_before_it_is_seen(
-    following: Following, follower: PgstacFollower, api: Api, write: Write
+    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     write("run", nexrad())
     following.catch_up([follower])
@@ -214,13 +214,13 @@ def test_what_does_not_stand_as_it_was_written_is_found_before_it_is_seen(
     before = api.rows()
     write("again", goes(0))
     assert following.catch_up([follower]) == 0
-    [place] = [one for one in following.places() if one.failures]
+    [place] = [one for one in following.states() if one.failures]
     assert "do not stand as they were written" in str(place.last_error)
     assert api.rows() == before
 
 
 def test_an_item_that_is_not_valid_stays_out(
-    following: Following, follower: PgstacFollower, api: Api, write: Write
+    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     recording = Recording(follower)
     recording.how = "failed"
@@ -234,7 +234,12 @@ def test_an_item_that_is_not_valid_stays_out(
 
 
 def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
-    following: Following, follower: PgstacFollower, api: Api, write: Write, contracts: ContractRegistry, clock: Clock
+    following: FollowerRunner,
+    follower: PgstacFollower,
+    api: Api,
+    write: Write,
+    contracts: ContractRegistry,
+    clock: Clock,
 ) -> None:
     write("run", goes(0))
     following.catch_up([follower])
@@ -242,7 +247,7 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
     api.ask("UPDATE kfm.stac_collections SET change_id = 900, changed_at = changed_at - interval '1 day'")
     write("again", goes(1))
     following.catch_up([follower])
-    [place] = following.places()
+    [place] = following.states()
     assert "kfm stac rebuild --collection goes-abi" in str(place.last_error)
     assert len(api.item_ids()) == 1
     clock.advance(LONGEST_PAUSE.total_seconds())
@@ -251,7 +256,7 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
 
 
 def test_items_without_geometry_and_with_nulls_are_there_as_they_are(
-    following: Following, follower: PgstacFollower, api: Api, write: Write
+    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     unplaced = with_metadata(nexrad(), geometry=None, bbox=None)
     write("run", unplaced, goes(0, **{"proj:code": None}), hrrr())
@@ -262,7 +267,7 @@ def test_items_without_geometry_and_with_nulls_are_there_as_they_are(
 
 
 def test_a_dead_api_costs_nothing_but_a_later_try(
-    following: Following, write: Write, root: Path, api: Api, follower: PgstacFollower, clock: Clock
+    following: FollowerRunner, write: Write, root: Path, api: Api, follower: PgstacFollower, clock: Clock
 ) -> None:
     secret = "s3cr3t-word"
     dead = PgstacFollower(
@@ -270,7 +275,7 @@ def test_a_dead_api_costs_nothing_but_a_later_try(
     )
     write("run", goes(0))
     assert following.catch_up([dead]) == 0
-    [place] = following.places()
+    [place] = following.states()
     assert (place.behind, place.failures) == (1, 1)
     assert "127.0.0.1" in str(place.last_error)
     assert secret not in str(place.last_error)
@@ -293,7 +298,7 @@ def _with_item(change: ItemChange, item: dict[str, Any]) -> ItemChange:
 
 
 def test_the_collection_is_the_catalogs_without_its_files_links(
-    following: Following, follower: PgstacFollower, api: Api, write: Write
+    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     write("run", goes(0))
     following.catch_up([follower])

@@ -52,7 +52,7 @@ def test_a_place_that_takes_no_file_costs_no_unit(tmp_path: Path) -> None:
         put(objects, [scan(0)])
         run_chain(pipeline, "goes-abi", "2025-06-01", "first")
         assert pipeline.ledger.counts()["goes-abi"][Status.SUCCEEDED] == 1
-        (stalled,) = pipeline.following.places()
+        (stalled,) = pipeline.following.states()
         assert (stalled.follower, stalled.failures) == ("virtual-zarr", 1)
         assert stalled.last_error is not None
         assert "KFM_VIRTUAL_URL" in stalled.last_error
