@@ -6,24 +6,23 @@ Does not belong here: evaluating, which the sensor `nodd_due` does.
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 
 import click
 
 from kfm_dagster.alerts.evaluator import try_out
 from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.cli.decision_options import actor_of, actor_option
+from kfm_dagster.cli.filter_options import lists
 from kfm_dagster.cli.numbers import POSITIVE
-from kfm_dagster.cli.session import opened_database, opened_pipeline
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
+from kfm_dagster.views.alerts import ALERTS
 from kfm_dagster.views.view import json_row
 
-COLUMNS = ("alert_id", "level", "state", "rule", "subject", "opened_at", "observed", "last_event_at", "undelivered")
 TRIED = ("channel", "service", "answer")
 
 
@@ -36,20 +35,12 @@ def alerts() -> None:
 
 
 @alerts.command("list")
-@click.option("--days", type=click.IntRange(1, 3650), help="Those that resolved within so many days, too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def list_(*, days: int | None, as_json: bool) -> None:
-    """List the alerts that fire or are taken on, as the last evaluation found them.
+@lists(ALERTS)
+def list_() -> None:
+    """List the alerts that fire or are taken on, as the last evaluation left them.
 
     Example: kfm alerts list --json
     """
-    with opened_database(Settings.load()) as database:
-        resolved_since = None if days is None else utc_now() - timedelta(days=days)
-        found = AlertStore(database, clock=utc_now).listed(resolved_since=resolved_since)
-    if not found and not as_json:
-        click.echo("no alert fires")
-        return
-    show_rows(map(json_row, found), COLUMNS, as_json=as_json)
 
 
 @alerts.command()

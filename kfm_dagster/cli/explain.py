@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
 from kfm_dagster.exports.explanations.run_report import NodeAccount, RunReport
 from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.settings import Settings
+from kfm_dagster.views.view import json_row
 
 GATES = ("stage", "gate", "outcome", "units", "observed", "expected")
 OVERVIEW = ("node", "did", "outcome")
@@ -41,7 +41,7 @@ def explain(*, run: str, full: bool, as_json: bool) -> None:
     with opened_database(settings) as database:
         account = explanations(database, looked_up_states(database, settings), settings).explain(run)
     if as_json:
-        click.echo(json.dumps(account.as_json()))
+        click.echo(json.dumps(json_row(account)))
     else:
         _show(account, storage=settings.storage, full=full)
 
@@ -53,8 +53,8 @@ def _show(account: RunReport, *, storage: str, full: bool) -> None:
     elif account.reexecutions:
         click.echo(f"with its re-executions {', '.join(account.reexecutions)}")
     click.echo(f"outputs below {storage}\n")
-    if account.gates:
-        show_section("gates that did not pass", [asdict(gate) for gate in account.gates], GATES)
+    if account.failing_gates:
+        show_section("gates that did not pass", account.failing_gates, GATES)
     partitions = {node.node.partition("@")[2] for node in account.nodes}
     common = partitions.pop() if len(partitions) == 1 else ""
     title = f"nodes of {common}" if common else "nodes"
@@ -82,7 +82,7 @@ def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
 def _details(node: NodeAccount) -> list[dict[str, Any]]:
     """Return the fields that the overview leaves out and that say something; an input is a row of its own."""
     shown = {"node", "fate", "did", "why", "outcome", "inputs", "took"}
-    fields = [{"field": name, "value": value} for name, value in node.as_json().items() if value and name not in shown]
+    fields = [{"field": name, "value": value} for name, value in json_row(node).items() if value and name not in shown]
     inputs = [
         {"field": "input", "value": " ".join(f"{name}={value}" for name, value in entry.items() if name != "uri")}
         for entry in node.inputs

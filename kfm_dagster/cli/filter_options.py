@@ -1,28 +1,63 @@
-"""Options of commands that list a view: those of its filter, which the command gets as `wanted`. Nothing else."""
+"""Commands that list a view, and the options of its filter. Does not belong here: how a table looks (`tables.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import click
 
-from kfm_dagster.cli.completion import DATASET, ERROR_CODE, REJECTED_MESSAGE
+from kfm_dagster.cli.completion import DATASET, ERROR_CODE, REJECTED_MESSAGE, UNIT
+from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.option_groups import option_group
-from kfm_dagster.contracts.filters import Filter
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.filters import Filter, OfDataset
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.settings import Settings
 from kfm_dagster.views.view import View
 
-_NAMES = {"code": "--error-code"}
+_NAMES = {"code": "--error-code", "message_id": "--message"}
 _COMPLETED: Mapping[str, click.ParamType[str]] = {
     "dataset": DATASET,
     "code": ERROR_CODE,
     "message": REJECTED_MESSAGE,
+    "wal_id": UNIT,
 }
 limit_option = click.option(
     "--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many."
 )
 rows_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+
+
+def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
+    """Make the command of a view's list from a function that has nothing but its help."""
+
+    def decorated(command: Callable[[], None]) -> Callable[..., None]:
+        @filter_options(view)
+        @limit_option
+        @rows_as_json
+        @wraps(command)
+        def listed(*, wanted: Filter, limit: int, as_json: bool) -> None:
+            if isinstance(wanted, OfDataset):
+                # Where no ledger is, a misspelt dataset is the first thing to correct.
+                require_dataset(wanted.dataset)
+            with opened_pipeline(read_only=True) as pipeline:
+                if wal_id := getattr(wanted, "wal_id", None):
+                    wanted = wanted.model_copy(update={"wal_id": whole_wal_id(pipeline.database, wal_id)})
+                page = view.query(pipeline, wanted, None, limit)
+            show_rows(page.rows, view.columns, as_json=as_json)
+
+        return listed
+
+    return decorated
+
+
+def require_dataset(dataset: str | None) -> None:
+    """Raise ContractError for a dataset without a contract; asks no database."""
+    if dataset is not None:
+        _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
 
 
 def filter_options(view: View) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

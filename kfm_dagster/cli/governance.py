@@ -7,24 +7,21 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.completion import DATASET, UNIT
 from kfm_dagster.cli.decision_options import decision_of, decision_options
-from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.cli.filter_options import lists
 from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.review import Command, Proposal
-from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.work_orders import CarriedOut
 from kfm_dagster.settings import Settings
+from kfm_dagster.views.decisions import LOG
 
 PENDING_COLUMNS = ("proposal_id", "at", "proposed_by", "command", "units", "expires_at", "change_ref", "reason")
-COLUMNS = ("entry_id", "at", "actor", "action", "dataset", "wal_id", "change", "approved_by", "change_ref", "reason")
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -39,26 +36,12 @@ def governance() -> None:
 
 
 @governance.command()
-@click.option("--action", type=click.Choice([action.value for action in GovernanceAction]), help="Only this action.")
-@click.option("--dataset", type=DATASET, help="Only this dataset (* for switches over all).")
-@click.option("--wal-id", type=UNIT, help="Only this unit.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def log(*, action: str | None, dataset: str | None, wal_id: str | None, limit: int, as_json: bool) -> None:
+@lists(LOG)
+def log() -> None:
     """List decisions, the newest first.
 
     Example: kfm governance log --action release --dataset goes-abi
     """
-    with opened_pipeline(read_only=True) as pipeline:
-        if wal_id is not None:
-            wal_id = whole_wal_id(pipeline.database, wal_id)
-        entries = pipeline.ledger.log.entries(
-            action=None if action is None else GovernanceAction(action), dataset=dataset, wal_id=wal_id, limit=limit
-        )
-        if not entries and dataset not in {None, EVERY_DATASET}:
-            # A dataset that is no more has its decisions still; a misspelt one has neither.
-            _ = pipeline.registry[dataset]
-    show_rows([entry.as_json() for entry in entries], COLUMNS, as_json=as_json)
 
 
 @governance.command()

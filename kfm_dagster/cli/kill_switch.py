@@ -14,16 +14,13 @@ import click
 
 from kfm_dagster.cli.completion import DATASET_OR_ALL
 from kfm_dagster.cli.decision_options import decision_of, decision_options
+from kfm_dagster.cli.filter_options import lists
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
+from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.settings import Settings
-
-COLUMNS = ("dataset", "engaged_at", "engaged_by", "expires_at", "change_ref", "reason")
-ALL = "all"
-"""The word for every dataset, also those whose contract comes later."""
+from kfm_dagster.views.decisions import ALL, SWITCHES
 
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -41,12 +38,12 @@ def kill_switch() -> None:
 @click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @click.option("--expires", help="After so long (30m, 4h, 2d) or at this time (2026-01-31T12:00:00Z). Default: never.")
 @decision_options
-def on(*, dataset: str, expires: str | None, reason: str, change_ref: str | None, actor: str | None) -> None:
+def on(*, dataset: str, expires: str | None, **given: Any) -> None:
     """Switch a dataset off: nothing of it is claimed, replayed or written until the switch is off again.
 
     Example: kfm kill-switch on goes-abi --reason "INC-7: wrong projection upstream" --expires 4h
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
         name = _named(pipeline.registry, dataset)
         expires_at = None if expires is None else _moment(expires, now=pipeline.clock())
@@ -58,12 +55,12 @@ def on(*, dataset: str, expires: str | None, reason: str, change_ref: str | None
 @kill_switch.command()
 @click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @decision_options
-def off(*, dataset: str, reason: str, change_ref: str | None, actor: str | None) -> None:
+def off(*, dataset: str, **given: Any) -> None:
     """Take the switch back: the dataset is received, claimed and written again.
 
     Example: kfm kill-switch off goes-abi --reason "INC-7 is over"
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
         pipeline.ledger.switches.release(EVERY_DATASET if dataset == ALL else dataset, decision)
         still = EVERY_DATASET in pipeline.ledger.switches.engaged() and dataset != ALL
@@ -71,15 +68,12 @@ def off(*, dataset: str, reason: str, change_ref: str | None, actor: str | None)
 
 
 @kill_switch.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def list_switches(*, as_json: bool) -> None:
-    """List the switches that are on now. Earlier ones stand in kfm governance log.
+@lists(SWITCHES)
+def list_switches() -> None:
+    """List the switches that are on now. Earlier ones are in kfm governance log.
 
     Example: kfm kill-switch list --json
     """
-    with opened_pipeline(read_only=True) as pipeline:
-        engaged = pipeline.ledger.switches.engaged()
-    show_rows([_row(switch) for switch in engaged.values()], COLUMNS, as_json=as_json)
 
 
 def _named(registry: ContractRegistry, dataset: str) -> str:
@@ -99,14 +93,3 @@ def _moment(text: str, *, now: datetime) -> datetime:
             param_hint="--expires",
         )
     return moment
-
-
-def _row(switch: KillSwitch) -> dict[str, Any]:
-    return {
-        "dataset": ALL if switch.dataset == EVERY_DATASET else switch.dataset,
-        "engaged_at": rfc3339(switch.engaged_at),
-        "engaged_by": switch.engaged_by,
-        "expires_at": None if switch.expires_at is None else rfc3339(switch.expires_at),
-        "change_ref": switch.change_ref,
-        "reason": switch.reason,
-    }

@@ -19,7 +19,7 @@ def option_group(
 
     for option in options:
         option(bare)
-    names = [str(parameter.name) for parameter in bare.__click_params__]  # type: ignore[attr-defined]
+    names = [str(parameter.name) for parameter in getattr(bare, "__click_params__", ())]
 
     @functools.wraps(command)
     def grouped(**arguments: Any) -> Any:

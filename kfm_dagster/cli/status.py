@@ -11,9 +11,10 @@ from kfm_dagster.cli.tables import show_rows, show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.views.view import json_row
 
 MATTER_COLUMNS = ("urgency", "since", "what", "next_step")
-UNIT_COLUMNS = ("dataset", *(status.value for status in Status))
+UNIT_COLUMNS = ("dataset", *Status)
 
 
 @click.command()
@@ -31,14 +32,12 @@ def status(*, as_json: bool) -> int:
     with opened_pipeline(read_only=True) as pipeline:
         found = deployment_status(pipeline)
     if as_json:
-        click.echo(json.dumps(found.as_json()))
+        click.echo(json.dumps(json_row(found)))
     else:
         click.echo(_headline(found))
         if found.matters:
-            show_rows([matter.row() for matter in found.matters], MATTER_COLUMNS)
-        units = [
-            {"dataset": name, **{key.value: counts[key] for key in Status}} for name, counts in found.units.items()
-        ]
+            show_rows(found.matters, MATTER_COLUMNS)
+        units = [{"dataset": name, **counts} for name, counts in found.units.items()]
         show_section("units", units, UNIT_COLUMNS)
     return ExitCode.DONE if found.well else ExitCode.FINISHED_WITH_FAILURES
 

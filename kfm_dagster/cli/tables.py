@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from textwrap import indent
 from typing import Any
 
@@ -22,6 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.views.view import json_row
 
 _ANY_WIDTH = 10_000
 """Columns of a pipe; a table is only as wide as what stands in it."""
@@ -33,13 +36,16 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ELLIPSIS = "…"
 
 
-def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool = False) -> None:
-    """Print rows: chosen columns as a table, `none` for no rows, or every field as one JSON object per line."""
+def show_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool = False) -> None:
+    """Print rows: chosen columns as a table, `none` for no rows, or every field as one JSON object per line.
+
+    A row is a mapping, a dataclass or a model.
+    """
     if as_json:
         for row in rows:
-            click.echo(json.dumps(row))
+            click.echo(json.dumps(json_row(row)))
         return
-    cells = [[_cell(row[name]) for name in columns] for row in rows]
+    cells = [[_cell(row[name] if isinstance(row, Mapping) else getattr(row, name)) for name in columns] for row in rows]
     if not cells:
         click.echo("none")
         return
@@ -67,7 +73,7 @@ def show_fields(fields: Mapping[str, Any]) -> None:
         click.echo(f"{name}:\n{indent(text, '  ')}", nl=False)
 
 
-def show_section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+def show_section(title: str, rows: Sequence[Any], columns: Sequence[str]) -> None:
     """Print rows under a title, or that there are none."""
     click.echo(title if rows else f"{title}: none")
     if rows:
@@ -146,6 +152,8 @@ def _without_middle(text: str, width: int) -> str:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return rfc3339(value, timespec="seconds")
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 

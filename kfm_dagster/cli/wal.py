@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import click
 
-from kfm_dagster.cli.completion import DATASET, UNIT
+from kfm_dagster.cli.completion import UNIT
 from kfm_dagster.cli.decision_options import unknown_record
-from kfm_dagster.cli.filter_options import filter_options, limit_option, rows_as_json
+from kfm_dagster.cli.filter_options import filter_options, limit_option, lists, require_dataset, rows_as_json
 from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.explanations.unit_history import unit_history
-from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
+from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.rejections import RejectionFilter
 from kfm_dagster.ledger.search import UnitFilter
-from kfm_dagster.operators.message_parse import IgnoreReason
-from kfm_dagster.settings import Settings
+from kfm_dagster.views.ignored import IGNORED, IGNORED_COUNTS, IgnoredFilter
 from kfm_dagster.views.rejections import REJECTIONS, rejected_message
 from kfm_dagster.views.units import UNITS
-from kfm_dagster.views.view import json_row
+from kfm_dagster.views.view import Page, Parts, json_row
 
 HISTORY_COLUMNS = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
-IGNORED_COUNT_COLUMNS = ("dataset", "reason", "records", "messages", "newest_at")
-IGNORED_COLUMNS = ("received_at", "dataset", "reason", "records", "bucket", "key", "message_id")
 SECTIONS = {
     "issues": ("operator", "code", "severity", "message"),
     "versions": ("wal_id", "object_version", "sequencer", "event_time", "status", "superseded_by"),
@@ -37,6 +34,10 @@ SECTIONS = {
 """What `kfm wal show` tells besides the record, with the columns of its tables."""
 
 
+def _records(parts: Parts, wanted: UnitFilter, _: str | None, limit: int) -> Page:
+    return Page(rows=LedgerQueries(parts.database).find(limit=limit, **dict(wanted)))
+
+
 @click.group()
 def wal() -> None:
     """Look into the ledger (the NODD WAL).
@@ -46,19 +47,12 @@ def wal() -> None:
 
 
 @wal.command("list")
-@filter_options(UNITS)
-@limit_option
-@rows_as_json
-def list_records(*, wanted: UnitFilter, limit: int, as_json: bool) -> None:
+@lists(replace(UNITS, query=_records))
+def list_records() -> None:
     """List records, the newest event first.
 
     Example: kfm wal list --dataset goes-abi --status failed --json
     """
-    if wanted.dataset is not None:
-        _ = ContractRegistry.load(Settings.load().contracts_dir)[wanted.dataset]
-    with opened_pipeline(read_only=True) as pipeline:
-        records = pipeline.ledger.find(limit=limit, **dict(wanted))
-    show_rows([record.model_dump(mode="json") for record in records], UNITS.columns, as_json=as_json)
 
 
 @wal.command()
@@ -73,7 +67,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
         record = pipeline.ledger.get(whole_wal_id(pipeline.database, wal_id))
         if record is None:
             raise unknown_record(wal_id)
-        history = unit_history(pipeline, record).as_json()
+        history = json_row(unit_history(pipeline, record))
     document = record.model_dump(mode="json")
     if as_json:
         click.echo(json.dumps(document | history))
@@ -95,45 +89,29 @@ def history(*, wal_id: str, as_json: bool) -> None:
         rows = pipeline.ledger.history(whole_wal_id(pipeline.database, wal_id))
     if not rows:
         raise unknown_record(wal_id)
-    show_rows([row.model_dump(mode="json") for row in rows], HISTORY_COLUMNS, as_json=as_json)
+    show_rows(rows, HISTORY_COLUMNS, as_json=as_json)
 
 
 @wal.command()
-@click.option("--dataset", type=DATASET, help="Only of this dataset.")
-@click.option("--reason", type=click.Choice([reason.value for reason in IgnoreReason]), help="Only for this reason.")
-@click.option("--bucket", help="Only of this bucket.")
-@click.option("--key-prefix", help="Only objects whose key begins so.")
-@click.option("--message", "message_id", help="Only of the SQS message whose id begins so.")
+@filter_options(IGNORED)
 @click.option("--counts", is_flag=True, help="Only the counts by dataset and reason.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many records.")
+@limit_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a record, or a count with --counts.")
-def ignored(
-    *,
-    dataset: str | None,
-    reason: str | None,
-    bucket: str | None,
-    key_prefix: str | None,
-    message_id: str | None,
-    counts: bool,
-    limit: int,
-    as_json: bool,
-) -> None:
+def ignored(*, wanted: IgnoredFilter, counts: bool, limit: int, as_json: bool) -> None:
     """Count and list what messages named that gave no unit, with the reason, the newest message first.
 
     Example: kfm wal ignored --dataset hrrr --reason sidecar --json
     """
-    if dataset is not None:
-        _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
-    wanted = IgnoredFilter(dataset=dataset, reason=reason, bucket=bucket, key_prefix=key_prefix, message_id=message_id)
+    require_dataset(wanted.dataset)
     with opened_pipeline(read_only=True) as pipeline:
-        totals = [json_row(one) for one in count_ignored(pipeline.database, wanted)] if counts or not as_json else []
-        records = [] if counts else [json_row(one) for one in find_ignored(pipeline.database, wanted, limit=limit)]
+        totals = IGNORED_COUNTS.query(pipeline, wanted, None, limit).rows
+        records = [] if counts else IGNORED.query(pipeline, wanted, None, limit).rows
     if as_json:
-        show_rows(totals or records, (), as_json=True)
+        show_rows(totals if counts else records, (), as_json=True)
         return
-    show_section("by dataset and reason", totals, IGNORED_COUNT_COLUMNS)
+    show_section("by dataset and reason", totals, IGNORED_COUNTS.columns)
     if records:
-        show_section("newest", records, IGNORED_COLUMNS)
+        show_section("newest", records, IGNORED.columns)
 
 
 @wal.command()
@@ -153,4 +131,4 @@ def rejected(*, wanted: RejectionFilter, body: bool, limit: int, as_json: bool) 
             click.echo(rejected_message(pipeline, whole_rejected_message_id(pipeline.database, wanted.message)))
             return
         page = REJECTIONS.query(pipeline, wanted, None, limit)
-    show_rows(map(json_row, page.rows), REJECTIONS.columns, as_json=as_json)
+    show_rows(page.rows, REJECTIONS.columns, as_json=as_json)

@@ -32,6 +32,7 @@ from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.quarantined import open_versions
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.views.decisions import LOG
 
 DECISIONS = "/decisions"
 MOST_ENTRIES = 100
@@ -157,7 +158,7 @@ def _of_review(pages: Pages) -> list[Route]:
             "decisions.html",
             waiting=ledger.review.waiting(),
             entries=ledger.log.entries(limit=MOST_ENTRIES),
-            columns=("at", "action", "actor", "dataset", "wal_id", "change_ref", "approved_by", "reason"),
+            columns=LOG.columns,
             everything_off=ledger.switches.engaged().get(EVERY_DATASET),
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -17,14 +16,14 @@ from pydantic import BaseModel, TypeAdapter
 from kfm_dagster import __version__
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
-from kfm_dagster.exports.deployment_status import MatterRow, deployment_status
+from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.registry import VIEWS
-from kfm_dagster.views.view import BASE, View
+from kfm_dagster.views.view import BASE, View, json_row
 
 JSON = "application/json"
 _REFERENCE = "#/components/schemas/{model}"
@@ -48,15 +47,6 @@ class Record(NoddWalRecord):
     cases: list[dict[str, Any]]
     governance: list[dict[str, Any]]
     history: list[dict[str, Any]]
-
-
-class StatusReport(BaseModel):
-    """What needs attention, and units by dataset and status."""
-
-    at: datetime
-    well: bool
-    matters: list[MatterRow]
-    units: dict[str, dict[str, int]]
 
 
 class Problem(BaseModel):
@@ -104,7 +94,7 @@ def _of_view(view: View) -> Operation:
 def _unit(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
     with pipeline.database.snapshot() as view:
         record = record_of(pipeline.ledger, given.get("wal_id", ""), tx=view)
-    return record.model_dump(mode="json") | unit_history(pipeline, record).as_json()
+    return record.model_dump(mode="json") | json_row(unit_history(pipeline, record))
 
 
 def item(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
@@ -154,8 +144,8 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         name="getStatus",
         summary="What needs attention, with the command that helps, and units by dataset and status.",
-        answer=lambda pipeline, _: deployment_status(pipeline).as_json(),
-        rows=StatusReport,
+        answer=lambda pipeline, _: json_row(deployment_status(pipeline)),
+        rows=DeploymentStatus,
         path="/status",
         tool="deployment_status",
     ),

@@ -30,6 +30,7 @@ from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.settings import Settings
+from kfm_dagster.views.view import json_row
 
 FRONT = "/"
 SVG_HEADERS: Mapping[str, str] = {
@@ -62,7 +63,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         as_page = is_page(values, request.headers.get("accept", ""))
         status = deployment_status(pipeline)
         if not as_page:
-            return Response(json.dumps(status.as_json()), media_type=JSON)
+            return Response(json.dumps(json_row(status)), media_type=JSON)
         counts = _totals(status)
         return pages.page(
             request,

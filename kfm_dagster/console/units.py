@@ -71,10 +71,10 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
 
 
 def _evidence(store: Store, case: QuarantineCase) -> Mapping[str, Any] | None:
-    if case.evidence is None:
+    if case.evidence_file is None:
         return None
     try:
-        return read_evidence(store, case.evidence)
+        return read_evidence(store, case.evidence_file)
     except (ArtifactError, DependencyUnavailableError) as error:
         # The rest of the history is worth seeing all the same.
         return {"lost": str(error.observed)}

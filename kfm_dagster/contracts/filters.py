@@ -93,6 +93,12 @@ class Filter(BaseModel):
         return {name: _parameter(value, enums) for name, value in schema["properties"].items()}
 
 
+class OfDataset(Filter):
+    """Rows of one dataset, or of all."""
+
+    dataset: DatasetId | None = Field(None, description="Only of this dataset.")
+
+
 def _parameter(schema: dict[str, Any], enums: dict[str, Any]) -> dict[str, Any]:
     """Return a field's schema without null, and with the values of its enum."""
     flat = {**schema, **schema.get("anyOf", [{}])[0]}

@@ -19,13 +19,13 @@ from kfm_dagster.ingest.path_days import days_to_compute
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress
 from kfm_dagster.ledger.deliveries import DeliveryState
-from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.backfill.progress import UnlistedDays, listed_backfills, unlisted_days
 from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.views.ignored import IGNORED_COUNTS, IgnoredFilter
 
 MAX_FAILING_SHOWN = 20
 
@@ -90,7 +90,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
         rejected=messages[DeliveryState.REJECTED],
         messages=sum(messages.values()),
         # By the rows that were left: an ignored message is deleted like any other that is finished.
-        ignored=sum(count.messages for count in count_ignored(pipeline.database, IgnoredFilter())),
+        ignored=sum(count.messages for count in IGNORED_COUNTS.query(pipeline, IgnoredFilter(), None, 0).rows),
         seconds=(pipeline.clock() - since).total_seconds(),
         database=shown(pipeline.settings.database_url),
         catalog=pipeline.settings.catalog,

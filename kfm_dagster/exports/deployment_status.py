@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum, unique
-from typing import Any
-
-from typing_extensions import TypedDict
 
 from kfm_dagster.alerts.store import Alert, AlertState, AlertStore
 from kfm_dagster.catalog.following import FollowerRunner
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.followers.announcements.announcer import follower_name
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.store import AnnouncementStore
@@ -51,15 +47,6 @@ class Urgency(StrEnum):
     """It goes on by itself, or somebody has decided it so."""
 
 
-class MatterRow(TypedDict):
-    """The published form of a matter."""
-
-    urgency: Urgency
-    what: str
-    since: str | None
-    next_step: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matter:
     """One thing to act on, or to know of: `next_step` is a command, `path` the console's page of it."""
@@ -70,36 +57,19 @@ class Matter:
     next_step: str
     path: str | None = None
 
-    def row(self) -> MatterRow:
-        """Return the published form."""
-        since = None if self.since is None else rfc3339(self.since, timespec="seconds")
-        return {"urgency": self.urgency, "what": self.what, "since": since, "next_step": self.next_step}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentStatus:
     """`units` counts by dataset and status, every status; `matters` has the urgent ones first, then the oldest."""
 
     at: datetime
-    units: Mapping[str, Mapping[Status, int]]
+    well: bool = field(init=False)
+    """Whether nothing waits for a person."""
     matters: Sequence[Matter]
+    units: Mapping[str, Mapping[Status, int]]
 
-    @property
-    def well(self) -> bool:
-        """Whether nothing waits for somebody."""
-        return not any(matter.urgency is Urgency.NOW for matter in self.matters)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form."""
-        return {
-            "at": rfc3339(self.at),
-            "well": self.well,
-            "matters": [matter.row() for matter in self.matters],
-            "units": {
-                dataset: {status.value: units for status, units in counts.items()}
-                for dataset, counts in self.units.items()
-            },
-        }
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "well", not any(matter.urgency is Urgency.NOW for matter in self.matters))
 
 
 def deployment_status(pipeline: Pipeline) -> DeploymentStatus:

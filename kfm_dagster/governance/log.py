@@ -12,7 +12,6 @@ from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Database, Transaction
@@ -138,32 +137,16 @@ class GovernanceEntry:
     proposal_id: int | None = None
     approved_by: str | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form."""
-        return {
-            "entry_id": self.entry_id,
-            "at": rfc3339(self.at),
-            "actor": self.actor,
-            "action": self.action,
-            "dataset": self.dataset,
-            "wal_id": self.wal_id,
-            "record_version": self.record_version,
-            "from_status": self.from_status,
-            "to_status": self.to_status,
-            "change": self._change(),
-            "change_ref": self.change_ref,
-            "reason": self.reason,
-            "details": dict(self.details),
-            "proposal_id": self.proposal_id,
-            "approved_by": self.approved_by,
-        }
+    change: str | None = field(init=False)
+    """What a decision allowed, in words."""
 
-    def _change(self) -> str | None:
+    def __post_init__(self) -> None:
+        change = None
         if self.record_version is not None:
-            return f"{self.from_status} > {self.to_status} (version {self.record_version})"
-        if self.action == GovernanceAction.KILL_SWITCH_ON:
-            return f"until {self.details.get('expires_at') or 'it is taken back'}"
-        return None
+            change = f"{self.from_status} > {self.to_status} (version {self.record_version})"
+        elif self.action == GovernanceAction.KILL_SWITCH_ON:
+            change = f"until {self.details.get('expires_at') or 'it is taken back'}"
+        object.__setattr__(self, "change", change)
 
 
 class GovernanceLog:

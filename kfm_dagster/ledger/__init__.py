@@ -5,7 +5,7 @@
 
 from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
-from kfm_dagster.ledger.ignored import IgnoredFilter, IgnoredRecord, count_ignored, find_ignored
+from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
 from kfm_dagster.ledger.rejections import RejectedObject, Rejection
@@ -31,7 +31,6 @@ __all__ = [
     "EnsureResult",
     "FailingUnit",
     "HistoryEntry",
-    "IgnoredFilter",
     "IgnoredRecord",
     "Ledger",
     "LedgerCode",
@@ -46,7 +45,5 @@ __all__ = [
     "ReplayReason",
     "SettleReport",
     "Status",
-    "count_ignored",
-    "find_ignored",
     "replay_history",
 ]

@@ -8,20 +8,20 @@ Does not belong here: making the evidence (`ingest/evidence.py`), releasing (`Le
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum, unique
 from itertools import groupby
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.record import HistoryEntry
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
+from kfm_dagster.storage.row_values import value_of
 
 
 class CaseConflictError(KfmError):
@@ -57,40 +57,26 @@ class QuarantineCase:
     `closed_by`, `closing_reason` and `change_ref` are those of the decision in the governance log.
     """
 
-    key: CaseKey
-    opened_at: datetime
+    wal_id: WalId
+    quarantined_version: int
+    dataset: str
+    object_uri: str
     reason: str
-    evidence: ArtifactReference | None
-    collected_at: datetime | None
+    error_code: str | None
+    attempts: int
     state: CaseState
+    opened_at: datetime
+    evidence_file: ArtifactReference | None = None
+    collected_at: datetime | None
     closed_at: datetime | None
     closed_by: str | None
     closing_reason: str | None
     change_ref: str | None
-    dataset: str
-    object_uri: str
-    attempts: int
-    error_code: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form."""
-        return {
-            "wal_id": self.key.wal_id,
-            "quarantined_version": self.key.version,
-            "dataset": self.dataset,
-            "object_uri": self.object_uri,
-            "reason": self.reason,
-            "error_code": self.error_code,
-            "attempts": self.attempts,
-            "state": self.state.value,
-            "opened_at": rfc3339(self.opened_at),
-            "evidence_file": None if self.evidence is None else asdict(self.evidence),
-            "collected_at": None if self.collected_at is None else rfc3339(self.collected_at),
-            "closed_at": None if self.closed_at is None else rfc3339(self.closed_at),
-            "closed_by": self.closed_by,
-            "closing_reason": self.closing_reason,
-            "change_ref": self.change_ref,
-        }
+    @property
+    def key(self) -> CaseKey:
+        """Which quarantine of which unit."""
+        return CaseKey(wal_id=self.wal_id, version=self.quarantined_version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,13 +149,13 @@ class QuarantineCases:
     ) -> list[QuarantineCase]:
         """Return cases of a state, the newest first."""
         with self._database.snapshot() as tx:
-            rows = tx.run("evidence.cases", state=state, dataset=dataset, reason=reason, limit=limit).all()
+            rows = tx.run("evidence.cases", state=state, dataset=dataset, reason=reason, limit=limit).mappings().all()
         return [_case(row) for row in rows]
 
     def of(self, wal_id: str, *, tx: Transaction | None = None) -> list[QuarantineCase]:
         """Return every case of a unit, the newest first."""
         with reading(self._database, tx) as view:
-            rows = view.run("evidence.cases_of", wal_id=wal_id).all()
+            rows = view.run("evidence.cases_of", wal_id=wal_id).mappings().all()
         return [_case(row) for row in rows]
 
     def discard(self, versions: Mapping[WalId, int], *, decision: Decision, tx: Transaction | None = None) -> None:
@@ -210,21 +196,7 @@ def _key(row: Any) -> CaseKey:
 
 
 def _case(row: Any) -> QuarantineCase:
-    return QuarantineCase(
-        key=_key(row),
-        opened_at=row.opened_at,
-        reason=row.reason,
-        evidence=(
-            None if row.evidence_uri is None else ArtifactReference(uri=row.evidence_uri, sha256=row.evidence_sha256)
-        ),
-        collected_at=row.collected_at,
-        state=CaseState(row.state),
-        closed_at=row.closed_at,
-        closed_by=row.closed_by,
-        closing_reason=row.closing_reason,
-        change_ref=row.change_ref,
-        dataset=row.dataset,
-        object_uri=row.object_uri,
-        attempts=row.attempts,
-        error_code=row.last_error_code,
-    )
+    case = value_of(QuarantineCase, row)
+    if row["evidence_uri"] is None:
+        return case
+    return replace(case, evidence_file=ArtifactReference(uri=row["evidence_uri"], sha256=row["evidence_sha256"]))

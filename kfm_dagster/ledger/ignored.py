@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kfm_dagster.storage.database import Database
-
 NAMED_PER_MESSAGE = 100
 """Records of one message that have a row each; what is beyond is counted by reason and dataset. S3 sends one record a
 message; 1 MiB of them would be thousands."""
@@ -50,21 +48,6 @@ class IgnoredCount:
     newest_at: datetime
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IgnoredFilter:
-    """Which ignored records are meant; None is any."""
-
-    dataset: str | None = None
-    reason: str | None = None
-    bucket: str | None = None
-    key_prefix: str | None = None
-    message_id: str | None = None
-
-    def as_parameters(self) -> dict[str, str | None]:
-        """Return what the statements take."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
 def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict[str, Any]]:
     """Return the rows of one message: its first NAMED_PER_MESSAGE records, and one per reason and dataset beyond."""
     kept = list(records[:NAMED_PER_MESSAGE])
@@ -87,15 +70,3 @@ def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict
         }
         for record in kept
     ]
-
-
-def find_ignored(database: Database, wanted: IgnoredFilter, *, limit: int) -> list[KeptIgnoredRecord]:
-    """Return ignored records, the newest message first."""
-    with database.snapshot() as view:
-        return view.rows(KeptIgnoredRecord, "deliveries.ignored", wanted.as_parameters(), limit=limit)
-
-
-def count_ignored(database: Database, wanted: IgnoredFilter) -> list[IgnoredCount]:
-    """Count ignored records by dataset and reason."""
-    with database.snapshot() as view:
-        return view.rows(IgnoredCount, "deliveries.ignored_counts", wanted.as_parameters())

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 from sqlalchemy import RowMapping
 
 from kfm_dagster.contracts.envelope import CheckStatus
-from kfm_dagster.contracts.filters import EXPECTED, BadFilterError, DatasetId, Filter, Flag, Moment
+from kfm_dagster.contracts.filters import EXPECTED, BadFilterError, Flag, Moment, OfDataset
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
@@ -50,10 +50,9 @@ Position = tuple[datetime, str]
 """Event time and id of a unit, the order of every list."""
 
 
-class UnitFilter(Filter):
+class UnitFilter(OfDataset):
     """Units; times bound their events."""
 
-    dataset: DatasetId | None = Field(None, description="Only of this dataset.")
     status: Status | None = Field(None, description="Only of this status.")
     code: _Code | None = Field(
         None, description="Only failed or quarantined for this error code, or of the status beside it."

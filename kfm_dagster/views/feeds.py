@@ -8,11 +8,11 @@ from urllib.parse import urlencode
 
 from pydantic import Field
 
-from kfm_dagster.contracts.filters import MOST_DAYS, Days, Filter, Flag
+from kfm_dagster.contracts.filters import MOST_DAYS, Days, Filter, Flag, OfDataset
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitches
 from kfm_dagster.ledger.gaps import Gap, Gaps
-from kfm_dagster.views.view import OfDataset, Page, Parts, View, require_contract
+from kfm_dagster.views.view import Page, Parts, View, require_contract
 
 GAP_DAYS = 3
 

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from pydantic import Field, create_model
 
-from kfm_dagster.contracts.filters import BadFilterError, Moment
+from kfm_dagster.contracts.filters import BadFilterError, Moment, OfDataset
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import (
@@ -29,7 +29,7 @@ from kfm_dagster.ledger.search import (
     index_ranges,
     walk,
 )
-from kfm_dagster.views.view import OfDataset, Page, Parts, View, require_contract
+from kfm_dagster.views.view import Page, Parts, View, require_contract
 
 MOST_EXAMINED = 10_000
 """Rows that a page or a count may examine: about 0.1 s, because the text of each is read from its table."""

@@ -6,14 +6,14 @@ Belongs here: what all views have in common. Does not belong here: the views (th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 from urllib.parse import urlencode
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
-from kfm_dagster.contracts.filters import DatasetId, Filter
+from kfm_dagster.contracts.filters import Filter
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.storage.database import Database
@@ -54,26 +54,20 @@ class Paging(Filter):
     after: str | None = Field(None, description="Where the page before ended; `next` has it.")
 
 
-class OfDataset(Filter):
-    """Rows of one dataset, or of all."""
-
-    dataset: DatasetId | None = Field(None, description="Only of this dataset.")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
     """A list: `name` is its path and key in answers, `query` takes a filter, where to begin and how many rows.
 
     `end` is the answer's member after the rows: the address of the next page, or whether these are all. `columns` are
     those of tables, `links` the console's pages behind the values of a column, `tool` and `operation` the names for
-    assistants and clients.
+    assistants and clients; a view without an operation is for commands and pages alone.
     """
 
     name: str
-    operation: str
-    tool: str
+    operation: str = ""
+    tool: str | None = None
     summary: str
-    filter: type[Filter]
+    filter: type[Filter] = Filter
     row: type[Any]
     query: Callable[[Parts, Any, str | None, int], Page]
     columns: Sequence[str] = ()
@@ -105,7 +99,17 @@ def require_contract(parts: Parts, dataset: str | None) -> None:
         _ = parts.registry[dataset]
 
 
-def json_row(row: Mapping[str, Any] | Any) -> dict[str, Any]:
-    """Return a mapping or a dataclass with JSON values: times as texts of RFC 3339."""
-    values: Mapping[str, Any] = row if isinstance(row, Mapping) else asdict(row)
-    return {name: rfc3339(value) if isinstance(value, datetime) else value for name, value in values.items()}
+def json_row(row: Any) -> dict[str, Any]:
+    """Return a mapping, a dataclass or a model as JSON values: times as texts of RFC 3339, also of rows within it."""
+    if isinstance(row, BaseModel):
+        return row.model_dump(mode="json")
+    values = row if isinstance(row, Mapping) else {field.name: getattr(row, field.name) for field in fields(row)}
+    return {name: _json_value(value) for name, value in values.items()}
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    if isinstance(value, Mapping | BaseModel) or is_dataclass(value):
+        return json_row(value)
+    return [_json_value(part) for part in value] if isinstance(value, list | tuple) else value

@@ -110,7 +110,7 @@ def test_nothing_is_made_by_looking_where_nothing_was_ingested(call: Call, home:
     assert "there is no ledger yet" in error
     assert list(home.iterdir()) == []
     Database.open(Settings.load().database_url).dispose()
-    assert call("list") == (ExitCode.DONE, "no alert fires\n", "")
+    assert call("list") == (ExitCode.DONE, "none\n", "")
     assert call("list", "--json") == (ExitCode.DONE, "", "")
 
 

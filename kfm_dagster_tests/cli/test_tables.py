@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import asdict
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.cli.tables import LEAST_PROSE, LEAST_URI, show_fields, show_rows
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX, AmbiguousIdError, whole_id
+from kfm_dagster.governance.switches import KillSwitch
 
 IDS = ["0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a", "0b2f0c1e-ffff-8c11-9a40-7f3e1d2c4b5a"]
 URI = "s3://unidata-nexrad-level2/2025/04/02/KTLX/KTLX20250402_000412_V06"
@@ -107,6 +111,20 @@ def test_no_rows_are_said_to_people_and_are_nothing_to_scripts(
 ) -> None:
     show_rows(iter([]), COLUMNS, as_json=as_json)
     assert capsys.readouterr().out == said
+
+
+def test_a_row_is_a_table_s_line_to_people_and_its_fields_to_scripts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    at = datetime(2026, 1, 31, 6, tzinfo=UTC)
+    case = KillSwitch(dataset="hrrr", engaged_at=at, engaged_by="anna", reason="why", change_ref=None, expires_at=None)
+    show_rows([case], ("engaged_at", "dataset", "expires_at"))
+    assert capsys.readouterr().out.splitlines()[-2].split() == ["2026-01-31T06:00:00Z", "hrrr"]
+    show_rows([case, {"cases": [case], "by": {"x": case}}], (), as_json=True)
+    whole, holder = map(json.loads, capsys.readouterr().out.splitlines())
+    assert whole == {**asdict(case), "engaged_at": "2026-01-31T06:00:00.000000Z"}
+    assert holder == {"cases": [whole], "by": {"x": whole}}
 
 
 @given(ids=st.sets(st.uuids().map(str), min_size=1, max_size=5), length=st.integers(0, 40))

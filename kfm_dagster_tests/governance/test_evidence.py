@@ -62,8 +62,8 @@ def bundles(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     """The evidence of every open case, by object; a case without any is an error."""
     found = {}
     for case in cases_of(pipeline).find(CaseState.OPEN):
-        assert case.evidence is not None
-        found[case.object_uri] = read_evidence(pipeline.store, case.evidence)
+        assert case.evidence_file is not None
+        found[case.object_uri] = read_evidence(pipeline.store, case.evidence_file)
     return found
 
 
@@ -273,8 +273,8 @@ def test_a_unit_has_its_own_record_of_a_message_of_many_and_no_other(
     EvidenceCollector.of(pipeline).collect()
     for unit, item in zip(units, (older, items[0], items[-1]), strict=True):
         case = next(case for case in cases_of(pipeline).of(unit.wal_id) if case.reason == "looked_odd")
-        assert case.evidence is not None
-        body = read_evidence(pipeline.store, case.evidence)["message"]["body"]
+        assert case.evidence_file is not None
+        body = read_evidence(pipeline.store, case.evidence_file)["message"]["body"]
         [own] = (body["Message"] if enveloped else body)["Records"]
         assert (own["s3"]["object"]["key"], own["s3"]["object"]["eTag"]) == (item.key, item.event().etag)
 
@@ -328,7 +328,7 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
             with pytest.raises(CrashError):
                 EvidenceCollector.of(pipeline).collect()
     [case] = cases_of(pipeline).find(CaseState.OPEN)
-    assert (case.evidence, case.collected_at) == (None, None)
+    assert (case.evidence_file, case.collected_at) == (None, None)
     assert EvidenceCollector.of(pipeline).collect() == 1
     [bundle] = bundles(pipeline).values()
     assert bundle["found"]["state"] == "present"
@@ -377,8 +377,8 @@ def test_two_collectors_at_once_give_a_case_one_bundle(pipeline: Pipeline, objec
     [due] = other.due(limit=5)
     assert EvidenceCollector.of(pipeline).collect() == 1
     [case] = other.of(due.key.wal_id)
-    assert case.evidence is not None
-    late = type(case.evidence)(uri=f"evidence/{'0' * 2}/{'0' * 64}.json", sha256="0" * 64)
+    assert case.evidence_file is not None
+    late = type(case.evidence_file)(uri=f"evidence/{'0' * 2}/{'0' * 64}.json", sha256="0" * 64)
     assert other.attach({due.key: late}) == 0
     assert other.of(due.key.wal_id) == [case]
 
@@ -438,8 +438,8 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
     EvidenceCollector.of(pipeline).collect()
     [case] = cases_of(pipeline).of(record.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "jane", "CHG-7")
-    assert case.evidence is not None
-    bundle = read_evidence(pipeline.store, case.evidence)
+    assert case.evidence_file is not None
+    bundle = read_evidence(pipeline.store, case.evidence_file)
     # As it stood when it was quarantined, not as it stands now.
     assert (bundle["attempts"], len(bundle["history"])) == (0, record.version)
 
@@ -464,9 +464,9 @@ def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline:
     assert again.attempts == record.attempts + 1
     second, first = cases_of(pipeline).of(record.wal_id)
     assert (first.state, second.state) == (CaseState.RELEASED, CaseState.OPEN)
-    assert first.evidence is not None
-    assert second.evidence is not None
-    assert read_evidence(pipeline.store, second.evidence)["attempts"] == again.attempts
+    assert first.evidence_file is not None
+    assert second.evidence_file is not None
+    assert read_evidence(pipeline.store, second.evidence_file)["attempts"] == again.attempts
 
 
 def test_nothing_is_asked_of_a_ledger_without_due_cases(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
-from kfm_dagster.ledger.ignored import IgnoredFilter, find_ignored
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.views.ignored import IGNORED, IgnoredFilter
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -166,7 +166,7 @@ def test_every_delivery_leaves_a_trace_whatever_its_records_are(
             """
         ).all()
     assert traceless == []
-    found = find_ignored(pipeline.database, IgnoredFilter(), limit=10)
+    found = IGNORED.query(pipeline, IgnoredFilter(), None, 10).rows
     assert {(one.message_id, one.reason, one.dataset, one.bucket, one.key) for one in found} == {
         (raw_message(TEST_EVENT, name="test").message_id, "test_event", None, "noaa-goes19", None),
         (sidecar.message_id, "sidecar", "hrrr", "noaa-hrrr-bdp-pds", key),

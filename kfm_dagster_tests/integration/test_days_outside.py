@@ -12,10 +12,10 @@ from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.demo.samples import hrrr
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import DeliveryState
-from kfm_dagster.ledger.ignored import IgnoredFilter, find_ignored
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Settings
+from kfm_dagster.views.ignored import IGNORED, IgnoredFilter
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
@@ -75,7 +75,7 @@ def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_
     queue.waiting += [stray, tonight(objects, contracts)]
     partitions, _ = served(face)
     assert partitions == {"2025-04-02"}
-    [ignored] = find_ignored(face.pipeline.database, IgnoredFilter(reason="outside_window"), limit=10)
+    [ignored] = IGNORED.query(face.pipeline, IgnoredFilter(reason="outside_window"), None, 10).rows
     assert (ignored.message_id, ignored.dataset, ignored.bucket) == (stray.message_id, "hrrr", hrrr.BUCKET)
     assert ignored.key is not None
     assert ignored.key.startswith(f"hrrr.{day:%Y%m%d}/")
@@ -105,7 +105,7 @@ def test_a_day_by_which_the_window_was_lowered_waits_until_the_code_location_is_
     assert partitions == {"2025-04-02"}
     assert "1 units of 2014-07-30 wait: the code location was loaded before" in said
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.PENDING}
-    assert find_ignored(face.pipeline.database, IgnoredFilter(), limit=10) == []
+    assert IGNORED.query(face.pipeline, IgnoredFilter(), None, 10).rows == []
 
     reloaded = Face(instance=face.instance, pipeline=face.pipeline)
     served(reloaded)

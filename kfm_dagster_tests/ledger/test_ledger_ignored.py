@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,14 +12,9 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
-from kfm_dagster.ledger.ignored import (
-    NAMED_PER_MESSAGE,
-    IgnoredFilter,
-    IgnoredRecord,
-    count_ignored,
-    find_ignored,
-    ignored_rows,
-)
+from kfm_dagster.ledger.ignored import NAMED_PER_MESSAGE, IgnoredRecord, ignored_rows
+from kfm_dagster.views.ignored import IGNORED, IGNORED_COUNTS, IgnoredFilter
+from kfm_dagster.views.view import View
 from kfm_dagster_tests.ledger.bench import Bench
 
 
@@ -40,9 +37,13 @@ def receive(bench: Bench, *records: IgnoredRecord, number: int = 1) -> None:
     )
 
 
+def rows(bench: Bench, view: View, *, limit: int = 10_000) -> Sequence[Any]:
+    return view.query(cast("Any", bench), IgnoredFilter(), None, limit).rows
+
+
 def kept(bench: Bench) -> list[IgnoredRecord]:
     names = [field.name for field in dataclasses.fields(IgnoredRecord)]
-    found = find_ignored(bench.database, IgnoredFilter(), limit=10_000)
+    found = rows(bench, IGNORED)
     return [IgnoredRecord(**{name: getattr(one, name) for name in names}) for one in found]
 
 
@@ -52,7 +53,7 @@ def test_a_message_that_comes_again_leaves_its_first_trace(bench: Bench) -> None
     bench.clock.advance(900)
     receive(bench, sidecar(0), sidecar(1))
     assert kept(bench) == [sidecar(1), sidecar(0)]
-    assert [one.received_at for one in find_ignored(bench.database, IgnoredFilter(), limit=1)] == [bench.clock()]
+    assert [one.received_at for one in rows(bench, IGNORED, limit=1)] == [bench.clock()]
 
 
 @pytest.mark.clause("OPR-19")
@@ -64,7 +65,7 @@ def test_beyond_its_bound_a_message_s_records_are_counted_by_reason_and_dataset(
     groups = min(beyond, 2)
     assert len(kept(bench)) == NAMED_PER_MESSAGE + groups
     assert [one.key for one in kept(bench)[NAMED_PER_MESSAGE:]] == [None] * groups
-    counts = {one.dataset: one.records for one in count_ignored(bench.database, IgnoredFilter())}
+    counts = {one.dataset: one.records for one in rows(bench, IGNORED_COUNTS)}
     assert counts.pop("hrrr") == NAMED_PER_MESSAGE
     assert sum(counts.values()) == beyond
 

@@ -12,7 +12,7 @@ LIMIT :limit;
 SELECT
     c.wal_id, c.quarantined_version, c.opened_at, c.reason, c.evidence_uri, c.evidence_sha256, c.collected_at, c.state,
     c.closed_at, decision.actor AS closed_by, decision.reason AS closing_reason, decision.change_ref, record.dataset,
-    record.object_uri, record.attempts, record.last_error_code
+    record.object_uri, record.attempts, record.last_error_code AS error_code
 FROM quarantine_cases AS c
 INNER JOIN nodd_wal_records AS record ON c.wal_id = record.wal_id
 LEFT JOIN governance_log AS decision ON c.closing_entry = decision.entry_id
@@ -25,7 +25,7 @@ LIMIT :limit;
 SELECT
     c.wal_id, c.quarantined_version, c.opened_at, c.reason, c.evidence_uri, c.evidence_sha256, c.collected_at, c.state,
     c.closed_at, decision.actor AS closed_by, decision.reason AS closing_reason, decision.change_ref, record.dataset,
-    record.object_uri, record.attempts, record.last_error_code
+    record.object_uri, record.attempts, record.last_error_code AS error_code
 FROM quarantine_cases AS c
 INNER JOIN nodd_wal_records AS record ON c.wal_id = record.wal_id
 LEFT JOIN governance_log AS decision ON c.closing_entry = decision.entry_id

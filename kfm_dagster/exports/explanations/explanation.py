@@ -93,7 +93,7 @@ class Explanations:
             reexecutions=[one.run_id for one in (self.reexecutions.of(root) if self.reexecutions else ())],
             nodes=nodes,
             units=units_by_end(nodes),
-            gates=[gate for stage, told in lines.items() for gate in _failing_gates(stage, told)],
+            failing_gates=[gate for stage, told in lines.items() for gate in _failing_gates(stage, told)],
         )
 
     def root_of(self, run: str) -> str:

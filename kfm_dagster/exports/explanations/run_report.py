@@ -8,12 +8,11 @@ show. Pure. Does not belong here: reading the records (`explanation.py`), or sho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum, unique
 from typing import Any
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.idempotent_node.transaction import FORCED
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.node import ChainNode
@@ -91,11 +90,6 @@ class NodeAccount:
         """The node in every partition."""
         return self.node.partition("@")[0]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return every field as a JSON value, in the order in which a person asks."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: rfc3339(value) if isinstance(value, datetime) else value for name, value in values.items()}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailingGate:
@@ -119,18 +113,7 @@ class RunReport:
     nodes: Sequence[NodeAccount]
     units: Mapping[str, Mapping[str, int]]
     """Counts of units by dataset and end; they sum to `claimed`."""
-    gates: Sequence[FailingGate] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the account as JSON values."""
-        return {
-            "run_id": self.run_id,
-            "root_run_id": self.root_run_id,
-            "reexecutions": list(self.reexecutions),
-            "nodes": [node.as_json() for node in self.nodes],
-            "units": {dataset: dict(counts) for dataset, counts in self.units.items()},
-            "failing_gates": [asdict(gate) for gate in self.gates],
-        }
+    failing_gates: Sequence[FailingGate] = ()
 
 
 def node_accounts(states: Sequence[RunState], intents: Sequence[Any], window: Window) -> list[NodeAccount]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from obstore.exceptions import BaseError
 
@@ -26,7 +25,6 @@ from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
-from kfm_dagster.views.view import json_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +76,7 @@ def _issues(unit: Envelope) -> Iterator[UnitIssue]:
 class UnitHistory:
     """`issues` are of the run that changed the unit last, `versions` of its object, this one included.
 
-    Cases and decisions have the newest first, versions and transitions the oldest. Only a unit in progress is under a
+    Cases and governance have the newest first, versions and history the oldest. Only a unit in progress is under a
     lease.
     """
 
@@ -86,19 +84,8 @@ class UnitHistory:
     versions: Sequence[ObjectVersion]
     lease: Sequence[Lease]
     cases: Sequence[QuarantineCase]
-    decisions: Sequence[GovernanceEntry]
-    transitions: Sequence[HistoryEntry]
-
-    def as_json(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the published form."""
-        return {
-            "issues": [json_row(one) for one in self.issues],
-            "versions": [json_row(one) for one in self.versions],
-            "lease": [json_row(one) for one in self.lease],
-            "cases": [case.as_json() for case in self.cases],
-            "governance": [entry.as_json() for entry in self.decisions],
-            "history": [entry.model_dump(mode="json") for entry in self.transitions],
-        }
+    governance: Sequence[GovernanceEntry]
+    history: Sequence[HistoryEntry]
 
 
 def unit_history(pipeline: Pipeline, record: NoddWalRecord) -> UnitHistory:
@@ -112,7 +99,7 @@ def unit_history(pipeline: Pipeline, record: NoddWalRecord) -> UnitHistory:
             versions=ledger.versions(wal_id, tx=view),
             lease=[one for one in ledger.leases.all(tx=view) if (one.run_id, one.dataset) == holder],
             cases=cases.of(wal_id, tx=view),
-            decisions=ledger.log.entries(wal_id=wal_id, tx=view),
-            transitions=ledger.history(wal_id, tx=view),
+            governance=ledger.log.entries(wal_id=wal_id, tx=view),
+            history=ledger.history(wal_id, tx=view),
             issues=issues,
         )

@@ -1,0 +1,254 @@
+"""`kfm quarantine`, `kfm release`, `kfm discard`: units that a person has to judge, their evidence, the decision.
+
+A decision is all or none over the units that it names, compares and swaps, and is in the governance log. Does not
+belong here: collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from kfm_dagster.cli.completion import UNIT
+from kfm_dagster.cli.decision_options import (
+    REPLAY_REASON,
+    decision_of,
+    decision_options,
+    override_options,
+    proposed_line,
+    records_of,
+    unknown_record,
+)
+from kfm_dagster.cli.filter_options import lists
+from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.cli.numbers import POSITIVE
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_fields, show_section
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.errors import ArtifactError, ExitCode, KfmError
+from kfm_dagster.ingest.evidence import read_evidence
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery import work_orders
+from kfm_dagster.recovery.quarantined import open_versions
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.s3 import Store
+from kfm_dagster.views.decisions import CASES
+from kfm_dagster.views.view import json_row
+
+_REASON_CODE = re.compile(r"[a-z][a-z0-9_]{0,59}")
+HISTORY_COLUMNS = ("version", "at", "from", "to", "actor", "reason", "error_code", "run_id", "attempts")
+SHOWN_BYTES = 64
+"""Of each end of the object in a table; `--json` has all that is kept."""
+wal_ids_argument = click.argument("wal_ids", type=UNIT, metavar="WAL_ID...", nargs=-1, required=True)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+version_option = click.option(
+    "--version",
+    type=POSITIVE,
+    help="Only if the record still stands at this version (one WAL_ID only). Default: the version that is found.",
+)
+
+
+@click.group()
+def quarantine() -> None:
+    """Look at units that were taken out of automatic flows, or take some out.
+
+    Example: kfm quarantine list
+    """
+
+
+@quarantine.command()
+@wal_ids_argument
+@click.option("--reason-code", required=True, help="Short code for lists and counts, e.g. suspect_content.")
+@decision_options
+@json_option
+def add(
+    *,
+    wal_ids: tuple[str, ...],
+    reason_code: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Take pending or failed units out of automatic flows. Their evidence follows with the next tick.
+
+    Example: kfm quarantine add 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason-code bad_site --reason "moved radar"
+    """
+    if not _REASON_CODE.fullmatch(reason_code):
+        raise click.BadParameter(f"{reason_code!r} is no code: small letters, digits and _", param_hint="--reason-code")
+    decision = decision_of(Settings.load(), **given)
+    with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
+        records = records_of(pipeline.ledger, wal_ids, tx)
+        pipeline.ledger.quarantine(
+            [record.wal_id for record in records], reason_code=reason_code, decision=decision, tx=tx
+        )
+    _show_outcome(records, Status.QUARANTINED, as_json=as_json)
+
+
+@quarantine.command("list")
+@lists(CASES)
+def list_cases() -> None:
+    """List cases, the newest first.
+
+    Example: kfm quarantine list --dataset goes-abi --reason attempts_exhausted
+    """
+
+
+@quarantine.command()
+@click.argument("wal_id", type=UNIT)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def show(*, wal_id: str, as_json: bool) -> None:
+    """Show the evidence of a unit, of every time that it was quarantined.
+
+    Example: kfm quarantine show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        wal_id = whole_wal_id(pipeline.database, wal_id)
+        if pipeline.ledger.get(wal_id) is None:
+            raise unknown_record(wal_id)
+        known = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id)
+        cases = [(json_row(case), _evidence(pipeline.store, case)) for case in known]
+    if not cases:
+        raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")
+    if as_json:
+        click.echo(json.dumps({"wal_id": wal_id, "cases": [row | {"evidence": bundle} for row, bundle in cases]}))
+        return
+    for row, bundle in cases:
+        _show_case(row, bundle)
+
+
+@click.command()
+@wal_ids_argument
+@version_option
+@click.option("--replay-reason", default=ReplayReason.INCIDENT.value, show_default=True, help=REPLAY_REASON)
+@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be released.")
+@override_options
+@json_option
+def release(
+    *,
+    wal_ids: tuple[str, ...],
+    version: int | None,
+    replay_reason: str,
+    dry: bool,
+    as_json: bool,
+    **given: Any,
+) -> ExitCode:
+    """Let quarantined units in again: each gets one more attempt, and comes back if that fails.
+
+    All units are released or none; one that was discarded is never released. In prod it waits for a second person
+    (kfm governance approve), and the exit code is 6.
+
+    Example: kfm release 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
+    """
+    decision = decision_of(Settings.load(), **given)
+    decision.require_change_ref()
+    with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
+        records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
+        if dry:
+            _show_outcome(records, Status.PENDING, as_json=as_json)
+            return ExitCode.DONE
+        proposal_id = work_orders.release(
+            pipeline.ledger, seen, settings=pipeline.settings, decision=decision, replay_reason=replay_reason, tx=tx
+        )
+    if proposal_id is not None:
+        proposed = json.dumps({"proposal_id": proposal_id, "units": len(seen)})
+        click.echo(proposed if as_json else proposed_line(proposal_id, len(seen)))
+        return ExitCode.WAITS_FOR_APPROVAL
+    _show_outcome(records, Status.PENDING, as_json=as_json)
+    return ExitCode.DONE
+
+
+@click.command()
+@wal_ids_argument
+@version_option
+@decision_options
+@json_option
+def discard(
+    *,
+    wal_ids: tuple[str, ...],
+    version: int | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Close the cases of quarantined units for good: they stay out, whatever is released later.
+
+    There is no way back. A new version of the object is another unit, and is ingested as ever.
+
+    Example: kfm discard 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "withdrawn by NOAA"
+    """
+    decision = decision_of(Settings.load(), **given)
+    with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
+        records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
+        QuarantineCases(pipeline.database, clock=pipeline.clock).discard(seen, decision=decision, tx=tx)
+    _show_outcome(records, "discarded", as_json=as_json)
+
+
+def _quarantined(
+    pipeline: Pipeline, wal_ids: tuple[str, ...], version: int | None, *, to_status: Status, tx: Transaction
+) -> tuple[list[NoddWalRecord], dict[WalId, int]]:
+    """Return the named records and their versions, if each is quarantined with an open case, at the wanted version."""
+    if version is not None and len(set(wal_ids)) > 1:
+        raise click.UsageError("--version goes with one WAL_ID only")
+    records = records_of(pipeline.ledger, wal_ids, tx)
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+    return records, open_versions(cases, records, version=version, to_status=to_status, tx=tx)
+
+
+def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
+    if case.evidence_file is None:
+        return None
+    try:
+        return read_evidence(store, case.evidence_file)
+    except ArtifactError as error:
+        # The rest of the case is worth seeing all the same.
+        return {"lost": str(error.observed)}
+
+
+def _show_outcome(records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool) -> None:
+    """Print a line for each record, or a JSON object."""
+    for record in records:
+        row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
+        # A transition is one version; a case that is closed leaves the record as it is.
+        new = f" > {record.version + 1}" if isinstance(outcome, Status) else ""
+        text = f"{record.wal_id}: {record.status} > {outcome} (version {record.version}{new})"
+        click.echo(json.dumps(row) if as_json else text)
+
+
+def _show_case(row: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> None:
+    """Print a case with its evidence, None where there is none yet."""
+    show_fields({name: value for name, value in row.items() if value is not None})
+    if bundle is None:
+        click.echo("evidence: not collected yet, the next tick of the sensor nodd_ledger does it")
+        return
+    if "lost" in bundle:
+        click.echo(f"evidence: lost ({bundle['lost']})")
+        return
+    found, announced = bundle["found"], bundle["announced"]
+    facts = {"error": bundle["error"], "operator": bundle["operator"], "code_version": bundle["code_version"]}
+    facts |= {"run_id": bundle["run_id"], "message": bundle["message"]}
+    show_fields(facts)
+    rows = [
+        {"object": name, "announced": announced.get(name), "found": found.get(name)}
+        for name in ("version", "size", "sequencer", "event_time", "content_type", "last_modified", "state", "why")
+    ]
+    show_section("object", rows, ("object", "announced", "found"))
+    for name in ("first", "last"):
+        _show_bytes(name, bytes.fromhex(found[f"{name}_hex"]), size=found["size"])
+    show_section("history", bundle["history"], HISTORY_COLUMNS)
+
+
+def _show_bytes(name: str, content: bytes, *, size: int | None) -> None:
+    shown = content[:SHOWN_BYTES] if name == "first" else content[-SHOWN_BYTES:]
+    begin = 0 if name == "first" else (size or 0) - len(shown)
+    click.echo(f"{name} bytes: {len(content)} kept" + (f", {len(shown)} shown" if shown else ""))
+    for start in range(0, len(shown), 16):
+        line = shown[start : start + 16]
+        readable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in line)
+        click.echo(f"  {begin + start:08x}  {line.hex(' '):<47}  {readable}")

@@ -1,1 +1,0 @@
-"""`kfm quarantine`, `kfm release`, `kfm discard`: units that a person has to judge, their evidence, the decision."""

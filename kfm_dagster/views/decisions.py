@@ -1,0 +1,73 @@
+"""Decisions: quarantine cases, kill switches that are on, and the governance log. Only reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from kfm_dagster.contracts.filters import Filter, OfDataset
+from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry, GovernanceLog
+from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch, KillSwitches
+from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases
+from kfm_dagster.views.view import Page, Parts, View, require_contract
+
+ALL = "all"
+"""The word for every dataset, also those whose contract comes later."""
+
+
+class CaseFilter(OfDataset):
+    """Quarantine cases of one state."""
+
+    state: CaseState = Field(CaseState.OPEN, description="Only of this state; open ones without it.")
+    reason: str | None = Field(None, description="Only units that were quarantined for this, e.g. attempts_exhausted.")
+
+
+class LogFilter(Filter):
+    """Entries of the governance log."""
+
+    action: GovernanceAction | None = Field(None, description="Only this action.")
+    dataset: str | None = Field(None, description="Only this dataset (* for switches over all).")
+    wal_id: str | None = Field(None, description="Only this unit.")
+
+
+def _cases(parts: Parts, wanted: CaseFilter, _: str | None, limit: int) -> Page:
+    return Page(rows=QuarantineCases(parts.database, clock=parts.clock).find(**dict(wanted), limit=limit))
+
+
+def _switches(parts: Parts, _: Filter, __: str | None, ___: int) -> Page:
+    engaged = KillSwitches(parts.database, clock=parts.clock).engaged().values()
+    return Page(rows=[replace(one, dataset=ALL) if one.dataset == EVERY_DATASET else one for one in engaged])
+
+
+def _entries(parts: Parts, wanted: LogFilter, _: str | None, limit: int) -> Page:
+    entries = GovernanceLog(parts.database, clock=parts.clock).entries(**dict(wanted), limit=limit)
+    if not entries and wanted.dataset != EVERY_DATASET:
+        # A dataset whose contract is gone has its decisions still; a misspelt one has neither.
+        require_contract(parts, wanted.dataset)
+    return Page(rows=entries)
+
+
+CASES = View(
+    name="cases",
+    summary="Cases of quarantined units, the newest first.",
+    filter=CaseFilter,
+    row=QuarantineCase,
+    query=_cases,
+    columns=("wal_id", "dataset", "reason", "error_code", "attempts", "opened_at", "object_uri"),
+)
+SWITCHES = View(
+    name="switches",
+    summary="Kill switches that are on.",
+    row=KillSwitch,
+    query=_switches,
+    columns=("dataset", "engaged_at", "engaged_by", "expires_at", "change_ref", "reason"),
+)
+LOG = View(
+    name="log",
+    summary="Decisions in the governance log, the newest first.",
+    filter=LogFilter,
+    row=GovernanceEntry,
+    query=_entries,
+    columns=("entry_id", "at", "actor", "action", "dataset", "wal_id", "change", "approved_by", "change_ref", "reason"),
+)
