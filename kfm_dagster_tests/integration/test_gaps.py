@@ -114,8 +114,8 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
     assert code == 0
     [gap] = map(orjson.loads, out.splitlines())
     assert {name: gap[name] for name in ("dataset", "product", "hour", "kind", "expected", "seen", "closed_at")} == {
-        "dataset": DATASET, "product": "volumes", "hour": f"{DAY}T05:00Z", "kind": "hole", "expected": 1, "seen": 0,
-        "closed_at": None,
+        "dataset": DATASET, "product": "volumes", "hour": f"{DAY}T05:00:00.000000Z", "kind": "hole", "expected": 1,
+        "seen": 0, "closed_at": None,
     }  # fmt: skip
     bars, said = drawn(picture.read_text())
     assert (bars, said) == (

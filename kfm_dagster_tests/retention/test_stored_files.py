@@ -203,7 +203,7 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     ingest(pipeline, objects, missing(volumes(1)[0]))
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     [case] = cases.find(CaseState.OPEN)
-    assert case.evidence is not None
+    assert case.evidence_file is not None
     written_at(store_of(pipeline), LONG_AGO)
     retention = keeping(evidence_samples="30d")
     clock_of(pipeline).now += LATER
@@ -214,9 +214,9 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     clock_of(pipeline).now += SECOND
     assert removed(retention).removed == 1
     [left] = cases.find(CaseState.DISCARDED)
-    assert left.evidence == case.evidence
+    assert left.evidence == case.evidence_file
     with pytest.raises(ArtifactError, match="is gone"):
-        read_evidence(pipeline.store, case.evidence)
+        read_evidence(pipeline.store, case.evidence_file)
     assert EvidenceCollector.of(pipeline).collect() == 0
 
 
