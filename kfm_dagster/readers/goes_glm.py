@@ -132,7 +132,7 @@ def _header(root: Hdf5Group) -> dict[str, Any]:
     lengths = {name: _length(root, variable) for name, variable in _DIMENSIONS.items()}
     native["dims"] = {name: length for name, length in lengths.items() if length is not None}
     native["columns"] = _columns(root, native["dims"])
-    native["attrs"] = goes_granule.texts(root, goes_granule.ATTRIBUTES + goes_granule.OTHER_ATTRIBUTES)
+    native["attrs"] = goes_granule.texts(root, goes_granule.ATTRIBUTES)
     return native
 
 

@@ -29,10 +29,6 @@ ATTRIBUTES = (
     "dataset_name", "date_created", "id", "orbital_slot", "platform_ID", "processing_level", "production_site",
     "spatial_resolution", "time_coverage_end", "time_coverage_start",
 )  # fmt: skip
-OTHER_ATTRIBUTES = (
-    "Conventions", "cdm_data_type", "instrument_ID", "instrument_type", "production_environment", "title",
-)  # fmt: skip
-"""Global attributes that no property needs."""
 L0_ERRORS = "percent_uncorrectable_L0_errors"
 TIME_TOLERANCE = timedelta(seconds=1)
 

@@ -31,7 +31,6 @@ from kfm_dagster.readers.nexrad_messages import (
     decode_pattern,
     decode_radial,
 )
-from kfm_dagster.readers.nexrad_position import radar_position
 from kfm_dagster.readers.nexrad_radar import (
     RADAR_PROPERTIES,
     check_platform,
@@ -43,7 +42,7 @@ from kfm_dagster.readers.nexrad_radar import (
     radar_properties,
 )
 from kfm_dagster.readers.nexrad_records import MAX_RECORD_BYTES, READ_BYTES, messages_of_record, record_size
-from kfm_dagster.readers.nexrad_sites import radar_site
+from kfm_dagster.readers.nexrad_sites import radar_position, radar_site
 from kfm_dagster.readers.ranges import BlockCache
 
 PROPERTIES = RADAR_PROPERTIES | {

@@ -15,7 +15,6 @@ from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.nexrad_position import radar_position
 from kfm_dagster.readers.nexrad_radar import (
     RADAR_PROPERTIES,
     RadarKind,
@@ -29,7 +28,7 @@ from kfm_dagster.readers.nexrad_radar import (
     radar_properties,
 )
 from kfm_dagster.readers.nexrad_records import READ_BYTES
-from kfm_dagster.readers.nexrad_sites import radar_site
+from kfm_dagster.readers.nexrad_sites import radar_position, radar_site
 from kfm_dagster.readers.nexrad_volume import Volume, read_volume
 
 PROPERTIES = RADAR_PROPERTIES | {

@@ -32,9 +32,8 @@ from kfm_dagster.readers.nexrad_l3_products import (
     ProductKind,
     product_kinds,
 )
-from kfm_dagster.readers.nexrad_position import Position, position_source, radar_position
 from kfm_dagster.readers.nexrad_radar import RadarKind, kind_of, pattern_findings
-from kfm_dagster.readers.nexrad_sites import Site, site_named
+from kfm_dagster.readers.nexrad_sites import Position, Site, position_source, radar_position, site_named
 from kfm_dagster.readers.ranges import BlockCache
 
 PROPERTIES = frozenset({

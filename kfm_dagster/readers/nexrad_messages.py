@@ -14,7 +14,7 @@ from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.nexrad_position import Position
+from kfm_dagster.readers.nexrad_sites import Position
 
 HEADER_BYTES = 24
 MAX_CUTS = 32

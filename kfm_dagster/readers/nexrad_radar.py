@@ -1,7 +1,7 @@
 """The radar of a NEXRAD volume: its kind, what it reaches, and the properties that volumes and chunks have alike.
 
 Belongs here: what differs between WSR-88D and Terminal Doppler Weather Radars. Does not belong here: where a radar
-stands (`nexrad_position.py`), and what else their records say.
+stands (`nexrad_sites.py`), and what else their records say.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MOMENTS, Radial, VolumeHeader
-from kfm_dagster.readers.nexrad_position import Position, position_source
-from kfm_dagster.readers.nexrad_sites import Site, tdwr_sites
+from kfm_dagster.readers.nexrad_sites import Position, Site, position_source, tdwr_sites
 
 RADAR_PROPERTIES = frozenset({
     "platform", "instruments", "processing:level", "nexrad:site", "nexrad:site-name", "nexrad:latitude",

@@ -30,9 +30,8 @@ from kfm_dagster.demo.samples.nexrad_level2 import (
 )
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
-from kfm_dagster.readers.nexrad_position import POSITION_TOLERANCE_M
 from kfm_dagster.readers.nexrad_radar import RANGE_M
-from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
+from kfm_dagster.readers.nexrad_sites import POSITION_TOLERANCE_M, sites, tdwr_sites
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
     START,

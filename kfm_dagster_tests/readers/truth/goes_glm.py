@@ -10,6 +10,7 @@ import h5py
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
+from kfm_dagster.readers.goes_granule import ATTRIBUTES
 from kfm_dagster_tests.readers.truth.comparison import (
     Compared,
     RealObject,
@@ -52,6 +53,7 @@ def goes_glm(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     # The independent reader lists no dimension without a length.
     native["dims"] = {name: length for name, length in native["dims"].items() if length}
     wanted = {name: value for name, value in expected.items() if name not in NOT_HEADERS}
+    wanted["attrs"] = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
     with h5py.File(io.BytesIO(real.content)) as file:
         wanted |= {name: file[name][()].tolist() for name in BY_H5PY}
         wanted["columns"] = {
