@@ -248,9 +248,9 @@ def _imported(node: ast.AST) -> list[str]:
 
 @pytest.mark.clause("IEN-13", "IEN-09")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_every_command_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
+def test_every_command_of_the_guide_does_what_it_says(forks: dict[str, str], tmp_path: Path) -> None:
     found = list(commands(GUIDE.read_text(encoding="utf-8")))
-    variables = {"CHECKOUT": str(ROOT), "PYTHONPATH": str(ROOT)}
+    variables = forks | {"CHECKOUT": str(ROOT), "PYTHONPATH": str(ROOT)}
     done = shell(script(found), tmp_path, seconds=HANG_SECONDS, variables=variables)
     assert len(found) > 30
     assert done.returncode == 0, told(found, done.stdout)

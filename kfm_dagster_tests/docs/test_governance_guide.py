@@ -19,17 +19,17 @@ DATASET = "council-radars"
 
 
 @pytest.mark.clause("SEC-03")
-def test_every_command_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
+def test_every_command_of_the_guide_does_what_it_says(forks: dict[str, str], tmp_path: Path) -> None:
     found = list(commands(GUIDE.read_text(encoding="utf-8")))
     declared = next(number for number, command in enumerate(found) if "quarantine" in command.text)
-    done = shell(script(found[:declared]), tmp_path, seconds=HANG_SECONDS)
+    done = shell(script(found[:declared]), tmp_path, seconds=HANG_SECONDS, variables=forks)
     assert done.returncode == 0, told(found, done.stdout)
     assert "council-radars: the contract is in order" in done.stdout
     assert "indigenous_data_flag needs consent" in done.stdout
 
     embargoed, shown = ingest(tmp_path)
     later = [command for command in found[declared:] if command.text]
-    variables = {"KFM_CONTRACTS_DIR": str(tmp_path / "contracts")}
+    variables = forks | {"KFM_CONTRACTS_DIR": str(tmp_path / "contracts")}
     done = shell(script(later), tmp_path, seconds=HANG_SECONDS, variables=variables)
     assert done.returncode == 0, told(later, done.stdout)
     # A table folds its reasons, as those of the embargo.

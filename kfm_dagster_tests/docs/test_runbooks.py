@@ -45,13 +45,15 @@ def something_fires(home: Path) -> None:
 @pytest.mark.deployment
 @pytest.mark.timeout(2 * HANG_SECONDS + 60)
 @pytest.mark.parametrize("path", [*sorted(RUNBOOKS.glob("*.md")), ALERTS], ids=lambda path: path.stem)
-def test_every_command_of_the_runbook_does_what_it_says(path: Path, demo_home: Path, tmp_path: Path) -> None:
+def test_every_command_of_the_runbook_does_what_it_says(
+    path: Path, demo_home: Path, forks: dict[str, str], tmp_path: Path
+) -> None:
     shutil.copytree(demo_home, tmp_path / ".kfm")
     if path == ALERTS:
         something_fires(tmp_path / ".kfm")
     found = list(commands(path.read_text(encoding="utf-8")))
     assert found, "a runbook without a command helps nobody at three in the morning"
-    done = shell(script(found), tmp_path, seconds=HANG_SECONDS)
+    done = shell(script(found), tmp_path, seconds=HANG_SECONDS, variables=forks)
     assert done.returncode == 0, told(found, done.stdout)
 
 

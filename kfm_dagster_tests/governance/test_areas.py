@@ -18,7 +18,7 @@ from kfm_dagster.contracts.envelope import CheckStatus, Metadata
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.stewardship import Masking
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.governance.areas import SensitiveArea, load_areas
+from kfm_dagster.governance.areas import load_areas
 from kfm_dagster.governance.generalise import generalised, outline
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.configuration import Configuration
@@ -56,11 +56,6 @@ def settings_with(folder: Path, *features: dict[str, Any], **more: Any) -> Setti
     path = folder / "areas.geojson"
     path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     return Settings(home=folder / "home", sensitive_areas=path, **more)
-
-
-def area_of(folder: Path, coordinates: Any) -> SensitiveArea:
-    [area] = load_areas(settings_with(folder, feature(coordinates)))
-    return area
 
 
 def meets(folder: Path, coordinates: Any, box: Box) -> bool:
