@@ -127,6 +127,7 @@ def test_the_pages_show_what_their_address_says(browser: TestClient, monkeypatch
     monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 2)
     page = browser.get("/rejected?message=message").text
     assert "s3://b/" not in page
+    assert 'aria-label="Rejected messages"' in page
     [following] = re.findall(r'href="([^"]*)" rel="next"', page)
     assert 'href="/rejected?message=message">First page' in browser.get(following.replace("&amp;", "&")).text
     assert "<option selected>unknown_bucket</option>" in browser.get("/rejected?reason=unknown_bucket").text
