@@ -1,6 +1,6 @@
 """Moments of a process: dying at the n-th statement or failpoint, and what another process does meanwhile.
 
-Belongs here: acting at a failpoint. Does not belong here: deaths of real processes (`chaos/test_every_failpoint.py`).
+Belongs here: acting at a failpoint. Does not belong here: deaths of real processes (`integration/test_kill.py`).
 """
 
 from __future__ import annotations

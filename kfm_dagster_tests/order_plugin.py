@@ -18,6 +18,8 @@ LATE = {"jsonschema": 6, "pystac_client": 6, "schemathesis": 2, "xradar": 2}
 LONGEST = [
     "docs/test_runbooks.py",
     "chaos/test_every_failpoint.py",
+    "benchmarks/test_campaign.py",
+    "integration/test_kill.py",
     "recovery/test_dead_letter_kill.py",
     "docs/test_examples.py",
     "integration/test_crash_matrix.py",
@@ -25,6 +27,7 @@ LONGEST = [
     "simulation/test_simulation.py",
     "browser/test_dagster_ui.py",
     "browser/test_newcomers_walk.py",
+    "integration/test_ui_backfill.py",
     "integration/test_run_rollback.py",
     "integration/test_lanes.py",
     "ingest/test_heaviest.py",

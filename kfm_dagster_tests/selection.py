@@ -33,13 +33,13 @@ POSTGRESQL, SQLITE = "postgresql", "sqlite"
 class Walk:
     """Tests that follow some paths of the repository, and run when one of these changes.
 
-    `tests` are modules or functions below kfm_dagster_tests, `paths` files and folders from the root; without paths the
-    walk is the soak's. `always` are functions or cases that run on every commit all the same.
+    `tests` are modules or functions below kfm_dagster_tests, `paths` files and folders from the root. `always` are
+    functions or cases that run on every commit all the same.
     """
 
     name: str
     tests: tuple[str, ...]
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...]
     always: tuple[str, ...] = ()
 
     def holds(self, nodeid: str) -> bool:
@@ -53,8 +53,6 @@ class Walk:
 
     def touched(self, changed: Iterable[str]) -> bool:
         """Whether a path of the walk, or one of its test modules, is among those that changed."""
-        if not self.paths:
-            return False
         modules = (f"{TESTS}/{test.partition('::')[0]}" for test in self.tests)
         return _below(changed, (*self.paths, *modules))
 

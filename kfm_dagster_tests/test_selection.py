@@ -16,7 +16,6 @@ WALKS, TWINS = load()
 KILLS = Walk(
     name="kills", tests=("a/test_kill.py",), paths=("kfm_dagster/ledger",), always=("a/test_kill.py::test_x[1]",)
 )
-SOAK = Walk(name="soak", tests=("a/test_soak.py",), always=("a/test_soak.py::test_s[1]",))
 REPEATED = Twins(paths=("sql",), always=("a/test_locks.py",))
 NODES = frozenset(
     f"{TESTS}/a/{name}"
@@ -24,8 +23,6 @@ NODES = frozenset(
         "test_kill.py::test_x[1]",
         "test_kill.py::test_x[2]",
         "test_kills_not.py::test_x",
-        "test_soak.py::test_s[1]",
-        "test_soak.py::test_s[2]",
         "test_rule.py::test_y[sqlite-3]",
         "test_rule.py::test_y[postgresql-3]",
         "test_rule.py::test_only[postgresql]",
@@ -33,11 +30,7 @@ NODES = frozenset(
         "test_locks.py::test_z[postgresql]",
     )
 )
-ALWAYS = {
-    "test_kill.py::test_x[1]",
-    "test_soak.py::test_s[1]",
-    "test_kills_not.py::test_x",
-    "test_rule.py::test_y[sqlite-3]",
+ALWAYS = {"test_kill.py::test_x[1]", "test_kills_not.py::test_x", "test_rule.py::test_y[sqlite-3]"} | {
     "test_rule.py::test_only[postgresql]",
     "test_locks.py::test_z[sqlite]",
     "test_locks.py::test_z[postgresql]",
@@ -63,17 +56,16 @@ def test_the_table_names_tests_and_paths_that_exist() -> None:
         ({"kfm_dagster/ledger/store.py"}, {"test_kill.py::test_x[2]"}),
         ({"kfm_dagster/ledgers.py"}, set()),
         ({f"{TESTS}/a/test_kill.py"}, {"test_kill.py::test_x[2]"}),
-        ({f"{TESTS}/a/test_soak.py"}, set()),
         ({"sql/queries/a.sql"}, {"test_rule.py::test_y[postgresql-3]"}),
         ({"sql"}, {"test_rule.py::test_y[postgresql-3]"}),
-        (None, {"test_kill.py::test_x[2]", "test_soak.py::test_s[2]", "test_rule.py::test_y[postgresql-3]"}),
+        (None, {"test_kill.py::test_x[2]", "test_rule.py::test_y[postgresql-3]"}),
     ],
 )
 def test_a_run_leaves_out_the_walks_and_repetitions_that_the_change_does_not_touch(
     changed: set[str] | None, more: set[str]
 ) -> None:
     paths = None if changed is None else frozenset(changed)
-    chosen = Selection(walks=(KILLS, SOAK), twins=REPEATED, base="0" * 40, changed=paths)
+    chosen = Selection(walks=(KILLS,), twins=REPEATED, base="0" * 40, changed=paths)
     runs = {nodeid.removeprefix(f"{TESTS}/a/") for nodeid in NODES if not chosen.leaves_out(nodeid, NODES)}
     assert runs == ALWAYS | more
 

@@ -58,7 +58,7 @@ REACHED = {
 
 @pytest.mark.clause("WSM-19", "WSM-12", "BEY-02", "BEY-03")
 @pytest.mark.parametrize(
-    ("seeds", "steps", "meeting"), [(6, 2_000, set()), (24, 16_000, REACHED)], ids=["of every commit", "of the soak"]
+    ("seeds", "steps", "meeting"), [(6, 2_000, set()), (24, 16_000, REACHED)], ids=["of every commit", "whole"]
 )
 def test_no_history_of_crashes_zombies_and_disorder_breaks_an_invariant(
     seeds: int, steps: int, meeting: set[str], figure: Callable[[str], None]

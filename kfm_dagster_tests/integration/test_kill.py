@@ -1,0 +1,179 @@
+"""A whole deployment whose runs, daemon and code server die by SIGKILL: nothing is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pystac
+import pytest
+import rdflib
+
+from fault_injection.counters import FaultCounters
+from fault_injection.injector import state_folder
+from fault_injection.plan import API_VERSION, load_plan
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, FeedObject
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.deployment.drain import drain
+from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, MetadataExtract, ProvenanceEmit, Settle, StacRegister
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.progress import Progress
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings, environment
+from kfm_dagster_tests.clouds import emptied
+from kfm_dagster_tests.ledger.bench import counted
+from kfm_dagster_tests.timeouts import HANG_SECONDS
+
+FIRST_DAY = date(2025, 4, 1)
+UNITS_PER_DAY = 4
+DEATHS = [
+    # The artifact is put inside the stage's transaction, after the ledger's part.
+    (MessageParse.operator, Failpoint.ARTIFACT_PUT_AFTER),
+    (IntegrityCheck.operator, Failpoint.STAGE_COMPUTED),
+    (MetadataExtract.operator, Failpoint.STAGE_COMPUTED),
+    (StacRegister.operator, Failpoint.STAGE_COMPUTED),
+    (ProvenanceEmit.operator, Failpoint.STAGE_COMPUTED),
+    (Settle.operator, Failpoint.ARTIFACT_PUT_AFTER),
+    (Settle.operator, Failpoint.STAGE_COMMITTED),
+]
+"""One day each; the day's first run dies there."""
+
+
+def chaos_plan() -> dict[str, Any]:
+    """The deaths of the runs."""
+    rules = [
+        {
+            "name": f"day-{number}",
+            "fault": "kill",
+            "failpoint": failpoint.value,
+            "where": {
+                "operator": operator,
+                "partition": (FIRST_DAY + timedelta(days=number)).isoformat(),
+                # The two sensors may ask for a day at the same moment; the run that finds nothing to claim is to live.
+                "units": "[1-9]*" if operator != MessageParse.operator else "*",
+            },
+            "nth": 1,
+        }
+        for number, (operator, failpoint) in enumerate(DEATHS)
+    ]
+    return {"apiVersion": API_VERSION, "rules": rules}
+
+
+@pytest.fixture
+def published(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[str, str]:
+    """A cloud whose queue announces some units of each day; its environment."""
+    cloud = emptied(cloud_server)
+    cloud.provision(contracts)
+    feed = Feed(cloud, contracts)
+    events = [
+        feed.deliver(FeedObject(bucket=bucket, key=key, content=content))
+        for number in range(len(DEATHS))
+        for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), UNITS_PER_DAY)
+    ]
+    feed.announce([*events, *events[:3]])
+    return dict(cloud.environment())
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # production's; on SQLite the campaign kills
+@pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09", "TEL-03", "RSP-16")
+@pytest.mark.timeout(HANG_SECONDS + 60)
+@pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser
+def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_nothing(
+    published: dict[str, str], database_url: str, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(chaos_plan()))
+    home = tmp_path / "home"
+    variables = published | {
+        "KFM_HOME": str(home),
+        "KFM_WAL_DSN": database_url,
+        "KFM_SENSOR_INTERVAL_SECONDS": "1",
+        "KFM_RETRY_BACKOFF_SECONDS": "1",
+        "KFM_CHAOS_PLAN": str(plan),
+    }
+    with environment(variables):
+        pipeline = Pipeline.open(Settings.load())
+        counters = FaultCounters(state_folder(home, load_plan(plan)))
+        with Deployment(home, environment={}, module="fault_injection.definitions") as deployment:
+            killed = False
+
+            def watch(_: Progress) -> None:
+                nonlocal killed
+                balance = pipeline.deliveries.conservation()
+                assert (balance.residual_units, balance.residual_messages) == (0, 0)
+                if not killed and len(counters.injected()) > len(DEATHS) // 2:
+                    deployment.kill("daemon")
+                    deployment.kill("code-server")
+                    killed = True
+
+            drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=watch)
+        assert killed, "daemon and code server did not die"
+        assert {entry["rule"] for entry in counters.injected()} == {rule["name"] for rule in chaos_plan()["rules"]}
+        _assert_every_attempt_is_explained(pipeline, counters)
+        _assert_whole(pipeline, home)
+        pipeline.close()
+
+
+def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounters) -> None:
+    """Each unit was claimed once, and once more exactly if the run that died on its day held it."""
+    died = {entry["rule"]: entry["labels"]["run"] for entry in counters.injected()}
+    for number, (operator, failpoint) in enumerate(DEATHS):
+        day = FIRST_DAY + timedelta(days=number)
+        claims = [
+            [entry.run_id for entry in pipeline.ledger.history(record.wal_id) if entry.to_status is Status.IN_PROGRESS]
+            for record in pipeline.ledger.find(partition=day.isoformat(), limit=1000)
+        ]
+        assert len(claims) == UNITS_PER_DAY
+        held = [died[f"day-{number}"] in runs for runs in claims]
+        # One that died before its claim was durable held nothing; one that died after its settlement gave nothing back.
+        given_back = operator != MessageParse.operator and failpoint is not Failpoint.STAGE_COMMITTED
+        assert held == [operator != MessageParse.operator] * UNITS_PER_DAY
+        assert [len(runs) for runs in claims] == [2 if given_back else 1] * UNITS_PER_DAY
+
+
+def _assert_whole(pipeline: Pipeline, home: Path) -> None:
+    units = UNITS_PER_DAY * len(DEATHS)
+    counts = pipeline.ledger.counts()["nexrad-l2"]
+    assert {status: count for status, count in counts.items() if count} == {Status.SUCCEEDED: units}
+    records = pipeline.ledger.find(limit=1000)
+    # A day that died after its claim was given back once; one that died before it, or after its settlement, was not.
+    attempts = Counter(record.attempts for record in records)
+    assert attempts == {1: 2 * UNITS_PER_DAY, 2: (len(DEATHS) - 2) * UNITS_PER_DAY}
+    assert pipeline.ledger.move_counts() == counted(pipeline.database)
+    catalog = pystac.Catalog.from_file(str(home / "catalog" / "catalog.json"))
+    items = Counter(item.id for item in catalog.get_items(recursive=True))
+    assert items == Counter({record.stac_item_id: 1 for record in records})
+
+    events = Counter(
+        (json.loads(line)["run"]["runId"], json.loads(line)["eventType"])
+        for file in (home / "lineage" / "openlineage").rglob("*.ndjson")
+        for line in file.read_text().splitlines()
+    )
+    assert len(events) == 2 * units
+    assert set(events.values()) == {1}
+    failed = Counter(
+        json.loads(line)["run"]["facets"]["kfmWal"]["wal_id"]
+        for file in (home / "lineage" / "failures").rglob("*.ndjson")
+        for line in file.read_text().splitlines()
+        if json.loads(line)["eventType"] == "FAIL"
+    )
+    assert failed == Counter({record.wal_id: 1 for record in records if record.attempts > 1})
+    graph = rdflib.Graph()
+    activities = 0
+    for file in (home / "lineage" / "prov").rglob("*.jsonld"):
+        one = rdflib.Graph().parse(file)
+        activities += len(set(one.subjects(rdflib.RDF.type, rdflib.PROV.Activity)))
+        graph += one
+    assert activities == units
+    assert len(set(graph.subjects(rdflib.RDF.type, rdflib.PROV.Activity))) == units
+
+    depth = pipeline.queue.depth()
+    assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
