@@ -69,7 +69,6 @@ def work(pipeline: Pipeline) -> None:
                 partition=entry.partition,
                 run_id=str(uuid.uuid4()),
                 source=Source.LEDGER,
-                landing=(),
                 limit=pipeline.settings.max_units_per_run,
                 lane=entry.lane,
             )

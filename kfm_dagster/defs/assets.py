@@ -43,10 +43,8 @@ class MessageParseConfig(dg.Config):
 
     source: Source = Field(
         default=Source.LISTING,
-        description="LANDING: the landed batches below; LEDGER: what is pending; LISTING: the bucket's objects of the "
-        "day, and what is pending.",
+        description="LEDGER: what is pending; LISTING: the bucket's objects of the day, and what is pending.",
     )
-    landing: list[str] = Field(default_factory=list, description="Digests of landed message batches.")
     lane: Lane | None = Field(
         default=None, description="LIVE or BULK: only units of that lane are claimed. Empty: both, live units first."
     )
@@ -157,7 +155,6 @@ def _first_node(
     return MessageParse(
         **parts,
         source=config.source,
-        landing=tuple(config.landing),
         limit=pipeline.settings.max_units_per_run,
         lane=config.lane,
         account=DayListing(clock=pipeline.clock, backfill_id=config.backfill_id, dataset=dataset, day=day)

@@ -26,11 +26,9 @@ PRIORITIES: Mapping[Lane, str] = {Lane.LIVE: "10", Lane.BULK: "-10"}
 
 def planned_run(run: PlannedRun) -> dg.RunRequest:
     """Return the request for a planned run."""
-    configs = {
-        dataset: {"source": run.source.name, "landing": list(run.landing.get(dataset, ())), "lane": run.lane.name}
-        for dataset in run.datasets
-    }
-    return _request(run.run_key, run.partition, run.lane, configs, tags={SOURCE_TAG: run.source.value})
+    config = {"source": Source.LEDGER.name, "lane": run.lane.name}
+    tags = {SOURCE_TAG: Source.LEDGER.value}
+    return _request(run.run_key, run.partition, run.lane, dict.fromkeys(run.datasets, config), tags=tags)
 
 
 def listing_run(request: ListingRequest) -> dg.RunRequest:

@@ -5,7 +5,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from functools import partial
 
@@ -64,8 +64,8 @@ def ingest_sensors(
         state.ensure_ready(opened.settings, opened.database)
         report = take_in(opened, state)
         planned: list[PlannedRun] = []
-        if report.landed:
-            planned = _plan(context, opened, state.requested, partial(_landed, report), days=days, landed=report.landed)
+        if report.work:
+            planned = _plan(context, opened, state.requested, partial(_announced, report), days=days, off=report.policy)
         else:
             state.requested.record(context.sensor_name, (), at=opened.clock())
         if not planned:
@@ -101,10 +101,12 @@ def ingest_sensors(
             context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
             return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
 
-        requests = [planned_run(run) for run in _plan(context, opened, state.requested, ready, days=days, landed={})]
+        off = KillSwitchPolicy.now(ledger.switches)
+        requests = [planned_run(run) for run in _plan(context, opened, state.requested, ready, days=days, off=off)]
         requests += evidence_runs(QuarantineCases(opened.database, clock=opened.clock), at=opened.clock())
         if not requests:
-            return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(ledger, days, today=opened.clock().date()))
+            why = _why_nothing_is_asked_for(ledger, off, days, today=opened.clock().date())
+            return dg.SensorResult(skip_reason=why)
         return dg.SensorResult(run_requests=requests)
 
     return [nodd_messages, nodd_ledger]
@@ -126,10 +128,9 @@ def _plan(
     chosen: Callable[[Sequence[PendingPartition]], Sequence[PendingPartition]],
     *,
     days: dg.PartitionsDefinition,
-    landed: Mapping[tuple[str, str], Sequence[str]],
+    off: KillSwitchPolicy,
 ) -> list[PlannedRun]:
     """Plan runs over some of what waits in the given days and is on, within the limits of the lanes."""
-    off = KillSwitchPolicy.now(pipeline.ledger.switches)
     with requested.lock:
         if not pipeline.ledger.pending_by_partition():
             chosen(())
@@ -143,7 +144,6 @@ def _plan(
         bulk_waits = runs.of(Lane.BULK) > 0 or any(entry.lane is Lane.BULK for entry in waiting)
         planned = plan_runs(
             chosen(waiting),
-            landed=landed,
             runs=runs,
             limits=lane_limits(pipeline.settings, run_slots=run_slots(context.instance), bulk_waits=bulk_waits),
             max_units_per_run=pipeline.settings.max_units_per_run,
@@ -155,8 +155,8 @@ def _plan(
     return planned
 
 
-def _landed(report: IntakeReport, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
-    return [e for e in pending if e.lane is Lane.LIVE and (e.dataset, e.partition) in report.landed]
+def _announced(report: IntakeReport, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
+    return [e for e in pending if e.lane is Lane.LIVE and (e.dataset, e.partition) in report.work]
 
 
 def _seen(entry: PendingPartition) -> str:
@@ -164,7 +164,7 @@ def _seen(entry: PendingPartition) -> str:
 
 
 def _why_no_run(ledger: Ledger, report: IntakeReport, *, limit: int, today: date) -> str:
-    off = KillSwitchPolicy.now(ledger.switches)
+    off = report.policy
     if report.off:
         return f"nothing is received, messages stay safe in the queue: {off.sentences()}"
     if report.full:
@@ -186,8 +186,9 @@ def _why_no_run(ledger: Ledger, report: IntakeReport, *, limit: int, today: date
     )
 
 
-def _why_nothing_is_asked_for(ledger: Ledger, days: dg.PartitionsDefinition, *, today: date) -> str:
-    off = KillSwitchPolicy.now(ledger.switches)
+def _why_nothing_is_asked_for(
+    ledger: Ledger, off: KillSwitchPolicy, days: dg.PartitionsDefinition, *, today: date
+) -> str:
     known, unknown = of_known_days(ledger.pending_by_partition(), days.has_partition_key)
     waiting: Counter[str] = Counter()
     for entry in known:

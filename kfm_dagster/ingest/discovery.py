@@ -1,6 +1,6 @@
 """Finding: the first node of the chain - where a run's units come from, and how it claims them.
 
-Belongs here: landed messages, the ledger, and a bucket's listing as sources of units. Does not belong here: what is
+Belongs here: the ledger and a bucket's listing as sources of units. Does not belong here: what is
 done to a unit (`nodes.py`), how a notification is parsed (`operators/message_parse.py`), or its intake (`intake.py`).
 """
 
@@ -47,8 +47,6 @@ LISTING_CHUNK = 5_000
 class Source(StrEnum):
     """Where message_parse takes its units from."""
 
-    LANDING = "landing"
-    """What the messages of landed batches, named by digest, gave the ledger when they were taken in."""
     LEDGER = "ledger"
     """What is pending in the ledger."""
     LISTING = "listing"
@@ -97,7 +95,6 @@ class MessageParse(ChainNode):
     did = ("claimed", "unit")
 
     source: Source
-    landing: Sequence[str] = ()
     limit: int
     lane: Lane | None = None
     account: ListingAccount | None = None
@@ -118,8 +115,6 @@ class MessageParse(ChainNode):
         it has listed before, because a run lists once, whatever has come to the bucket since. A backfill's have none,
         because it takes objects in while it lists.
         """
-        if self.landing:
-            return [InputReference(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
         day = datetime.fromisoformat(f"{self.partition}T00:00:00+00:00")
         asked: dict[str, dict[str, str]] = {
             _in_ledger(self): {"status": Status.PENDING, "lane": self.lane or "any", "limit": str(self.limit)}
@@ -138,11 +133,9 @@ class MessageParse(ChainNode):
 
     @override
     def inputs(self) -> Sequence[ManifestEntry]:
-        if self.landing:
-            return [ManifestEntry(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
         if self.source is not Source.LISTING:
             return [ManifestEntry(uri=_in_ledger(self))]
-        # The caller has to see that nothing will come; the other sources find nothing to claim.
+        # The caller has to see that nothing will come; of the ledger nothing is claimed.
         refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
         if self.account is not None:
             return [ManifestEntry(uri=uri) for uri in self._prefixes()]
@@ -187,7 +180,7 @@ class MessageParse(ChainNode):
     def context(self) -> Mapping[str, Any]:
         # Asked for after the inputs: what a replay must know of a listing that is not whole.
         refused = {"refused": str(self._refused)} if self._refused is not None else {}
-        return {**super().context(), "landing": list(self.landing), **refused}
+        return {**super().context(), **refused}
 
     @override
     def can_reuse_output(self, tx: Transaction) -> bool:
@@ -258,7 +251,9 @@ class MessageParse(ChainNode):
 
     def _enter(self, chunk: Sequence[Envelope]) -> bool:
         with self.pipeline.database.transaction() as tx:
-            entered = enter_listed(self.pipeline.ledger, self.pipeline.deliveries, chunk, tx)
+            entered = enter_listed(self.pipeline.ledger, chunk, tx)
+            for unit in entered.refused:
+                self._count_left_out(unit.key, ParseIssue.DATABASE_REFUSED.value)
             return self.account is None or self.account.counted(
                 tx, listed=len(chunk), created=len(entered.created), requeued=len(entered.requeued)
             )
@@ -272,7 +267,10 @@ class MessageParse(ChainNode):
             self._refused = error
 
     def _leave_out(self, key: str, kind: KeyKind) -> None:
-        counted = self._left_out.setdefault(_WHY_LEFT_OUT[kind], {"keys": 0, "first": key})
+        self._count_left_out(key, _WHY_LEFT_OUT[kind])
+
+    def _count_left_out(self, key: str, reason: str) -> None:
+        counted = self._left_out.setdefault(reason, {"keys": 0, "first": key})
         counted["keys"] = int(counted["keys"]) + 1
 
     def _listed(self) -> Iterator[Envelope]:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.governance.switches import KillSwitch
-from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
+from kfm_dagster.ingest.kill_switch_policy import ALL_ON, KillSwitchPolicy, units_in_flight
 from kfm_dagster.ingest.late_sidecar import complete
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
@@ -40,10 +40,10 @@ class IntakeReport:
     """What one tick took in.
 
     `completions` units read an object again, with a sidecar that came late, and `closings` a volume's newest chunk, as
-    its last. `landed` maps (dataset, partition) to the digests of the batches that hold its units; `full` says that
-    nothing was received because too many live units are in flight, `off` by which switches nothing may be received.
-    `unverified` messages wait on the queue until the certificate that they name can be fetched; nothing of them is
-    recorded.
+    its last. `work` names dataset and partition of units that wait for a run; `full` says that nothing was received
+    because too many live units are in flight, `off` by which switches nothing may be received. `policy` has all
+    switches that the tick saw. `unverified` messages wait on the queue until the certificate that they name can be
+    fetched; nothing of them is recorded.
     """
 
     received: int = 0
@@ -58,14 +58,14 @@ class IntakeReport:
     postponed: int = 0
     full: bool = False
     off: tuple[KillSwitch, ...] = ()
+    policy: KillSwitchPolicy = ALL_ON
     unverified: int = 0
-    landed: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    work: frozenset[tuple[str, str]] = frozenset()
 
     def joined(self, other: IntakeReport) -> IntakeReport:
         """Return the report of both parts of one tick."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
-        landed = {key: self.landed.get(key, ()) + other.landed.get(key, ()) for key in self.landed | other.landed}
-        return dataclasses.replace(self, **counts, landed=landed)
+        return dataclasses.replace(self, **counts, work=self.work | other.work)
 
 
 _COUNTS = (
@@ -96,12 +96,12 @@ def take_in(
     deleted = pipeline.acknowledger.acknowledge()
     off = KillSwitchPolicy.now(pipeline.ledger.switches)
     if switches := off.of_queue(pipeline.registry, settings.sqs_primary_queue):
-        return IntakeReport(deleted=deleted, off=tuple(switches))
+        return IntakeReport(deleted=deleted, off=tuple(switches), policy=off)
     room = settings.max_in_flight_units - units_in_flight(
         pipeline.ledger, Lane.LIVE, off, today=pipeline.clock().date()
     )
     if room <= 0:
-        return IntakeReport(deleted=deleted, full=True)
+        return IntakeReport(deleted=deleted, full=True, policy=off)
     further = () if most is None else (most,)
     messages = pipeline.queue.receive(
         min(room, settings.max_units_per_run, *further),
@@ -112,9 +112,9 @@ def take_in(
         threads=settings.receive_threads,
     )
     if not messages:
-        return IntakeReport(deleted=deleted)
+        return IntakeReport(deleted=deleted, policy=off)
     try:
-        report = record(pipeline, messages)
+        report = record(pipeline, messages, off)
     except StoreAccessError:
         # What is not stored waits in the queue, and the preflight of the next tick receives nothing.
         state.ready = False
@@ -123,24 +123,26 @@ def take_in(
     return dataclasses.replace(report, deleted=deleted + pipeline.acknowledger.acknowledge())
 
 
-def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
+def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPolicy) -> IntakeReport:
     """Land messages, parse them, and record deliveries, units and rejections, in parts of bounded weight.
 
     A part is landed and recorded in one transaction before the next one is parsed. First of all it is asked who sent
     its messages: what waits for its certificate is neither landed nor recorded.
     """
-    report = IntakeReport()
+    report = IntakeReport(policy=off)
     for part in in_parts(messages):
         verdicts = verdicts_on(part, deliveries=pipeline.deliveries, signatures=pipeline.signatures)
         first_wait = pipeline.settings.retry_backoff_seconds
         known = of_known_senders(zip(part, verdicts, strict=True), queue=pipeline.queue, first_wait=first_wait)
         report = report.joined(IntakeReport(unverified=len(part) - len(known)))
         if known:
-            report = report.joined(_record(pipeline, known))
+            report = report.joined(_record(pipeline, known, off))
     return report
 
 
-def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]]) -> IntakeReport:
+def _record(
+    pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]], off: KillSwitchPolicy
+) -> IntakeReport:
     began, messages = time.time_ns(), [message for message, _ in known]
     landed = pipeline.landing.land(messages)
     queue = pipeline.settings.sqs_primary_queue
@@ -149,7 +151,6 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]
         parse_message(message, registry=pipeline.registry, queue=queue, days=days, verdict=verdict)
         for message, verdict in known
     ]
-    off = KillSwitchPolicy.now(pipeline.ledger.switches)
     with pipeline.database.transaction() as tx:
         ensured, parsed = ensure_units(pipeline.ledger, parsed, tx=tx)
         failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
@@ -174,12 +175,12 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]
         ignored=sum(len(one.ignored) for one in parsed),
         rejected=sum(rejection.records for one in parsed for rejection in one.rejections),
         postponed=sum(seconds > 0 for _, seconds in changes),
-        landed={
-            (unit.dataset, unit.partition): (landed.digest,)
+        work=frozenset(
+            (unit.dataset, unit.partition)
             for one in parsed
             for unit in one.envelopes
             if unit.wal_id in work and off.of(unit.dataset) is None
-        },
+        ),
     )
 
 

@@ -65,6 +65,9 @@ class KillSwitchPolicy:
         return "; ".join(sentence(switch) for switch in self.engaged.values())
 
 
+ALL_ON = KillSwitchPolicy(engaged={})
+
+
 def sentence(switch: KillSwitch) -> str:
     """Say which switch is on, who turned it, why, and until when."""
     what = "every dataset is" if switch.dataset == EVERY_DATASET else f"{switch.dataset} is"

@@ -6,17 +6,18 @@ Belongs here: what backfills, runs that a person starts and `kfm reconcile` shar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.ingest.volume_end import close
-from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.policy import ReplayReason
-from kfm_dagster.ledger.rejections import RejectedObject
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Transaction
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,20 +26,17 @@ class Entered:
 
     created: Collection[WalId]
     requeued: Collection[WalId]
+    refused: Collection[Envelope]
+    """Units that no record can hold."""
 
 
-def enter_listed(ledger: Ledger, deliveries: Deliveries, chunk: Sequence[Envelope], tx: Transaction) -> Entered:
+def enter_listed(ledger: Ledger, chunk: Sequence[Envelope], tx: Transaction) -> Entered:
     """Give listed objects their records, in the bulk lane, and let failed ones in again. Entering twice is no harm."""
     ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
     failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
     requeued = ledger.requeue(failed, reason=ReplayReason.BACKFILL, tx=tx)
     close(ledger, (unit for unit in chunk if unit.wal_id in ensured.created), tx)
-    deliveries.reject_objects(
-        [
-            RejectedObject(dataset=unit.dataset, object_uri=unit.object_uri, detail=ensured.refused[unit.wal_id])
-            for unit in chunk
-            if unit.wal_id in ensured.refused
-        ],
-        tx=tx,
-    )
-    return Entered(created=ensured.created, requeued=requeued)
+    refused = [unit for unit in chunk if unit.wal_id in ensured.refused]
+    for unit in refused:
+        _LOG.warning("the database refuses %s: %s", unit.object_uri, ensured.refused[unit.wal_id])
+    return Entered(created=ensured.created, requeued=requeued, refused=refused)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
 
@@ -31,14 +30,11 @@ LaneKey = tuple[str, Lane]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One run to ask for: a partition, a lane, the datasets that have work there, and where they take it from."""
+    """One run to ask for: a partition, a lane, and the datasets that have work there."""
 
     partition: str
     lane: Lane
     datasets: tuple[str, ...]
-    source: Source
-    landing: Mapping[str, tuple[str, ...]]
-    """Digests of landed batches by dataset; empty for the ledger."""
     run_key: str
 
 
@@ -109,7 +105,6 @@ def lane_limits(settings: Settings, *, run_slots: int | None, bulk_waits: bool) 
 def plan_runs(
     pending: Iterable[PendingPartition],
     *,
-    landed: Mapping[tuple[str, str], Sequence[str]],
     runs: ActiveRuns,
     limits: Mapping[Lane, int | None],
     max_units_per_run: int,
@@ -121,9 +116,7 @@ def plan_runs(
     one: otherwise a live feed would cost a run's start for each handful of units that come while one works.
     No lane gets more runs than its limit leaves; the earliest partitions come first.
 
-    The first live run of an idle partition takes the landed batches, further ones what is pending. A run_key is
-    remembered for ever, so a run over landed batches is named by their digests, and one over the ledger by
-    `salt(partition)`, which has to change once an earlier run of the partition has come.
+    A run_key is remembered for ever, so `salt(partition)` has to change once an earlier run of the partition has come.
     """
     units: dict[LaneKey, dict[str, int]] = defaultdict(dict)
     for entry in pending:
@@ -136,12 +129,7 @@ def plan_runs(
             for (partition, of_lane), by_dataset in sorted(units.items())
             if of_lane is lane
             for run in _runs_of(
-                (partition, lane),
-                by_dataset,
-                landed=landed if lane is Lane.LIVE else {},
-                runs=runs,
-                max_units_per_run=max_units_per_run,
-                salt=salt,
+                (partition, lane), by_dataset, runs=runs, max_units_per_run=max_units_per_run, salt=salt
             )
         )
         limit = limits.get(lane)
@@ -153,7 +141,6 @@ def _runs_of(
     key: LaneKey,
     by_dataset: Mapping[str, int],
     *,
-    landed: Mapping[tuple[str, str], Sequence[str]],
     runs: ActiveRuns,
     max_units_per_run: int,
     salt: Callable[[str], str],
@@ -167,18 +154,10 @@ def _runs_of(
     worth_a_run = rest > 0 and (not runs.active[key] or rest >= enough)
     for index in range(runs.coming[key], full + worth_a_run):
         datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
-        landing = {name: tuple(sorted(landed[name, partition])) for name in datasets if (name, partition) in landed}
-        first = index == runs.coming[key]
-        source = Source.LANDING if first and len(landing) == len(datasets) else Source.LEDGER
-        chosen = landing if source is Source.LANDING else {}
-        name = [partition, datasets, source.value, chosen, index, "" if chosen else salt(partition)]
-        # Runs of the live lane are named as they were before there were lanes.
-        name += [lane.value] if lane is Lane.BULK else []
+        name = [partition, datasets, lane.value, index, salt(partition)]
         yield PlannedRun(
             partition=partition,
             lane=lane,
             datasets=datasets,
-            source=source,
-            landing=chosen,
-            run_key=hashlib.sha256(json.dumps(name, sort_keys=True).encode()).hexdigest(),
+            run_key=hashlib.sha256(json.dumps(name).encode()).hexdigest(),
         )

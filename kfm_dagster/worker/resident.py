@@ -145,8 +145,8 @@ class Worker:
         wait = 0 if left else LONG_POLL_SECONDS
         taken = take_in(self.pipeline, self.state, wait_seconds=wait, budget_seconds=GATHER_SECONDS, most=self._most)
         # What is of tomorrow waits until its day begins.
-        for key in sorted(key for key in {*taken.landed, *left} if key[1] <= self._today):
-            self._work_off(key, taken.landed.get(key, ()))
+        for key in sorted(key for key in taken.work | left if key[1] <= self._today):
+            self._work_off(key)
         idle = not left and _is_empty(taken)
         if idle or time.monotonic() >= self._next_evidence:
             EvidenceCollector.of(self.pipeline).collect()
@@ -195,32 +195,31 @@ class Worker:
     def _today(self) -> str:
         return self.pipeline.clock().date().isoformat()
 
-    def _work_off(self, key: DayKey, landed: Sequence[str]) -> None:
+    def _work_off(self, key: DayKey) -> None:
         """Run the chain over what is pending of a day, until a run finds less than it may take."""
         failures = self._failures.setdefault(key, _Failures())
         units = self._most
         while units >= self._most and not self._done and time.monotonic() >= failures.until:
             try:
-                batch = self._run(key, landed)
+                batch = self._run(key)
             except Exception as error:
                 pause = failures.add()
                 self._next_look = 0.0
                 self.warn(f"{' '.join(key)}: {_line(error)}; the day again in {pause:.0f} s")
                 return
-            failures.number, landed, units = 0, (), batch.units
+            failures.number, units = 0, batch.units
             if units:
                 self.batches += 1
                 self.report(batch)
 
-    def _run(self, key: DayKey, landed: Sequence[str]) -> WorkedBatch:
+    def _run(self, key: DayKey) -> WorkedBatch:
         (dataset, partition), run_id, began = key, str(uuid.uuid4()), time.monotonic()
         first = MessageParse(
             pipeline=self.pipeline,
             dataset=dataset,
             partition=partition,
             run_id=run_id,
-            source=Source.LANDING if landed else Source.LEDGER,
-            landing=tuple(landed),
+            source=Source.LEDGER,
             limit=self._most,
             lane=Lane.LIVE,
         )

@@ -169,7 +169,7 @@ def test_no_ingest_makes_what_stands_beside_the_chain(definitions: dg.Definition
 
 @pytest.mark.parametrize("source", Source)
 def test_every_source_can_be_asked_for(definitions: dg.Definitions, source: Source) -> None:
-    config = {"ops": {"hrrr__message_parse": {"config": {"source": source.name, "landing": []}}}}
+    config = {"ops": {"hrrr__message_parse": {"config": {"source": source.name}}}}
     assert dg.validate_run_config(definitions.resolve_job_def("ingest_hrrr"), config)
 
 

@@ -26,6 +26,7 @@ from benchmarks.postgres import embedded_postgres
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.ingest.intake import record
+from kfm_dagster.ingest.kill_switch_policy import ALL_ON
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
@@ -180,7 +181,7 @@ def take_in_and_check(pipeline: Pipeline, mail: Mail) -> int:
     """Take one batch in. Returns its messages; raises AssertionError when one, or a good unit, is not accounted for."""
     earlier = mail.good.copy()
     batch = mail.batch()
-    report = record(pipeline, batch)
+    report = record(pipeline, batch, ALL_ON)
     assert report.received == len(batch)
     ids = {message.message_id for message in batch}
     states = pipeline.deliveries.states(ids)

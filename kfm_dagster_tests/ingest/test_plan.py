@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.plan import ActiveRuns, LaneKey, PlannedRun, lane_limits, plan_runs
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
@@ -31,7 +30,6 @@ def plan(
     pending: Pending,
     *,
     bulk: Pending | None = None,
-    landed: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
     active: Mapping[str, int] | None = None,
     coming: Mapping[str, int] | None = None,
     active_bulk: Mapping[str, int] | None = None,
@@ -47,7 +45,6 @@ def plan(
             for lane, found in ((Lane.LIVE, pending), (Lane.BULK, bulk or {}))
             for (dataset, partition), units in found.items()
         ],
-        landed=landed or {},
         runs=ActiveRuns(
             active=(counter(active, Lane.LIVE) | there) + counter(active_bulk, Lane.BULK),
             coming=there,
@@ -58,8 +55,8 @@ def plan(
     )
 
 
-def shape(runs: list[PlannedRun]) -> list[tuple[str, tuple[str, ...], str]]:
-    return [(run.partition, run.datasets, run.source.value) for run in runs]
+def shape(runs: list[PlannedRun]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(run.partition, run.datasets) for run in runs]
 
 
 def lanes(runs: list[PlannedRun]) -> list[tuple[str, str]]:
@@ -71,56 +68,38 @@ def lanes(runs: list[PlannedRun]) -> list[tuple[str, str]]:
     ("case", "expected"),
     [
         ({"pending": {}}, []),
-        ({"pending": {("a", DAY): 1}}, [(DAY, ("a",), "ledger")]),
-        ({"pending": {("a", DAY): 10}}, [(DAY, ("a",), "ledger")]),
-        ({"pending": {("a", DAY): 11}}, [(DAY, ("a",), "ledger")] * 2),
+        ({"pending": {("a", DAY): 1}}, [(DAY, ("a",))]),
+        ({"pending": {("a", DAY): 10}}, [(DAY, ("a",))]),
+        ({"pending": {("a", DAY): 11}}, [(DAY, ("a",))] * 2),
         # One run covers every dataset of its day.
-        ({"pending": {("a", DAY): 3, ("b", DAY): 4}}, [(DAY, ("a", "b"), "ledger")]),
-        ({"pending": {("a", DAY): 25, ("b", DAY): 4}}, [(DAY, ("a", "b"), "ledger"), *[(DAY, ("a",), "ledger")] * 2]),
+        ({"pending": {("a", DAY): 3, ("b", DAY): 4}}, [(DAY, ("a", "b"))]),
+        ({"pending": {("a", DAY): 25, ("b", DAY): 4}}, [(DAY, ("a", "b")), *[(DAY, ("a",))] * 2]),
         (
             {"pending": {("a", DAY): 1, ("b", "2025-04-01"): 1}},
-            [("2025-04-01", ("b",), "ledger"), (DAY, ("a",), "ledger")],
+            [("2025-04-01", ("b",)), (DAY, ("a",))],
         ),
         # What coming runs will take is left to them; beside an active run a batch half full is worth another one, or a
         # hundred units.
         ({"pending": {("a", DAY): 10}, "coming": {DAY: 1}}, []),
         ({"pending": {("a", DAY): 14}, "coming": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 15}, "coming": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 15}, "coming": {DAY: 1}}, [(DAY, ("a",))]),
         ({"pending": {("a", DAY): 4}, "active": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 5}, "active": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 5}, "active": {DAY: 1}}, [(DAY, ("a",))]),
         ({"pending": {("a", DAY): 99}, "active": {DAY: 1}, "most": 5000}, []),
-        ({"pending": {("a", DAY): 100}, "active": {DAY: 1}, "most": 5000}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 100}, "active": {DAY: 1}, "most": 5000}, [(DAY, ("a",))]),
         ({"pending": {}, "bulk": {("a", DAY): 2499}, "active_bulk": {DAY: 1}, "most": 5000}, []),
-        ({"pending": {}, "bulk": {("a", DAY): 2500}, "active_bulk": {DAY: 1}, "most": 5000}, [(DAY, ("a",), "ledger")]),
-        ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",), "ledger")] * 2),
-        # Landed batches go to the first run, if every dataset of it has one.
-        ({"pending": {("a", DAY): 1}, "landed": {("a", DAY): ("x",)}}, [(DAY, ("a",), "landing")]),
-        (
-            {"pending": {("a", DAY): 11}, "landed": {("a", DAY): ("x",)}},
-            [(DAY, ("a",), "landing"), (DAY, ("a",), "ledger")],
-        ),
-        (
-            {"pending": {("a", DAY): 1, ("b", DAY): 1}, "landed": {("a", DAY): ("x",)}},
-            [(DAY, ("a", "b"), "ledger")],
-        ),
-        ({"pending": {("a", DAY): 1}, "landed": {("a", "2025-04-01"): ("x",)}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {}, "bulk": {("a", DAY): 2500}, "active_bulk": {DAY: 1}, "most": 5000}, [(DAY, ("a",))]),
+        ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",))] * 2),
     ],
 )
 def test_runs_follow_from_what_is_pending(case: dict[str, Any], expected: list[Any]) -> None:
     assert shape(plan(**case)) == expected
 
 
-def test_a_run_over_landed_batches_names_them_in_order() -> None:
-    [run] = plan({("a", DAY): 1}, landed={("a", DAY): ("y", "x")})
-    assert (run.source, run.landing) == (Source.LANDING, {"a": ("x", "y")})
-    [other] = plan({("a", DAY): 1})
-    assert other.landing == {}
-
-
 def test_a_run_key_is_the_same_in_every_release() -> None:
     """Dagster remembers run keys for ever: a release that renamed runs would start finished ones again."""
-    [run] = plan({("goes-abi", DAY): 1}, landed={("goes-abi", DAY): ("sha256:ab",)})
-    assert run.run_key == "b8a02e166b93b62ed7b35abebd038eaf99dc5dc948f2abc0db5e41184c8c71dd"
+    [run] = plan({("goes-abi", DAY): 1})
+    assert run.run_key == "a6b6647be105c5ebd33e440524012d6789a475769737e3dd7671ea850597e5bd"
 
 
 @pytest.mark.clause("BEY-14")
@@ -175,30 +154,18 @@ _DATASETS = st.sampled_from(["a", "b", "c"])
 _DAYS = st.sampled_from([DAY, "2025-04-01", "2025-04-03"])
 _PENDING = st.dictionaries(st.tuples(_DATASETS, _DAYS), st.integers(1, 60), max_size=9)
 _ACTIVE = st.dictionaries(_DAYS, st.integers(0, 4))
-_LANDED = st.dictionaries(st.tuples(_DATASETS, _DAYS), st.lists(st.text("xyz", min_size=1), min_size=1).map(tuple))
 
 
 @pytest.mark.clause("DAG-03")
-@given(pending=_PENDING, active=_ACTIVE, landed=_LANDED, most=st.integers(1, 20), seed=st.integers())
-def test_run_keys_are_distinct_and_stable(
-    pending: Pending,
-    active: dict[str, int],
-    landed: dict[tuple[str, str], tuple[str, ...]],
-    most: int,
-    seed: int,
-) -> None:
-    runs = plan(pending, active=active, landed=landed, most=most)
+@given(pending=_PENDING, active=_ACTIVE, most=st.integers(1, 20), seed=st.integers())
+def test_run_keys_are_distinct_and_stable(pending: Pending, active: dict[str, int], most: int, seed: int) -> None:
+    runs = plan(pending, active=active, most=most)
     keys = [run.run_key for run in runs]
     assert len(set(keys)) == len(keys)
-    shuffled = random.Random(seed)
-    mixed = dict(shuffled.sample(list(pending.items()), len(pending)))
-    turned = {key: tuple(shuffled.sample(digests, len(digests))) for key, digests in landed.items()}
-    assert [run.run_key for run in plan(mixed, active=active, landed=turned, most=most)] == keys
-    # Only a run over the ledger may be asked for again, once an earlier one of its partition has come.
+    mixed = dict(random.Random(seed).sample(list(pending.items()), len(pending)))
+    assert [run.run_key for run in plan(mixed, active=active, most=most)] == keys
     assert {run.run_key for run in plan({}, bulk=pending, most=most)}.isdisjoint(
         run.run_key for run in plan(pending, most=most)
     )
-    later = plan(pending, active=active, landed=landed, most=most, salt="1")
-    assert [one.run_key == other.run_key for one, other in zip(runs, later, strict=True)] == [
-        run.source is Source.LANDING for run in runs
-    ]
+    # A run may be asked for again once an earlier one of its partition has come.
+    assert {run.run_key for run in plan(pending, active=active, most=most, salt="1")}.isdisjoint(keys)

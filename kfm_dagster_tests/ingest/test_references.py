@@ -75,11 +75,6 @@ def test_each_source_says_what_it_asks_with_query_and_window(pipeline: Pipeline)
     assert references(pipeline, Source.LEDGER, lane=Lane.LIVE) == [
         InputReference(uri=f"ledger:{DATASET}@{DAY}", query=asked, window=WINDOW)
     ]
-    digest = "a" * 64
-    for source in (Source.LANDING, Source.LEDGER):
-        assert references(pipeline, source, landing=[digest]) == [
-            InputReference(uri=f"landing:{digest}", checksum=digest)
-        ]
 
 
 @pytest.mark.clause("RSP-17")

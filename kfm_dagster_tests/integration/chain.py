@@ -22,6 +22,7 @@ from kfm_dagster.demo.feed import SUBJECT, ObjectEvent, topic_of
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.intake import IntakeReport, record
+from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy
 from kfm_dagster.ingest.nodes import (
     MessageParse,
     Source,
@@ -162,7 +163,7 @@ def raw_message(body: str, *, name: str, delivery: int = 1) -> SqsMessage:
 
 def take(pipeline: Pipeline, *messages: SqsMessage) -> IntakeReport:
     """Record messages, and hold that nothing is lost by it."""
-    report = record(pipeline, messages)
+    report = record(pipeline, messages, KillSwitchPolicy.now(pipeline.ledger.switches))
     assert_conserved(pipeline)
     return report
 
@@ -195,7 +196,6 @@ def run_chain(
     run_id: str,
     source: Source = Source.LISTING,
     *,
-    landing: Sequence[str] = (),
     limit: int = LIMIT,
     dies_at: Failpoint | None = None,
     seen: Callable[[StageBatch], None] = lambda _: None,
@@ -206,7 +206,7 @@ def run_chain(
     """
     shared: dict[str, Any] = {"pipeline": pipeline, "dataset": dataset, "partition": partition, "run_id": run_id}
     shared["read_ahead"] = {}
-    first = MessageParse(**shared, source=source, landing=tuple(landing), limit=limit)
+    first = MessageParse(**shared, source=source, limit=limit)
     batch: StageBatch | None = None
     for node in (first, *(kind(**shared) for kind in ENRICHING)):
         batch = _run_node(pipeline, node, run_id=run_id, upstream=batch, dies_at=dies_at)

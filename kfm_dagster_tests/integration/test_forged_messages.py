@@ -140,7 +140,7 @@ def test_messages_wait_while_the_certificate_cannot_be_fetched_and_all_end_as_un
         ]
         queue.waiting = list(again)
         report = take_in(verifying, ProcessState())
-        assert (report.received, report.unverified, report.rejected, report.landed) == (0, 4, 0, {})
+        assert (report.received, report.unverified, report.rejected, report.work) == (0, 4, 0, frozenset())
         # Longer each time, so that no redrive policy has them before the certificate is there.
         assert queue.visibility[-4:] == [(one.receipt_handle, 60 * 4 ** (delivery - 1)) for one in again]
     assert sum(verifying.deliveries.counts().values()) == 0
@@ -161,14 +161,14 @@ def test_the_verdict_is_stored_and_neither_the_run_nor_a_message_that_comes_agai
 ) -> None:
     put(objects, volumes(2))
     genuine, forged = sns.signed(of(0, contracts)), of(1, contracts)
-    [digests] = take(verifying, genuine, forged).landed.values()
+    take(verifying, genuine, forged)
     with verifying.database.snapshot() as view:
         rows = view.connection.exec_driver_sql("SELECT message_id, signature FROM nodd_wal_deliveries").all()
     assert {tuple(row) for row in rows} == {(genuine.message_id, "verified"), (forged.message_id, "invalid")}
     sns.down = True
     fetches = sns.fetches
     verifying.signatures = Signatures(verifying.settings, certificates=Certificates(tmp_path / "none", fetch=sns.fetch))
-    run_chain(verifying, "nexrad-l2", DAY.isoformat(), "run-1", Source.LANDING, landing=digests)
+    run_chain(verifying, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
     assert traces.statuses(verifying) == {Status.SUCCEEDED: 1}
     assert take(verifying, dataclasses.replace(genuine, receipt_handle="again")).unverified == 0
     assert sns.fetches == fetches

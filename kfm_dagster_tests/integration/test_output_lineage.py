@@ -32,16 +32,15 @@ def lineages(pipeline: Pipeline, run_id: str) -> list[tuple[dict[str, Any], list
 
 
 @pytest.mark.clause("IEN-16")
-@pytest.mark.parametrize("source", [Source.LANDING, Source.LEDGER, Source.LISTING])
+@pytest.mark.parametrize("source", [Source.LEDGER, Source.LISTING])
 def test_every_output_of_a_run_names_the_one_before_it_and_the_first_one_what_it_claimed(
     pipeline: Pipeline, objects: Path, source: Source
 ) -> None:
     items = volumes(3)
     put(objects, items[:2])
     events = [items[0].event(), items[1].event(), missing(items[2]).event()]
-    landed = take(pipeline, announce(events, registry=pipeline.registry)).landed
-    digests = landed["nexrad-l2", DAY.isoformat()] if source is Source.LANDING else ()
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", source, landing=digests)
+    take(pipeline, announce(events, registry=pipeline.registry))
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", source)
 
     first, *others = lineages(pipeline, "run")
     for (before, _), (made, _) in zip([first, *others], others, strict=False):
@@ -55,7 +54,7 @@ def test_every_output_of_a_run_names_the_one_before_it_and_the_first_one_what_it
     inputs = pipeline.nodes.intents.of_run("run")[0].payload["inputs"]
     asked = {entry["uri"]: f"urn:sha256:{entry['checksum']}" for entry in inputs if entry["uri"] != ledger["kfm:uri"]}
     assert names == asked
-    assert len(names) == {Source.LANDING: 1, Source.LEDGER: 0, Source.LISTING: 1}[source]
+    assert len(names) == {Source.LEDGER: 0, Source.LISTING: 1}[source]
 
 
 @pytest.mark.clause("IEN-16")

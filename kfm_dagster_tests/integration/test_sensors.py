@@ -95,12 +95,11 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
         (NEXT_DAY.isoformat(), chain_of("nexrad-l2")),
     ]
     [file] = [path for path in Path(face.pipeline.settings.storage, "landing").rglob("*") if path.is_file()]
-    digest = f"sha256:{file.name.split('.')[0]}"
-    landed = face.pipeline.landing.read(digest)
+    landed = face.pipeline.landing.read(f"sha256:{file.name.split('.')[0]}")
     assert {message.message_id: message.body for message in landed} == {
         message.message_id: message.body for message in batch
     }
-    config = {"config": {"source": Source.LANDING.name, "landing": [digest], "lane": Lane.LIVE.name}}
+    config = {"config": {"source": Source.LEDGER.name, "lane": Lane.LIVE.name}}
     assert tick.run_requests[0].run_config == {
         "ops": {"goes_abi__message_parse": config, "nexrad_l2__message_parse": config}
     }

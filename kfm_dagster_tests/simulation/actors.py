@@ -8,7 +8,7 @@ between them: starting runs, handing a batch on from step to step, trying a step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -39,10 +39,10 @@ def sensor(world: World, actor: Actor) -> None:
     pipeline = world.pipeline(actor)
     while True:
         with world.refusals("a tick"):
-            landed = intake.take_in(pipeline, ProcessState()).landed
-            for partition in sorted({partition for _, partition in landed}):
-                sources = {dataset: landed[dataset, day] for dataset, day in sorted(landed) if day == partition}
-                world.start_run(Order(partition=partition, source=Source.LANDING, datasets=sources))
+            work = intake.take_in(pipeline, ProcessState()).work
+            for partition in sorted({partition for _, partition in work}):
+                datasets = [dataset for dataset, day in sorted(work) if day == partition]
+                world.start_run(Order(partition=partition, source=Source.LEDGER, datasets=datasets))
         world.sleep("messages.tick", 10, 120)
 
 
@@ -73,11 +73,11 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
     EvidenceCollector.of(pipeline).collect()
     pipeline.lineage.flush()
     pipeline.following.catch_up(pipeline.followers)
-    pending: dict[str, dict[str, Sequence[str]]] = {}
+    pending: dict[str, set[str]] = {}
     for entry in pipeline.ledger.pending_by_partition():
-        pending.setdefault(entry.partition, {})[entry.dataset] = ()
+        pending.setdefault(entry.partition, set()).add(entry.dataset)
     for partition in sorted(pending):
-        world.start_run(Order(partition=partition, source=Source.LEDGER, datasets=pending[partition]))
+        world.start_run(Order(partition=partition, source=Source.LEDGER, datasets=sorted(pending[partition])))
 
 
 def run(world: World, actor: Actor, order: Order) -> None:
@@ -145,8 +145,7 @@ class Execution:
         }
         if kind is not MessageParse:
             return kind(**parts)
-        landing = tuple(self.order.datasets[self.dataset])
-        return MessageParse(**parts, source=self.order.source, landing=landing, limit=UNITS_PER_RUN)
+        return MessageParse(**parts, source=self.order.source, limit=UNITS_PER_RUN)
 
     def _received(self, batch: StageBatch | None) -> StageBatch | None:
         """Hand a batch on as it is, or as another process of the run finds it. Raises KfmError."""
@@ -233,7 +232,7 @@ def _list_a_day(world: World, pipeline: Pipeline) -> None:
     """Start a run by hand, which lists the buckets."""
     days = sorted({unit.unit.partition for unit in world.feed.versions.values()})
     if days:
-        datasets: dict[str, Sequence[str]] = dict.fromkeys((contract.id for contract in pipeline.registry), ())
+        datasets = [contract.id for contract in pipeline.registry]
         order = Order(partition=world.scheduler.rng.choice(days), source=Source.LISTING, datasets=datasets)
         world.start_run(order)
 

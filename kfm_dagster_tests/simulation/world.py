@@ -6,7 +6,7 @@ Belongs here: what exists, and who is alive. Does not belong here: what actors d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -91,11 +91,11 @@ class SurpriseError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a run is started with: a day, where its units come from, and its datasets with their landed batches."""
+    """What a run is started with: a day, where its units come from, and its datasets."""
 
     partition: str
     source: Source
-    datasets: Mapping[str, Sequence[str]]
+    datasets: Sequence[str]
 
 
 @dataclass

@@ -77,7 +77,7 @@ def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk:
     with pipeline.database.transaction() as tx:
         # A day before the first one has no partition that a run could be of.
         pipeline.window.lower(compared.day, actor=decision.actor, reason=f"reconcile: {decision.reason}"[:1000], tx=tx)
-        made = enter_listed(pipeline.ledger, pipeline.deliveries, chunk, tx)
+        made = enter_listed(pipeline.ledger, chunk, tx)
         details = {"day": day, "objects": len(made.created), "requeued": len(made.requeued)}
         pipeline.ledger.log.record(
             GovernanceAction.RECONCILED, decision, dataset=compared.dataset, details=details, tx=tx
