@@ -170,7 +170,8 @@ class Filling:
         pairs = [{"message_id": f"m-{unit['wal_id']}", "wal_id": unit["wal_id"]} for unit in units]
         tx.run("deliveries.record", batch=messages, at=stamp["at"])
         tx.run("deliveries.record_units", batch=pairs)
-        tx.run("deliveries.mark_deleted", message_ids=[f"m-{wal_id}" for wal_id in gone], at=stamp["at"])
+        deleted = {"message_ids": [f"m-{wal_id}" for wal_id in gone], "state": "deleted"}
+        tx.run("deliveries.mark", deleted, at=stamp["at"])
 
 
 @dataclass(kw_only=True)

@@ -148,7 +148,7 @@ class AlertStore:
                 return Changes()
         levels = {term["rule"]: term["level"] for term in terms}
         with self._database.transaction() as tx:
-            tx.run("alerts.lock").close()
+            tx.lock("kfm_dagster.alerts")
             findings = [dict(row, level=levels[row["rule"]]) for row in tx.run("alerts.findings", asked).mappings()]
             resolved = _ids(tx, "alerts.resolve", now=now, findings=findings)
             tx.run("alerts.see", now=now, findings=findings)

@@ -99,7 +99,7 @@ class CollectionIndex:
 
     def collections(self) -> list[tuple[str, str]]:
         """Return every collection that has Items with its title, once no other transaction writes the root."""
-        self._tx.run("catalog.lock_root")
+        self._tx.lock("kfm_dagster.catalog")
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
 
     def current(self, item_ids: Iterable[str]) -> dict[str, CatalogEntry]:
@@ -237,10 +237,8 @@ class CollectionIndex:
                 by_day[write.partition].append(write.candidate.item_id)
         assigned: dict[str, int] = {}
         for partition, item_ids in by_day.items():
-            last = self._tx.run(
-                "catalog.last_page", collection_id=self._collection, partition_key=partition
-            ).one_or_none()
-            taken = (last.page - 1) * self._page_size + last.items if last else 0
+            pages = self._tx.run("catalog.day_pages", collection_id=self._collection, partition_key=partition).all()
+            taken = (pages[-1].page - 1) * self._page_size + pages[-1].items if pages else 0
             for offset, item_id in enumerate(sorted(item_ids)):
                 assigned[item_id] = (taken + offset) // self._page_size + 1
         return assigned

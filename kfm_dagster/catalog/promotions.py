@@ -63,7 +63,7 @@ class PromotionLog:
     def enter(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> list[Write]:
         """Log what is to be written and return the writes with their entries; `files` are those that stand, by path.
 
-        Three statements and one per Item that is overwritten. A write that only brings a lost file back changes nothing
+        Two statements and one per Item that is overwritten. A write that only brings a lost file back changes nothing
         that the catalog says, so it is not logged: the Item goes on standing by the entry that it stood by.
         """
         logged = [write for write in writes if not outcomes.is_restoration(write)]
@@ -77,8 +77,6 @@ class PromotionLog:
             logged_at=datetime.now(UTC),
         )
         entries = {row.item_id: row.promotion_id for row in found}
-        if any(write.base for write in logged):
-            self._tx.run("catalog.log_replaced", promotion_ids=entries.values())
         return [
             write if outcomes.is_restoration(write) else replace(write, promotion_id=entries[write.candidate.item_id])
             for write in writes

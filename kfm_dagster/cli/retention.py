@@ -29,7 +29,7 @@ NOTHING = f"everything is kept: no kind has a policy in {RETENTION} (docs/retent
 def retention() -> None:
     """Remove what is old, bulky and needed by nothing, by the policy of retention.yaml.
 
-    Kinds: runs of Dagster, landed messages, outputs of stages, evidence of closed cases, bodies of rejected messages.
+    Kinds: runs of Dagster, landed messages, outputs of stages, evidence of closed cases.
     The ledger, its history and the governance log stay.
 
     Example: kfm retention plan

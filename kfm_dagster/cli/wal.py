@@ -128,7 +128,8 @@ def rejected(*, wanted: RejectionFilter, body: bool, limit: int, as_json: bool) 
         raise click.UsageError("--body prints one message: name it with --message ID")
     with opened_pipeline(read_only=True) as pipeline:
         if body and wanted.message is not None:
-            click.echo(rejected_message(pipeline, whole_rejected_message_id(pipeline.database, wanted.message)))
+            message_id = whole_rejected_message_id(pipeline.database, wanted.message)
+            click.echo(rejected_message(pipeline.deliveries, pipeline.landing, message_id))
             return
         page = REJECTIONS.query(pipeline, wanted, None, limit)
     show_rows(page.rows, REJECTIONS.columns, as_json=as_json)

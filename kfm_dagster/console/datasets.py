@@ -20,7 +20,6 @@ from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
 from kfm_dagster.console.pages import Pages, parameters
 from kfm_dagster.console.request_parameters import given
 from kfm_dagster.contracts.cadence import floor_hour
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster.views.units import FAILURES, FailureFilter, failure_groups
 
@@ -45,14 +44,14 @@ def routes(pages: Pages) -> list[Route]:
         hours = [last - number * HOUR for number in reversed(range(HOURS))]
         settled, medians, most = _times(pipeline.database, contract.id, since=hours[0])
         with pipeline.database.snapshot() as view:
-            counts = {row.status: row.units for row in view.run("console.statuses_of_dataset", dataset=contract.id)}
+            counts = pipeline.ledger.status_counts(contract.id, tx=view)
             switch = pipeline.ledger.switches.engaged(tx=view).get(contract.id)
         lines = {"median": medians, "95th percentile": most}
         return pages.page(
             request,
             "dataset.html",
             contract=contract,
-            counts={status: counts.get(status.value, 0) for status in Status},
+            counts=counts,
             switch=switch,
             hours=HOURS,
             throughput=Markup(bar_chart("Units that ended", hours, settled)),  # noqa: S704, its own numbers

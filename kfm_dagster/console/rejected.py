@@ -33,7 +33,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
     def message(request: Request) -> Response:
         given(parameters(request), known=())
         message_id = str(request.path_params["message_id"])
-        body = rejected_message(pipeline, message_id)
+        body = rejected_message(pipeline.deliveries, pipeline.landing, message_id)
         rows = pipeline.deliveries.rejected(RejectionFilter(message=message_id), limit=MOST_RECORDS)
         return pages.page(
             request,

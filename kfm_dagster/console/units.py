@@ -54,7 +54,7 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
     """Return all that is recorded about a unit, from its message to its lineage."""
     found = unit_history(pipeline, record)
     with pipeline.database.snapshot() as view:
-        lineage = view.run("lineage.of_unit", wal_id=record.wal_id).all()
+        lineage = view.run("lineage.links", wal_id=record.wal_id, lineage_id="").all()
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     message_id = record.sqs_message_id
     return {

@@ -1,7 +1,7 @@
 """The metrics as Prometheus reads them: what the database keeps of them, so that they outlive every process.
 
 Belongs here: the whole of them, and the names, labels and help of those of the ledger's moves and of the queues. Does
-not belong here: those of what is added up otherwise (`telemetry/totals.py`), what is counted (`nodd_wal_counts`,
+not belong here: those of what is added up otherwise (`telemetry/totals.py`), what is counted (`metric_totals`,
 `metric_totals`), or the address (`console/app.py`).
 """
 

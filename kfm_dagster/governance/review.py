@@ -164,7 +164,7 @@ class OverrideReview:
             return Environment.PROD in view.run("deployment.values", fact="environment").scalars().all()
 
     def _open(self, proposal_id: int, tx: Transaction) -> Proposal:
-        tx.run("governance.lock_review")
+        tx.lock("kfm_dagster.review")
         row = tx.run("governance.proposals", proposal_id=proposal_id).one_or_none()
         if row is None:
             raise ReviewError(

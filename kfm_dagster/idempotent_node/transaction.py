@@ -186,14 +186,14 @@ class IdempotentNodes:
 
     def lock(self, content_hash: str, *, tx: Transaction) -> None:
         """Keep every other transaction from applying a content until this one ends."""
-        tx.run("idempotent_node.lock_content", content_hash=content_hash).close()
+        tx.lock(f"etl_wal/{content_hash}")
 
     def lock_node(self, node: str, *, tx: Transaction) -> None:
         """Keep every other transaction from moving a node's checkpoint on until this one ends.
 
         A caller that locks something else that all nodes share, and may skip then, locks the node first.
         """
-        tx.run("idempotent_node.lock_node", node=node).close()
+        tx.lock(f"etl_checkpoint/{node}")
 
     def fail(self, intent: Intent, error: BaseException) -> None:
         """Mark an intent FAILED by an error, for a replay to take up."""
@@ -274,7 +274,7 @@ class IdempotentNodes:
         checkpoint = self.checkpoints.get(intent.node, tx=tx)
         if checkpoint is not None and checkpoint.last_applied_hash != intent.content_hash:
             self._close_previous(intent, tx)
-            tx.run("idempotent_node.reopen_output", content_hash=intent.content_hash)
+            tx.run("idempotent_node.end_output", content_hash=intent.content_hash, at=None)
             self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
         output = self.output(intent.content_hash, tx=tx)
         if output is None:
@@ -304,7 +304,7 @@ class IdempotentNodes:
         at = self._clock()
         previous = self.checkpoints.get(intent.node, tx=tx)
         if previous is not None:
-            tx.run("idempotent_node.close_output", content_hash=previous.last_applied_hash, at=at)
+            tx.run("idempotent_node.end_output", content_hash=previous.last_applied_hash, at=at)
         return at
 
 

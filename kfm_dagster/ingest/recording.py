@@ -90,7 +90,6 @@ def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]
             record_index=rejection.record_index or 0,
             reason_code=rejection.code.value,
             detail=rejection.message,
-            body=message.body,
             records=rejection.records,
         )
         for rejection in parsed.rejections
@@ -133,5 +132,4 @@ def _refusal(delivery: Delivery, reason: str) -> Rejection:
         record_index=0,
         reason_code=ParseIssue.DATABASE_REFUSED,
         detail=reason,
-        body="",
     )

@@ -8,7 +8,7 @@ from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
-from kfm_dagster.ledger.rejections import RejectedObject, Rejection
+from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.reports import (
     DayReport,
     EnsureResult,
@@ -40,7 +40,6 @@ __all__ = [
     "QuarantineCase",
     "QuarantineCases",
     "RecoverReport",
-    "RejectedObject",
     "Rejection",
     "ReplayReason",
     "SettleReport",

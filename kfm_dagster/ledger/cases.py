@@ -118,7 +118,7 @@ class QuarantineCases:
     def histories(self, wal_ids: Iterable[WalId]) -> dict[WalId, list[HistoryEntry]]:
         """Return every change of the given units, oldest first."""
         with self._database.snapshot() as view:
-            rows = view.run("evidence.histories", wal_ids=sorted(set(wal_ids))).mappings().all()
+            rows = view.run("ledger.histories", wal_ids=sorted(set(wal_ids))).mappings().all()
         entries = [HistoryEntry.model_validate(dict(row)) for row in rows]
         return {WalId(wal_id): list(found) for wal_id, found in groupby(entries, key=lambda entry: entry.wal_id)}
 

@@ -129,11 +129,20 @@ class LedgerChanges(LedgerQueries):
         return [WalId(row.wal_id) for row in rows]
 
     def _fail_lost(
-        self, tx: Transaction, name: str, code: LedgerCode, *, because: str | None = None, **which: Any
+        self,
+        tx: Transaction,
+        code: LedgerCode,
+        *,
+        because: str | None = None,
+        run_ids: Sequence[str] = (),
+        dataset: str | None = None,
+        expired_at: datetime | None = None,
     ) -> tuple[Any, ...]:
         rows = tx.run(
-            name,
-            which,
+            "ledger.fail_claims",
+            run_ids=run_ids,
+            dataset=dataset,
+            expired_at=expired_at,
             error_code=code,
             error_message=_LOST_MESSAGES[code] if because is None else redact(f"{_LOST_MESSAGES[code]}: {because}"),
             at=self._clock(),

@@ -8,7 +8,7 @@ transaction (`Ledger.ensure`, then `Deliveries.record`), so that no unit is ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum, unique
@@ -19,12 +19,9 @@ from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
 from kfm_dagster.ledger.rejections import (
     ANY_REJECTION,
     KeptRejection,
-    RejectedObject,
     Rejection,
     RejectionFilter,
     RejectionPlace,
-    body_rows,
-    object_rows,
     place_after,
     rejection_rows,
 )
@@ -147,17 +144,10 @@ class Deliveries:
         What was kept of a record first stays, however often its message comes again.
         """
         entries = list(rejections)
-        bodies = body_rows(entries)
         with writing(self._database, tx) as change:
-            change.run("deliveries.keep_bodies", batch=bodies, at=self._clock())
             change.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())
-            change.run("deliveries.mark_rejected", message_ids=[row["message_id"] for row in bodies])
-
-    def reject_objects(self, objects: Sequence[RejectedObject], *, tx: Transaction | None = None) -> None:
-        """Keep objects of a listing that no record can hold, once each."""
-        if objects:
-            with writing(self._database, tx) as change:
-                change.run("deliveries.reject_objects", batch=object_rows(objects), at=self._clock())
+            rejected = sorted({entry.message_id for entry in entries})
+            change.run("deliveries.mark", message_ids=rejected, state=DeliveryState.REJECTED, at=None)
 
     def due_for_deletion(self, *, limit: int) -> list[DueMessage]:
         """Return the messages that may leave the queue: every unit succeeded or quarantined, or nothing of ours."""
@@ -198,7 +188,8 @@ class Deliveries:
     def mark_deleted(self, message_ids: Iterable[str]) -> None:
         """Note that SQS took the deletion, whatever receipt is on record: not every dead letter has one."""
         with self._database.transaction() as tx:
-            tx.run("deliveries.mark_deleted", message_ids=sorted(message_ids), at=self._clock())
+            deleted = {"message_ids": sorted(message_ids), "state": DeliveryState.DELETED}
+            tx.run("deliveries.mark", deleted, at=self._clock())
 
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction | None = None) -> None:
         """Note that messages were found on the dead-letter queue of that name, and nobody works on them there."""
@@ -223,8 +214,8 @@ class Deliveries:
     def verified(self, message_ids: Iterable[str]) -> frozenset[str]:
         """Return which of the given messages bore their topic's signature when they were received before."""
         with self._database.snapshot() as tx:
-            rows = tx.run("deliveries.verified", message_ids=sorted(set(message_ids))).all()
-        return frozenset(row.message_id for row in rows)
+            rows = tx.run("deliveries.states", message_ids=sorted(set(message_ids))).all()
+        return frozenset(row.message_id for row in rows if row.signature == "verified")
 
     def rejected(
         self, wanted: RejectionFilter = ANY_REJECTION, *, after: RejectionPlace | None = None, limit: int = 100
@@ -234,11 +225,11 @@ class Deliveries:
         with self._database.snapshot() as view:
             return view.rows(KeptRejection, "deliveries.rejected", given, limit=limit)
 
-    def rejected_body(self, message_id: str) -> str | None:
-        """Return a message as it came, of which a record was rejected; None where there is none."""
+    def rejected_landing(self, message_id: str) -> str | None:
+        """Return the landed batch of a message with a rejected record; None where there is none."""
         with self._database.snapshot() as view:
-            body: str | None = view.run("deliveries.rejected_body", message_id=message_id).scalar_one_or_none()
-            return body
+            digest: str | None = view.run("deliveries.rejected_landing", message_id=message_id).scalar_one_or_none()
+            return digest
 
     def counts(self) -> dict[DeliveryState, int]:
         """Return the number of messages by state; every state is there."""

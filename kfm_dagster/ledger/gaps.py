@@ -164,7 +164,7 @@ class Gaps:
     ) -> tuple[int, int]:
         with self.database.transaction() as tx:
             # Two processes may look at once.
-            tx.run("gaps.lock")
+            tx.lock("nodd_gaps")
             closed = tx.run("gaps.close_now", gaps=over, at=at).all()
             hour = floor_hour(at)
             opened = tx.run("gaps.open_now", gaps=amiss, hour=hour, at=at).all()
@@ -173,9 +173,9 @@ class Gaps:
 
 def followed_in(tx: Transaction, dataset: str, day: str) -> Mapping[str, datetime] | None:
     """Return since when each product of a dataset is followed; None for a day that was listed, which is to be whole."""
-    if tx.run("gaps.is_listed", dataset=dataset, day=day).scalar_one():
+    if any(row.dataset == dataset for row in tx.run("gaps.listed_days", first=day, last=day)):
         return None
-    return {row.product: row.followed_since for row in tx.run("gaps.feeds_of", dataset=dataset)}
+    return {row.product: row.followed_since for row in tx.run("gaps.feeds") if row.dataset == dataset}
 
 
 def _window_row(one: FeedWindow) -> dict[str, object]:

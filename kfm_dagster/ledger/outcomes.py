@@ -12,7 +12,6 @@ from datetime import datetime
 from kfm_dagster import __version__
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.governance.log import GovernanceAction, GovernanceLog
-from kfm_dagster.ledger.reports import Mismatch
 from kfm_dagster.ledger.rows import outcome_row
 from kfm_dagster.storage.database import Transaction
 
@@ -24,25 +23,17 @@ def record_outcomes(
     if not units:
         return ()
     rows = [outcome_row(unit) for unit in units]
-    tx.run("ledger.record_outcomes", batch=rows, run_id=run_id, at=at, code_version=__version__)
-    # A first attempt has nothing to be compared with.
-    again = [{"wal_id": unit.wal_id, "attempt": unit.attempt} for unit in units if unit.attempt > 1]
-    if not again:
-        return ()
-    differing = tx.run("ledger.record_mismatches", batch=again, at=at).all()
-    unpermitted = [row for row in differing if not row.permitted]
+    made = tx.run("ledger.record_outcomes", batch=rows, run_id=run_id, at=at, code_version=__version__)
+    unpermitted = [row for row in made if row.differs_from is not None and not row.permitted]
+    dataset_of = {unit.wal_id: unit.dataset for unit in units}
     log.record_many(
         [
             {
                 "actor": actor,
                 "action": GovernanceAction.REPLAY_MISMATCH,
-                "dataset": row.dataset,
+                "dataset": dataset_of[row.wal_id],
                 "wal_id": row.wal_id,
-                "record_version": None,
-                "from_status": None,
-                "to_status": None,
-                "reason": f"attempt {row.attempt} gave another result than attempt {row.earlier_attempt}",
-                "change_ref": None,
+                "reason": f"attempt {row.attempt} gave another result than attempt {row.differs_from}",
                 "details": {"run_id": run_id},
             }
             for row in unpermitted
@@ -50,8 +41,3 @@ def record_outcomes(
         tx=tx,
     )
     return tuple(sorted(WalId(row.wal_id) for row in unpermitted))
-
-
-def mismatches(tx: Transaction, *, limit: int) -> list[Mismatch]:
-    """Return the newest differences, permitted ones among them."""
-    return tx.rows(Mismatch, "ledger.mismatches", limit=limit)

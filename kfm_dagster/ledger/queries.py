@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime
+from operator import attrgetter
 from typing import Any
 
 from kfm_dagster.contracts.envelope import CLOSED, Envelope, Lane, WalId
-from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
 from kfm_dagster.ledger.reports import (
     DayReport,
@@ -30,6 +30,9 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 
+FIRST_DAY, LAST_DAY = "0001-01-01", "9999-12-31"
+"""Bounds of every partition."""
+
 
 class LedgerQueries:
     """Read access. Methods with `tx` join the caller's transaction when one is given."""
@@ -46,7 +49,7 @@ class LedgerQueries:
     def history(self, wal_id: str, *, tx: Transaction | None = None) -> list[HistoryEntry]:
         """Return every change of a record, oldest first; empty for an unknown id."""
         with reading(self.database, tx) as view:
-            rows = view.run("ledger.history", wal_id=wal_id).mappings().all()
+            rows = view.run("ledger.histories", wal_ids=[wal_id]).mappings().all()
         return [HistoryEntry.model_validate(dict(row)) for row in rows]
 
     def statuses(self, wal_ids: Iterable[str], *, tx: Transaction | None = None) -> dict[WalId, Status]:
@@ -103,9 +106,16 @@ class LedgerQueries:
         """Return what became of the units of a dataset's day."""
         where = {"dataset": dataset, "partition": partition}
         with self.database.snapshot() as tx:
-            counts = {Status(row.status): int(row.units) for row in tx.run("ledger.day_counts", where)}
+            counts = self.status_counts(dataset, first=partition, last=partition, tx=tx)
             failing = {row.code: int(row.units) for row in tx.run("ledger.day_failing", where)}
-        return DayReport(counts={status: counts.get(status, 0) for status in Status}, failing=failing)
+        return DayReport(counts=counts, failing=failing)
+
+    def status_counts(
+        self, dataset: str, *, first: str = FIRST_DAY, last: str = LAST_DAY, tx: Transaction
+    ) -> dict[Status, int]:
+        """Return the number of a dataset's records by status, of all days or of some; every status is there."""
+        rows = tx.run("ledger.status_counts", dataset=dataset, first=first, last=last)
+        return dict.fromkeys(Status, 0) | {Status(row.status): int(row.units) for row in rows}
 
     def failing_of_day(self, *, dataset: str, partition: str, limit: int) -> list[FailingUnit]:
         """Return units of a day that somebody has to care for (`DayReport.failing`), those in quarantine first."""
@@ -152,13 +162,17 @@ class LedgerQueries:
     ) -> dict[WalId, int]:
         """Return, of these units, those whose success is still that run's, each with its version."""
         with reading(self.database, tx) as view:
-            rows = view.run("ledger.succeeded_of_run", run_id=run_id, wal_ids=sorted(wal_ids))
-            return {WalId(row.wal_id): row.version for row in rows}
+            rows = view.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
+        return {
+            WalId(row.wal_id): row.version
+            for row in rows
+            if row.status == Status.SUCCEEDED and row.ingest_run_id == run_id
+        }
 
     def mismatches(self, *, limit: int = 100) -> list[Mismatch]:
         """Return the newest results that differ from an earlier success."""
         with self.database.snapshot() as tx:
-            return mismatches(tx, limit=limit)
+            return tx.rows(Mismatch, "ledger.mismatches", limit=limit)
 
     def mismatch_counts(self, *, tx: Transaction | None = None) -> dict[str, int]:
         """Return, by dataset, how many results differ from an earlier success without permission."""
@@ -168,21 +182,13 @@ class LedgerQueries:
     def move_counts(self, *, tx: Transaction | None = None) -> list[MoveCount]:
         """Return how often records moved, by dataset, status, replay reason and attempt."""
         with reading(self.database, tx) as view:
-            return view.rows(MoveCount, "ledger.move_counts")
+            counts = [MoveCount.of(row) for row in view.run("totals.read") if row.metric == "nodd_wal_moves"]
+        return sorted(counts, key=attrgetter("dataset", "to_status", "replay_reason", "attempt"))
 
     def waiting(self, *, tx: Transaction | None = None) -> list[WaitingUnits]:
         """Return since when live units wait or are in work, by queue; a queue of which none does is left out."""
         with reading(self.database, tx) as view:
-            return [
-                WaitingUnits(
-                    queue=row.queue,
-                    half=row.half_at,
-                    most=row.most_at,
-                    nearly_all=row.nearly_all_at,
-                    oldest=row.oldest_at,
-                )
-                for row in view.run("ledger.waiting")
-            ]
+            return view.rows(WaitingUnits, "ledger.waiting")
 
     def replay_reasons(self, *, tx: Transaction | None = None) -> Mapping[str, str]:
         """Return the vocabulary of replay reasons with their meaning."""

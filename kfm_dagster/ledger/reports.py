@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.ledger.state_machine import Status
@@ -179,6 +180,18 @@ class MoveCount:
     replay_reason: str
     attempt: int
     moves: int
+
+    @classmethod
+    def of(cls, row: Any) -> MoveCount:
+        """Build the count from a total, whose label is the status with the reason or the attempt behind it."""
+        status, _, detail = row.label.partition(" ")
+        return cls(
+            dataset=row.subject,
+            to_status=Status(status),
+            replay_reason=detail if status == Status.PENDING else "",
+            attempt=int(detail) if status == Status.IN_PROGRESS else 0,
+            moves=int(row.amount),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

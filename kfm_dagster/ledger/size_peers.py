@@ -1,6 +1,6 @@
 """Size peers: which sizes the newest objects of a product had, kept and looked up as units are admitted (ADR 030).
 
-Belongs here: the peers of one batch. Admissions go one after the other (`ledger.lock_admission`), so what is read here
+Belongs here: the peers of one batch. Admissions go one after the other (`Ledger.ensure`), so what is read here
 is what is written over. Does not belong here: which sizes are suspect (`contracts/peers.py`).
 """
 

@@ -52,7 +52,7 @@ class Ledger(LedgerChanges):
         parts: list[EnsureResult] = []
         refused: list[Refused[Envelope]] = []
         with self._changing(tx) as changing:
-            changing.run("ledger.lock_admission")
+            changing.lock("kfm_dagster.admission")
             for start in range(0, len(units), ENSURED_AT_ONCE):
                 written, left = write_all_but_refused(
                     changing,
@@ -193,8 +193,8 @@ class Ledger(LedgerChanges):
         """
         with self._changing(tx) as changing:
             runs = sorted(run_ids)
-            lost = self._fail_lost(changing, "ledger.fail_runs", LedgerCode.WORKER_LOST, run_ids=runs, dataset=None)
-            lost += self._fail_lost(changing, "ledger.fail_expired", LedgerCode.LEASE_EXPIRED)
+            lost = self._fail_lost(changing, LedgerCode.WORKER_LOST, run_ids=runs)
+            lost += self._fail_lost(changing, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
             return self._let_in_again(lost, changing, spared=_bisected(lost))
 
     def release_rolled_back(
@@ -214,8 +214,8 @@ class Ledger(LedgerChanges):
         that no unit can be, each is charged its attempt.
         """
         with self._changing(tx) as changing:
-            code, runs = LedgerCode.ROLLED_BACK, [run_id]
-            lost = self._fail_lost(changing, "ledger.fail_runs", code, because=because, run_ids=runs, dataset=dataset)
+            code = LedgerCode.ROLLED_BACK
+            lost = self._fail_lost(changing, code, because=because, run_ids=[run_id], dataset=dataset)
             spared = _bisected(lost) if bisect else {}
             return self._let_in_again(lost, changing, not_compensable=not_compensable, spared=spared)
 

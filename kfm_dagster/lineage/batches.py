@@ -124,7 +124,7 @@ class LineageBatches:
         So a run pays for a dead root once, not with every batch.
         """
         with self._database.snapshot() as tx:
-            failing = tx.run("lineage.files_refused").scalar_one()
+            failing = backlog(tx)[FILES].error is not None
         if not failing:
             self.publish()
 

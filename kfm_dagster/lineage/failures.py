@@ -45,10 +45,10 @@ class FailureEvents:
         published = 0
         while True:
             with self._database.snapshot() as tx:
-                if not tx.run("lineage.some_failures_are_unpublished").scalar_one():
+                if tx.run("lineage.unpublished_failures", most=1).first() is None:
                     return published
             with self._database.transaction() as tx:
-                tx.run("lineage.lock_failures").close()
+                tx.lock("lineage_failures")
                 rows = tx.run("lineage.unpublished_failures", most=MOST).all()
                 for _, part in groupby(sorted(rows, key=_PART), key=_PART):
                     self._record(tx, list(part))

@@ -48,10 +48,10 @@ class StepEvents:
         told = 0
         while True:
             with self._database.snapshot() as tx:
-                if not tx.run("lineage.some_steps_are_unpublished").scalar_one():
+                if tx.run("lineage.unpublished_steps", most=1).first() is None:
                     return told
             with self._database.transaction() as tx:
-                tx.run("lineage.lock_steps").close()
+                tx.lock("etl_steps")
                 steps = [self._step(row) for row in tx.run("lineage.unpublished_steps", most=MOST)]
                 # Runs beside one another mix their steps; sorting keeps the order of each.
                 for _, part in groupby(sorted(steps, key=_RUN), key=_RUN):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,7 @@ from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
+from kfm_dagster.storage.row_values import value_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -195,12 +197,12 @@ class Lineage:
     def links_of(self, wal_id: WalId) -> list[Link]:
         """From a record to its OpenLineage runs and PROV activities, every revision that stands, oldest first."""
         with self._database.snapshot() as tx:
-            return _links(tx, "lineage.of_unit", wal_id=wal_id)
+            return tx.rows(Link, "lineage.links", wal_id=wal_id, lineage_id="")
 
     def find(self, lineage_id: str) -> Link | None:
         """From an OpenLineage run id or PROV activity id to the record, also when it is withdrawn."""
         with self._database.snapshot() as tx:
-            return next(iter(_links(tx, "lineage.of_lineage_id", lineage_id=lineage_id)), None)
+            return tx.row(Link, "lineage.links", wal_id="", lineage_id=lineage_id)
 
     def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
         """Record one partition of a batch. Documents are built before the transaction, which other writers wait for."""
@@ -222,16 +224,10 @@ class Lineage:
     def _history(self, units: Sequence[LineageUnit]) -> History:
         related = {other for unit in units for other in (unit.stac.replaces, unit.stac.superseded_by) if other}
         wal_ids = sorted(related | {unit.wal_id for unit in units})
-        history: dict[WalId, list[Revision]] = {}
+        history: dict[WalId, list[Revision]] = defaultdict(list)
         with self._database.snapshot() as tx:
-            for row in tx.run("lineage.history", wal_ids=wal_ids):
-                told = Revision(
-                    path=LineagePath(row.path),
-                    revision=row.revision,
-                    content_sha256=row.content_sha256,
-                    invalidated=bool(row.invalidated),
-                )
-                history.setdefault(WalId(row.wal_id), []).append(told)
+            for row in tx.run("lineage.history", wal_ids=wal_ids).mappings():
+                history[row["wal_id"]].append(value_of(Revision, row))
         return history
 
     def _record_path(
@@ -334,21 +330,3 @@ def _result(unit: LineageUnit, agents: tuple[str, ...], part: _Part) -> Provenan
             Issue(code=_ISSUE[path], severity=severity, message=part.failures[path][unit.wal_id]) for path in failed
         ),
     )
-
-
-def _links(tx: Transaction, name: str, **parameters: str) -> list[Link]:
-    return [
-        Link(
-            wal_id=WalId(str(row.wal_id)),
-            path=LineagePath(row.path),
-            revision=row.revision,
-            lineage_id=row.lineage_id,
-            href=row.href,
-            state=row.state,
-            run_id=row.run_id,
-            object_uri=row.object_uri,
-            record_status=row.status,
-            invalidated_at=row.invalidated_at,
-        )
-        for row in tx.run(name, parameters)
-    ]

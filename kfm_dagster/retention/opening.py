@@ -7,7 +7,6 @@ from datetime import datetime
 
 from kfm_dagster.retention.policy import RetentionKind, RetentionPolicy
 from kfm_dagster.retention.pruning import Pruner, Retention
-from kfm_dagster.retention.rejected_bodies import RejectedBodies
 from kfm_dagster.retention.stored_files import stored_files
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
@@ -24,10 +23,7 @@ def retention_of(
     deployment's, whose files this ledger does not know.
     """
     refuse_foreign([storage_root(settings)], deployment_id(database))
-    pruners: dict[RetentionKind, Pruner] = {
-        **stored_files(open_store(settings.storage), database),
-        RetentionKind.REJECTED_BODIES: RejectedBodies(database=database),
-    }
+    pruners: dict[RetentionKind, Pruner] = dict(stored_files(open_store(settings.storage), database))
     if runs is not None:
         pruners[RetentionKind.DAGSTER_RUNS] = runs
     return Retention(policy=RetentionPolicy.load(settings.configs_dir), pruners=pruners, database=database, clock=clock)

@@ -31,8 +31,6 @@ class RetentionKind(StrEnum):
     """Outputs of stages."""
     EVIDENCE_SAMPLES = "evidence_samples"
     """Evidence of quarantined units whose cases are closed: bytes of the object, the message."""
-    REJECTED_BODIES = "rejected_bodies"
-    """Messages of which a record was rejected, as they came."""
 
 
 def _at_least(days: int, why: str) -> Callable[[timedelta], timedelta]:
@@ -58,7 +56,6 @@ class KeptFor(Strict):
     landing: Messages | None = None
     artifacts: Outputs | None = None
     evidence_samples: Samples | None = None
-    rejected_bodies: Messages | None = None
 
 
 class RetentionPolicy(Strict):

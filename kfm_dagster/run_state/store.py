@@ -46,12 +46,12 @@ class RelationalRunState:
     def get(self, dataset_id: str, run_id: str) -> RunState | None:
         """Return the record, or None."""
         with self._database.snapshot() as tx:
-            return tx.row(RunState, "run_state.get", dataset_id=dataset_id, run_id=run_id)
+            return tx.row(RunState, "run_state.of_run", dataset_id=dataset_id, run_id=run_id)
 
     def of_run(self, run_id: str) -> Sequence[RunState]:
         """Return every node's record of a run, in the order they were written."""
         with self._database.snapshot() as tx:
-            return tx.rows(RunState, "run_state.of_run", run_id=run_id)
+            return tx.rows(RunState, "run_state.of_run", run_id=run_id, dataset_id=None)
 
     def put(self, record: RunState, tx: Transaction) -> None:
         """Insert or replace the record as a part of the caller's transaction; what is kept (`is_kept`) stays.

@@ -73,7 +73,7 @@ class AuditLog:
         blocks = list(_blocks(events))
         if not blocks:
             return
-        tx.run("stages.lock_audit").close()
+        tx.lock("kfm_dagster.stage_audit")
         head = tx.run("stages.audit_head").one_or_none()
         seq, previous = (0, GENESIS) if head is None else (head.seq, head.hash)
         at = rfc3339(self._clock())

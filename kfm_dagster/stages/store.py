@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from kfm_dagster.errors import ExitCode, KfmError
@@ -65,13 +66,12 @@ class StageStore:
 
     def newest(self, run_id: str, stage: str, *, tx: Transaction | None = None) -> StageAttempt | None:
         """Return the newest attempt of a stage, or None before the first."""
-        with reading(self._database, tx) as view:
-            return view.row(StageAttempt, "stages.newest", run_id=run_id, stage=stage)
+        return max(self.of_run(run_id, stage=stage, tx=tx), key=attrgetter("attempt"), default=None)
 
-    def of_run(self, run_id: str, *, tx: Transaction | None = None) -> list[StageAttempt]:
-        """Return every attempt of a run's stages, in the order they were opened."""
+    def of_run(self, run_id: str, *, stage: str | None = None, tx: Transaction | None = None) -> list[StageAttempt]:
+        """Return every attempt of a run's stages, or of one of them, in the order they were opened."""
         with reading(self._database, tx) as view:
-            return view.rows(StageAttempt, "stages.of_run", run_id=run_id)
+            return view.rows(StageAttempt, "stages.of_run", run_id=run_id, stage=stage)
 
     def since(self, moment: datetime, *, tx: Transaction | None = None) -> list[StageAttempt]:
         """Return every attempt that was opened since then, oldest first."""
@@ -90,12 +90,10 @@ class StageStore:
 
     def first_opened(self, run_id: str, stage: str) -> datetime:
         """Return when the first attempt of a stage was opened. Raises LookupError before that."""
-        with self._database.snapshot() as view:
-            found = view.run("stages.first_opened", run_id=run_id, stage=stage)
-            opened_at: datetime | None = found.scalar_one_or_none()
-        if opened_at is None:
+        attempts = self.of_run(run_id, stage=stage)
+        if not attempts:
             raise LookupError(f"{stage} has no attempt in run {run_id}")
-        return opened_at
+        return attempts[0].opened_at
 
     def open(
         self, run_id: str, stage: str, *, idempotency_key: str, input_hashes: Sequence[str], tx: Transaction
@@ -143,9 +141,8 @@ class StageStore:
         self.audit.append([attempt.event(AuditKind.RETRY, f"attempt {attempt.attempt}", details)], tx=tx)
 
     def _refused_at(self, attempt: StageAttempt, tx: Transaction) -> datetime:
-        key = {"run_id": attempt.run_id, "stage": attempt.stage, "attempt": attempt.attempt}
-        last_at: datetime | None = tx.run("stages.last_event_at", key).scalar_one()
-        return last_at or attempt.opened_at
+        rows = tx.run("stages.audit_of_stage", run_id=attempt.run_id, stage=attempt.stage).all()
+        return max((row.at for row in rows if row.attempt == attempt.attempt), default=attempt.opened_at)
 
     def move(
         self,

@@ -213,6 +213,10 @@ class Transaction:
         values = _encoded({**(parameters or {}), **more})
         return self.connection.execute(typed_statement(self.connection.dialect.name, name), values)
 
+    def lock(self, name: str) -> None:
+        """Wait for every other transaction that has taken this lock; the next one waits for this one's end."""
+        self.run("locks.take", name=name).close()
+
     def rows(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> list[T]:
         """Execute one named statement and build a value of a dataclass from each row (`row_values`)."""
         return [value_of(kind, row) for row in self.run(name, parameters, **more).mappings()]

@@ -14,12 +14,13 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.rejections import MESSAGE_ID, KeptRejection, RejectionFilter, RejectionPlace
+from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.views.view import Page, Parts, View
 
 _CURSOR = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_"
-    rf"(?:(?P<record>-?\d{{1,9}})_(?P<message>{MESSAGE_ID})|(?P<dataset>[a-z0-9-]{{1,40}}) (?P<uri>[^\0]{{1,1400}}))",
-    re.ASCII | re.DOTALL,
+    rf"(?P<record>-?\d{{1,9}})_(?P<message>{MESSAGE_ID})",
+    re.ASCII,
 )
 
 
@@ -34,17 +35,16 @@ def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: 
     return Page(rows=rows[:limit], after=_cursor(rows[limit - 1]) if len(rows) > limit else None)
 
 
-def rejected_message(parts: Parts, message_id: str) -> str:
-    """Return a message with a rejected record, as it came. Raises UnknownMessageError."""
-    body = Deliveries(parts.database, clock=parts.clock).rejected_body(message_id)
-    if body is None:
+def rejected_message(deliveries: Deliveries, landing: Landing, message_id: str) -> str:
+    """Return a message with a rejected record, as it came. Raises UnknownMessageError, ArtifactError."""
+    digest = deliveries.rejected_landing(message_id)
+    if digest is None:
         raise UnknownMessageError(observed=repr(message_id[:80]), next_step="kfm wal rejected")
-    return body
+    return next(message.body for message in landing.read(digest) if message.message_id == message_id)
 
 
 def _cursor(last: RejectionPlace) -> str:
-    where = f"{last.dataset} {last.object_uri}" if last.message_id is None else f"{last.record_index}_{last.message_id}"
-    return f"{rfc3339(last.rejected_at)}_{where}"
+    return f"{rfc3339(last.rejected_at)}_{last.record_index}_{last.message_id}"
 
 
 def _place(after: str) -> RejectionPlace:
@@ -54,9 +54,7 @@ def _place(after: str) -> RejectionPlace:
             return RejectionPlace(
                 rejected_at=datetime.fromisoformat(match["at"]),
                 message_id=match["message"],
-                record_index=None if match["record"] is None else int(match["record"]),
-                dataset=match["dataset"],
-                object_uri=match["uri"],
+                record_index=int(match["record"]),
             )
     except ValueError:
         pass
@@ -71,7 +69,7 @@ REJECTIONS = View(
     filter=RejectionFilter,
     row=KeptRejection,
     query=rejections,
-    columns=("rejected_at", "reason_code", "records", "message_id", "object_uri", "detail"),
-    links={"message_id": lambda row: None if row.message_id is None else f"/rejected/{quote(row.message_id)}"},
+    columns=("rejected_at", "reason_code", "records", "message_id", "detail"),
+    links={"message_id": lambda row: f"/rejected/{quote(row.message_id)}"},
     end="next",
 )

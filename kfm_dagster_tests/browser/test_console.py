@@ -26,6 +26,7 @@ from kfm_dagster.ledger.deliveries import Delivery
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster_tests.alerts.recorded import open_alert
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import good, open_pipeline, put, run_chain
@@ -96,11 +97,11 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     put(root / "objects", [good(item.bucket, item.key, item.content) for item in sample_objects()])
     for number, dataset in enumerate(("goes-abi", "nexrad-l2", "hrrr"), 1):
         run_chain(pipeline, dataset, SAMPLE_DAY.isoformat(), f"{number:08}-1111-4111-8111-111111111111")
-    came = Delivery(message_id=REJECTED, queue="q", receipt_handle="r", landing_sha256="a" * 64)
+    landed = pipeline.landing.land([SqsMessage(message_id=REJECTED, body="{" + 400 * "long")])
+    came = Delivery(message_id=REJECTED, queue="q", receipt_handle="r", landing_sha256=landed.digest)
     pipeline.deliveries.record([came])
-    body = "{" + 400 * "long"
     pipeline.deliveries.reject(
-        [Rejection(message_id=REJECTED, record_index=0, reason_code="malformed_json", detail="no JSON", body=body)]
+        [Rejection(message_id=REJECTED, record_index=0, reason_code="malformed_json", detail="no JSON")]
     )
     open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id=str(uuid.UUID(int=1)))
     unit = envelope(1)

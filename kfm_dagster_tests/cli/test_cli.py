@@ -28,8 +28,9 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.ledger.rejections import RejectedObject, Rejection
+from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import REPLAY_PLAN, Card
@@ -621,16 +622,17 @@ def test_wal_ignored_counts_by_dataset_and_reason(call: Call, ignored: None) -> 
 
 @pytest.fixture
 def rejected(home: Path) -> None:
-    """A ledger with two rejected messages, one of them for two reasons, and an object that the database refused."""
+    """A ledger with two rejected messages, one of them for two reasons."""
     pipeline = Pipeline.open(Settings.load())
     for number, reasons in enumerate([("malformed_json",), ("unknown_bucket", "key_grammar_mismatch")]):
-        one = Delivery(message_id=f"rejected-{number}", queue="q", receipt_handle="r", landing_sha256="a" * 64)
+        message = SqsMessage(message_id=f"rejected-{number}", body=f"{{{number}")
+        landed = pipeline.landing.land([message, SqsMessage(message_id="another", body="{}")])
+        one = Delivery(message_id=message.message_id, queue="q", receipt_handle="r", landing_sha256=landed.digest)
         pipeline.deliveries.record([one])
         pipeline.deliveries.reject(
-            Rejection(message_id=one.message_id, record_index=index, reason_code=reason, detail="d", body=f"{{{number}")
+            Rejection(message_id=one.message_id, record_index=index, reason_code=reason, detail="d")
             for index, reason in enumerate(reasons)
         )
-    pipeline.deliveries.reject_objects([RejectedObject(dataset="hrrr", object_uri="s3://b/k", detail="too long")])
     pipeline.close()
 
 
@@ -638,9 +640,8 @@ def rejected(home: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ([], {"malformed_json", "unknown_bucket", "key_grammar_mismatch", "database_refused"}),
+        ([], {"malformed_json", "unknown_bucket", "key_grammar_mismatch"}),
         (["--reason", "unknown_bucket"], {"unknown_bucket"}),
-        (["--reason", "database_refused"], {"database_refused"}),
         (["--message", "rejected-1"], {"unknown_bucket", "key_grammar_mismatch"}),
         (["--message", "rejected"], {"malformed_json", "unknown_bucket", "key_grammar_mismatch"}),
         (["--message", "rejected-1", "--limit", "1"], {"unknown_bucket"}),

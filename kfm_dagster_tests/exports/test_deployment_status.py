@@ -127,9 +127,7 @@ def put_off(planted: Planted) -> None:
 def rejected(planted: Planted) -> None:
     deliveries = planted.pipeline.deliveries
     deliveries.record([Delivery(message_id="m", queue="q", receipt_handle="r", landing_sha256="a" * 64)])
-    deliveries.reject(
-        [Rejection(message_id="m", record_index=0, reason_code="malformed_json", detail="no JSON", body="{")]
-    )
+    deliveries.reject([Rejection(message_id="m", record_index=0, reason_code="malformed_json", detail="no JSON")])
 
 
 class Refusing:

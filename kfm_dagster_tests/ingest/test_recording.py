@@ -11,14 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.errors import DatabaseUnavailableError
+from kfm_dagster.ingest.discovery import LeftOut
 from kfm_dagster.ingest.intake import record
+from kfm_dagster.ingest.kill_switch_policy import ALL_ON
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
@@ -27,6 +28,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster.storage.refusal import refusal_of, write_all_but_refused
+from kfm_dagster.views.rejections import rejected_message
 from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import FakeQueue, assert_conserved, open_pipeline, raw_message
@@ -80,7 +82,7 @@ def test_a_unit_that_the_database_refuses_is_rejected_alone(
         message("bad", bad(9)),
         message("last", event(10)),
     ]
-    report = record(pipeline, messages)
+    report = record(pipeline, messages, ALL_ON)
     assert (report.received, report.created, report.rejected) == (8, 8, 3)
     assert uris(pipeline) == {f"s3://{event(n).bucket}/{event(n).key}" for n in (0, 1, 2, 3, 4, 5, 7, 10)}
     kept = sorted((str(one.message_id), one.record_index, one.reason_code) for one in pipeline.deliveries.rejected())
@@ -88,7 +90,8 @@ def test_a_unit_that_the_database_refuses_is_rejected_alone(
     ids = {one.body: one.message_id for one in messages}
     assert kept == sorted([(ids[messages[5].body], 1, refused), (ids[messages[6].body], 0, refused)])
     [both] = [one for one in pipeline.deliveries.rejected() if one.record_index == 1]
-    assert (both.records, pipeline.deliveries.rejected_body(str(both.message_id))) == (2, messages[5].body)
+    shown = rejected_message(pipeline.deliveries, pipeline.landing, str(both.message_id))
+    assert (both.records, shown) == (2, messages[5].body)
     assert "no_such_place" in both.detail
     states = pipeline.deliveries.states([one.message_id for one in messages])
     assert [states[one.message_id] for one in messages[4:]] == [
@@ -117,7 +120,7 @@ def test_a_message_that_the_database_refuses_is_rejected_alone_and_its_units_are
     [topic, *_] = [name for name, contracts in pipeline.registry.topics.items() if contracts[0].id == "nexrad-l2"]
     outer = {"Type": "Notification", "MessageId": "sns-bad", "TopicArn": topic, "Message": inner}
     culprit = raw_message(json.dumps(outer), name="culprit")
-    record(pipeline, [message("first", event(1)), culprit, message("last", event(4))])
+    record(pipeline, [message("first", event(1)), culprit, message("last", event(4))], ALL_ON)
     assert len(uris(pipeline)) == 3
     [kept] = [one for one in pipeline.deliveries.rejected() if one.reason_code == ParseIssue.DATABASE_REFUSED]
     assert kept.message_id == culprit.message_id
@@ -128,9 +131,28 @@ def test_a_message_that_the_database_refuses_is_rejected_alone_and_its_units_are
     assert_conserved(pipeline)
 
 
+class Account:
+    """A backfill of one day."""
+
+    left_out: LeftOut
+
+    def opened(self, tx: Transaction) -> bool:
+        return True
+
+    def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
+        assert (listed, created, requeued) == (3, 2, 0)
+        return True
+
+    def closed(self, tx: Transaction, left_out: LeftOut) -> None:
+        self.left_out = left_out
+
+
 @pytest.mark.clause("SEC-05")
 def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
-    pipeline: Pipeline, refuse: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline,
+    refuse: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     refuse("nodd_wal_records", f"NEW.object_uri LIKE '%{BAD}%'")
     events = [event(1), bad(2), event(3)]
@@ -144,17 +166,22 @@ def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
         for one in events
     ]
     monkeypatch.setattr(pipeline.objects, "list_day", lambda *_, **__: iter(listed))
+    account = Account()
     node = MessageParse(
-        pipeline=pipeline, dataset="nexrad-l2", partition="2025-04-02", run_id="r", source=Source.LISTING, limit=10
+        pipeline=pipeline,
+        dataset="nexrad-l2",
+        partition="2025-04-02",
+        run_id="r",
+        source=Source.LISTING,
+        limit=10,
+        account=account,
     )
-    node.inputs()
     node.transform()
-    assert uris(pipeline) == {listed[0].uri, listed[2].uri}
-    with pipeline.database.engine.begin() as connection:
-        rows = connection.execute(sa.text("SELECT object_uri, reason_code, detail FROM rejected_objects")).all()
-    [(uri, code, detail)] = rows
-    assert (uri, code) == (listed[1].uri, ParseIssue.DATABASE_REFUSED)
-    assert "no_such_place" in detail
+    with pipeline.database.transaction() as tx:
+        assert len(node.apply(tx, [])) == 2
+    assert uris(pipeline, status=Status.IN_PROGRESS) == {listed[0].uri, listed[2].uri}
+    assert account.left_out == {"database_refused": {"keys": 1, "first": events[1].key}}
+    assert "no_such_place" in caplog.text
 
 
 @pytest.mark.clause("SEC-08")
@@ -222,19 +249,17 @@ def test_a_database_that_does_not_answer_refuses_nothing(database: Database) -> 
 
 
 @pytest.mark.clause("SEC-07")
-@pytest.mark.parametrize(("table", "column"), [("rejected_bodies", "body"), ("rejected_objects", "detail")])
-def test_what_was_rejected_is_neither_changed_nor_replaced(database: Database, table: str, column: str) -> None:
+def test_what_was_rejected_is_neither_changed_nor_replaced(database: Database) -> None:
+    table = "rejected_messages"
     with database.engine.connect() as connection, connection.begin() as typing:
         for name in ("nodd_wal_deliveries", table):
             insert(connection, name, STANDING[name][0])
-        taken = [f"UPDATE {table} SET {column} = 'y'"]
-        if table != "rejected_bodies":  # which retention deletes
-            taken.append(f"DELETE FROM {table}")
+        taken = [f"UPDATE {table} SET detail = 'y'", f"DELETE FROM {table}"]
         if database.dialect == "sqlite":
             taken.append(f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}")
         else:
             taken.append(f"TRUNCATE {table}")
         for statement in taken:
-            with pytest.raises(DBAPIError, match=f"{table}_are_kept"), connection.begin_nested():
+            with pytest.raises(DBAPIError, match="rejections_are_append_only"), connection.begin_nested():
                 connection.exec_driver_sql(statement)
         typing.rollback()

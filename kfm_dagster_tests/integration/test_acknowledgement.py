@@ -18,6 +18,7 @@ from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.views.ignored import IGNORED, IgnoredFilter
+from kfm_dagster.views.rejections import rejected_message
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -110,7 +111,7 @@ def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
     assert (before.status, before.attempts) == (Status.IN_PROGRESS, 1)
 
     report = take(pipeline, deliver(0, delivery=3))
-    assert (report.created, report.requeued, report.known, report.landed) == (0, 0, 1, {})
+    assert (report.created, report.requeued, report.known, report.work) == (0, 0, 1, frozenset())
     assert not run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER).envelopes
     assert list(traces.records(pipeline).values()) == [before]
     assert queue.deleted == []
@@ -124,7 +125,7 @@ def test_a_failed_unit_is_pending_and_in_progress_again_when_its_message_comes_b
     run(pipeline)
     put(objects, volumes(1))  # the object arrives after its notification
     report = take(pipeline, deliver(0, delivery=2))
-    assert (report.requeued, list(report.landed)) == (1, [("nexrad-l2", PARTITION)])
+    assert (report.requeued, report.work) == (1, {("nexrad-l2", PARTITION)})
     run(pipeline, "run-2")
 
     [record] = traces.records(pipeline).values()
@@ -144,7 +145,7 @@ def test_a_malformed_message_is_kept_with_its_reason_and_given_back_at_once(
     assert (report.received, report.rejected, report.created) == (1, 1, 0)
     [kept] = pipeline.deliveries.rejected()
     assert kept.reason_code == ParseIssue.MALFORMED_JSON
-    assert pipeline.deliveries.rejected_body(str(kept.message_id)) == MALFORMED
+    assert rejected_message(pipeline.deliveries, pipeline.landing, str(kept.message_id)) == MALFORMED
     assert pipeline.acknowledger.acknowledge() == 0
     assert queue.visibility == [(raw_message(MALFORMED, name="poison").receipt_handle, 0)]
     assert queue.deleted == []

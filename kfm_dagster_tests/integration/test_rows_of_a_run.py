@@ -20,11 +20,9 @@ OTHERS = {
     "stage_audit": 2 * STAGES,
     "catalog_summaries": 5,
     "nodd_wal_transitions": 3,
-    # Of all units of a dataset together: one for each status that any has reached.
-    "nodd_wal_counts": 3,
-    # The same: its message, what each of four operators gave, bytes, latency and the time of the write (a class and a
-    # sum each), energy and carbon; and the outcome of each stage.
-    "metric_totals": 1 + 4 + 1 + 2 + 2 + 2 + STAGES,
+    # Of all units of a dataset together: each status that any has reached; its message, what each of four operators
+    # gave, bytes, latency and the time of the write (a class and a sum each), energy, carbon; each stage's outcome.
+    "metric_totals": 3 + 1 + 4 + 1 + 2 + 2 + 2 + STAGES,
     "lineage_batches": 2,
     "lineage_emissions": 2,
     "catalog_changes": 1,

@@ -221,10 +221,9 @@ PROTECTED: dict[str, tuple[str, list[str], list[tuple[str, ...]]]] = {
     ),
     "nodd_wal_outcomes": (
         "outcomes_are_append_only",
-        ["item_sha256 = NULL", "attempt = attempt + 5"],
+        ["item_sha256 = NULL", "attempt = attempt + 5", "permitted = NOT permitted"],
         [("wal_id", "attempt")],
     ),
-    "replay_mismatches": ("replay_mismatches_are_append_only", ["permitted = NOT permitted"], [("wal_id", "attempt")]),
     "nodd_wal_transitions": (
         "history_is_(append_only|written_by_the_ledger)",
         ["reason = 'other'", "actor = 'another'"],

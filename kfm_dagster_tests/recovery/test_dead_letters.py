@@ -17,6 +17,7 @@ from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedDecisionError
 from kfm_dagster.ingest.intake import record
+from kfm_dagster.ingest.kill_switch_policy import ALL_ON
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import VERIFIED, Authenticity, SenderVerdict, SqsMessage
@@ -28,6 +29,7 @@ from kfm_dagster.recovery.dead_letters.moves import discard, redrive
 from kfm_dagster.recovery.dead_letters.plan import look, plan, status
 from kfm_dagster.settings import Environment
 from kfm_dagster.telemetry.totals import Total, kept_totals
+from kfm_dagster.views.rejections import rejected_message
 from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.integration.chain import assert_conserved, good
 from kfm_dagster_tests.integration.chunk_feed import notice
@@ -120,7 +122,8 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     counts = dlq_fixture.pipeline.deliveries.counts()
     assert (counts[DeliveryState.DELETED], counts[DeliveryState.DEAD_LETTERED]) == (301, 20)
     kept = dlq_fixture.pipeline.deliveries.rejected(limit=100)
-    bodies = {dlq_fixture.pipeline.deliveries.rejected_body(str(entry.message_id)) for entry in kept}
+    pipeline = dlq_fixture.pipeline
+    bodies = {rejected_message(pipeline.deliveries, pipeline.landing, str(entry.message_id)) for entry in kept}
     assert bodies == {malformed(number) for number in range(20)}
     entries = ledger.log.entries(action=GovernanceAction.DLQ_DRAIN, limit=100)
     assert len(entries) == report.batches
@@ -409,7 +412,6 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
     assert sorted(dlq_fixture.dead_bodies()) == sorted([malformed(1), dlq_fixture.body(0)])
     (kept,) = dlq_fixture.pipeline.deliveries.rejected()
     assert kept.reason_code == "malformed_json"
-    assert dlq_fixture.pipeline.deliveries.rejected_body(str(kept.message_id)) == malformed(0)
     (entry,) = dlq_fixture.pipeline.ledger.log.entries(action=GovernanceAction.DLQ_DISCARD)
     assert entry.details["messages"] == [named[malformed(0)]]
     assert dlq_fixture.pipeline.landing.read(entry.details["landing_sha256"])[0].body == malformed(0)
@@ -533,7 +535,7 @@ def test_without_its_dead_letter_queue_the_pipeline_acknowledges_what_came_today
     drain(dlq_fixture.pipeline, decision=DECISION)
     dlq_fixture.pipeline.queue.send([dlq_fixture.body(1)])
     taken = dlq_fixture.pipeline.queue.receive(1, budget_seconds=20)
-    record(dlq_fixture.pipeline, taken)
+    record(dlq_fixture.pipeline, taken, ALL_ON)
     dlq_fixture.bring_to("succeeded", [0, 1])
     gone = reopened(dlq_fixture)
     gone.pipeline.connect_dead_letters = lambda chosen: Queue(
@@ -566,7 +568,7 @@ def test_a_dead_letter_of_a_chunk_closes_the_volume_before_it(dlq_fixture: DlqFi
     pipeline = dlq_fixture.pipeline
     starts = (START, START + timedelta(minutes=6))
     first, second = (good(BUCKET, *make_nexrad_chunks(site="KTWX", start=start)[0]) for start in starts)
-    record(pipeline, [notice(pipeline, first)])
+    record(pipeline, [notice(pipeline, first)], ALL_ON)
     dlq_fixture.bury([notice(pipeline, second).body])
     assert drain(pipeline, decision=DECISION).created == 1
     found = {(one.object_uri, one.object_version) for one in pipeline.ledger.find(status=Status.PENDING)}

@@ -18,7 +18,7 @@ from kfm_dagster.stages.card import Card
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = 'version: "1.0.0"\nkeep:\n'
-LEAST = {"dagster_runs": "1d", "landing": "15d", "artifacts": "8d", "evidence_samples": "1d", "rejected_bodies": "15d"}
+LEAST = {"dagster_runs": "1d", "landing": "15d", "artifacts": "8d", "evidence_samples": "1d"}
 
 
 def loaded(folder: Path, text: str) -> RetentionPolicy:

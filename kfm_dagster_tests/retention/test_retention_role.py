@@ -60,7 +60,7 @@ def test_the_role_deletes_and_changes_no_row_of_any_table(owner: Database, reten
     for table in tables:
         column = looked_at.get_columns(table)[-1]["name"]  # the first may be a number that only the database gives
         typed = [
-            *([] if table == "rejected_bodies" else [f"DELETE FROM {table}"]),
+            f"DELETE FROM {table}",
             f"UPDATE {table} SET {column} = {column}",
             f"TRUNCATE {table} CASCADE",
             f"ALTER TABLE {table} DISABLE TRIGGER ALL",

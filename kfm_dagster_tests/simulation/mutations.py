@@ -156,7 +156,7 @@ MUTATIONS = (
     Mutation(
         name="recovery takes claims inside their lease",
         invariant="claims_are_taken_only_when_lost",
-        breakages=[_sql("ledger.fail_expired", "lease.expires_at < :at AND ", "")],
+        breakages=[_sql("ledger.fail_claims", "lease.expires_at < :expired_at", "TRUE")],
     ),
     Mutation(
         name="recovery never comes",
@@ -169,7 +169,7 @@ MUTATIONS = (
         name="attempts are granted without end",
         invariant="attempts_are_bounded",
         breakages=[
-            _sql("ledger.requeue", "attempts < coalesce(policy", "0 < coalesce(policy"),
+            _sql("ledger.requeue", "attempts < coalesce(CAST(policy", "0 < coalesce(CAST(policy"),
             _call(verdicts, "quarantine_reason", lambda *_, **__: None),
         ],
         under={Fault.OBJECT_SILENT: 0.5, Fault.KILL: 0.0},

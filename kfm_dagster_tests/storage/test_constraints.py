@@ -53,9 +53,9 @@ STANDING: dict[str, Sequence[Row]] = {
     "replay_reasons": [{"code": "audit", "meaning": "an audit"}],
     "nodd_wal_records": [_RECORD, {**_RECORD, "wal_id": TWO, "object_uri": "s3://b/2"}],
     "nodd_wal_transitions": [_TRANSITION, {**_TRANSITION, "version": 2}, {**_TRANSITION, "wal_id": TWO}],
-    "metric_totals": [{"metric": "nodd_sns_wal_conflicts", "subject": "d", "label": "", "amount": 1.0}],
-    "nodd_wal_counts": [
-        {"dataset": "d", "to_status": "pending", "replay_reason": "", "attempt": 0, "moves": 1},
+    "metric_totals": [
+        {"metric": metric, "subject": "d", "label": "", "amount": 1.0}
+        for metric in ("nodd_sns_wal_conflicts", "nodd_wal_moves")
     ],
     "nodd_wal_deliveries": [
         {
@@ -67,10 +67,6 @@ STANDING: dict[str, Sequence[Row]] = {
     "nodd_wal_delivery_units": [{"message_id": "m1", "wal_id": ONE}],
     "rejected_messages": [
         {"message_id": "m1", "record_index": 0, "reason_code": "x", "detail": "x", "records": 1, "received_at": T}
-    ],
-    "rejected_bodies": [{"message_id": "m1", "body": "{}", "received_at": T}],
-    "rejected_objects": [
-        {"dataset": "d", "object_uri": "s3://b/1", "reason_code": "x", "detail": "x", "found_at": T}
     ],
     "ignored_records": [
         {
@@ -84,16 +80,10 @@ STANDING: dict[str, Sequence[Row]] = {
         {
             "run_id": "r", "dataset": "d", "collection_id": "c1", "item_id": "i1", "partition_key": DAY,
             "wal_id": ONE, "after_sha256": HASH, "before_promotion_id": None, "before_revision": 1,
-            "before_sha256": HASH, "logged_at": T,
+            "before_sha256": HASH, "logged_at": T, "old_page": 1, "old_west": 1.0, "old_south": 1.0, "old_east": 1.0,
+            "old_north": 1.0, "old_summaries": "{}",
         }
     ] * 2,
-    "catalog_replaced_items": [
-        {
-            "promotion_id": 1, "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "page": 1,
-            "content_sha256": HASH, "object_uri": "s3://b/1", "wal_id": ONE, "precedence": "", "sequencer": "",
-            "revision": 1, "west": None, "start_at": T, "end_at": T, "summaries": "{}", "updated_at": T,
-        }
-    ],
     "catalog_items": [
         {
             "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "page": 1, "content_sha256": HASH,
@@ -167,12 +157,6 @@ STANDING: dict[str, Sequence[Row]] = {
     ],
     "nodd_wal_supersessions": [{"older_wal_id": ONE, "newer_wal_id": TWO, "found_at": T}],
     "nodd_wal_outcomes": [_OUTCOME, {**_OUTCOME, "attempt": 2}],
-    "replay_mismatches": [
-        {
-            "wal_id": ONE, "attempt": 2, "earlier_attempt": 1, "at": T, "dataset": "d", "item_differs": True,
-            "provenance_differs": False, "permitted": False,
-        }
-    ],
     "lineage_emissions": [
         {
             "wal_id": ONE, "path": "openlineage", "revision": "", "lineage_id": "l1", "batch_id": "b1",
@@ -275,13 +259,10 @@ ANOTHER: dict[str, Row] = {
     "nodd_wal_deliveries": {"message_id": "m2"},
     "nodd_wal_delivery_units": {"wal_id": TWO},
     "rejected_messages": {"record_index": 1},
-    "rejected_bodies": {"message_id": "m3"},
-    "rejected_objects": {"object_uri": "s3://b/2"},
     "ignored_records": {"record_index": 1},
     "catalog_collections": {"collection_id": "c2"},
     "catalog_kept_files": {"sha256": "b" * 64},
     "catalog_promotions": {"item_id": "i2"},
-    "catalog_replaced_items": {"promotion_id": 2},
     "catalog_items": {"item_id": "i2"},
     "catalog_pages": {"page": 2},
     "catalog_summaries": {"value": "2"},
@@ -298,10 +279,8 @@ ANOTHER: dict[str, Row] = {
     "nodd_gaps": {"product": "q"},
     "nodd_arrivals": {"product": "q"},
     "nodd_wal_supersessions": {"older_wal_id": TWO, "newer_wal_id": ONE},
-    "nodd_wal_counts": {"to_status": "failed"},
     "metric_totals": {"subject": "e"},
     "nodd_wal_outcomes": {"attempt": 3},
-    "replay_mismatches": {"attempt": 1, "earlier_attempt": 2},
     "lineage_emissions": {"revision": "e", "lineage_id": "l2"},
     "lineage_failures": {"wal_id": TWO},
     "replay_runs": {"replay_run_id": "p2"},
@@ -370,11 +349,6 @@ CASES: dict[str, list[Row]] = {
     "rejected_messages_detail_is_bounded": [{"detail": "x" * 501}],
     "rejected_messages_reason_is_short": [{"reason_code": ""}, {"reason_code": "x" * 61}],
     "rejected_messages_records_are_counted": [{"records": 0}],
-    "rejected_bodies_message_is_known": [{"message_id": "m9"}],
-    "rejected_bodies_body_is_bounded": [{"body": "x" * (2**20 + 1)}],
-    "rejected_objects_uri_is_bounded": [{"object_uri": "x" * 1401}],
-    "rejected_objects_reason_is_short": [{"reason_code": ""}, {"reason_code": "x" * 61}],
-    "rejected_objects_detail_is_bounded": [{"detail": "x" * 501}],
     "ignored_records_message_is_known": [{"message_id": "m9"}],
     "ignored_records_index_counts_from_zero": [{"record_index": -1}],
     "ignored_records_reason_is_short": [{"reason": ""}, {"reason": "x" * 61}],
@@ -396,7 +370,6 @@ CASES: dict[str, list[Row]] = {
         {"before_revision": None},
         {"before_revision": None, "before_sha256": None, "before_promotion_id": 1},
     ],
-    "catalog_replaced_items_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_one_row_per_item": [{"item_id": "i1", "page": 2}],
     "catalog_items_collection_exists": [{"collection_id": "c9"}],
@@ -480,18 +453,14 @@ CASES: dict[str, list[Row]] = {
     "nodd_wal_supersessions_older_is_known": [{"older_wal_id": THREE}],
     "nodd_wal_supersessions_newer_is_known": [{"newer_wal_id": THREE}],
     "nodd_wal_supersessions_of_another_unit": [{"newer_wal_id": TWO}],
-    "nodd_wal_counts_something_moved": [{"moves": 0}],
-    "nodd_wal_counts_one_row": [{"to_status": "pending"}],
     "metric_totals_something_happened": [{"amount": 0.0}, {"amount": -1.0}],
     "metric_totals_names_are_bounded": [
         {"metric": ""}, {"metric": "x" * 61}, {"subject": "x" * 321}, {"label": "x" * 101},
     ],
     "metric_totals_one_row": [{"subject": "d"}],
     "nodd_wal_outcomes_record_is_known": [{"wal_id": THREE}],
-    "replay_mismatches_one_row_per_attempt": [{"attempt": 2, "earlier_attempt": 1}],
-    "replay_mismatches_outcome_is_known": [{"attempt": 9}],
-    "replay_mismatches_earlier_outcome_is_known": [{"earlier_attempt": 9}],
-    "replay_mismatches_something_differs": [{"item_differs": False}],
+    "nodd_wal_outcomes_earlier_outcome_is_known": [{"differs_from": 9, "permitted": True}],
+    "nodd_wal_outcomes_difference_is_judged": [{"differs_from": 1}, {"permitted": False}],
     "lineage_emissions_id_names_one_unit": [{"lineage_id": "l1"}],
     "lineage_emissions_revision_is_bounded": [{"revision": "x" * 201}],
     "lineage_emissions_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
@@ -626,7 +595,6 @@ OF_SQLITE = {
     "node_output_record_is_json",
     "node_output_lineage_is_json",
     "metric_totals_one_row",
-    "nodd_wal_counts_one_row",
 }
 """What SQLite alone has: texts for which PostgreSQL has a type, and counts of which PostgreSQL keeps several rows."""
 NEVER_SAID = {

@@ -25,7 +25,6 @@ GROWING = {
     "catalog_changes",
     "catalog_items",
     "catalog_promotions",
-    "catalog_replaced_items",
     "etl_wal",
     "lineage_emissions",
     "nodd_wal_delivery_units",

@@ -37,9 +37,7 @@ WORKING = {
     "catalog_items",
     "catalog_pages",
     "outbox",
-    "nodd_wal_counts",
     "nodd_wal_leases",
-    "rejected_bodies",
 }
 """Tables of which the product deletes rows; all others are evidence to the last row, or never shrink. Counts
 are added up by a trigger alone: test_evidence_guards.py."""
@@ -48,11 +46,11 @@ REFUSED = {"42501", "428C9"}
 OTHERS = {"schema.create_version_table", "schema.record", "exports.stand_still"}
 """Statements of a migration, and one that touches no table and cannot be explained."""
 SHADOW = """
-    CREATE TEMPORARY TABLE nodd_wal_counts (LIKE nodd_wal_counts);
+    CREATE TEMPORARY TABLE metric_totals (LIKE metric_totals);
     CREATE TEMPORARY TABLE seen AS SELECT current_user AS name WHERE false;
     CREATE FUNCTION pg_temp.look() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN INSERT INTO pg_temp.seen VALUES (current_user); RETURN NULL; END $$;
-    CREATE TRIGGER look AFTER INSERT ON pg_temp.nodd_wal_counts FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.look();
+    CREATE TRIGGER look AFTER INSERT ON pg_temp.metric_totals FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.look();
 """
 """A table of the role's own in the place of ours, which writes down as whom it is written."""
 
@@ -127,6 +125,8 @@ def test_no_setting_and_no_role_switches_the_guards_off(owner: Database, deploym
             "INSERT INTO nodd_wal_transitions (wal_id, version, at, actor, to_status, reason, attempts, fields) "
             "VALUES ('x', 1, now(), 'x', 'succeeded', 'x', 1, '{}')"
         )
+    with deployment.transaction() as tx, pytest.raises(DBAPIError, match="moves_are_counted_by_the_ledger"):
+        tx.connection.exec_driver_sql("INSERT INTO metric_totals VALUES ('nodd_wal_moves', 'd', 'succeeded', 1)")
 
 
 def test_no_function_lends_a_role_its_owner_s_rights_or_takes_its_tables_for_ours(
@@ -142,7 +142,7 @@ def test_no_function_lends_a_role_its_owner_s_rights_or_takes_its_tables_for_our
         tx.connection.exec_driver_sql(SHADOW)
         make_bench(deployment, contracts).ledger.ensure([envelope(1)], tx=tx)
         assert tx.connection.exec_driver_sql("SELECT name FROM pg_temp.seen").all() == []
-        assert tx.connection.exec_driver_sql("SELECT sum(moves) FROM public.nodd_wal_counts").scalar_one() == 1
+        assert tx.connection.exec_driver_sql("SELECT sum(amount) FROM public.metric_totals").scalar_one() == 1
 
 
 @pytest.mark.clause("WSM-21")

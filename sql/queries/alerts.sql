@@ -35,10 +35,6 @@ UPDATE alerts SET
     state = 'acknowledged', acknowledged_at = :at, acknowledged_by = :actor, acknowledged_why = :reason
 WHERE alert_id = :alert_id AND state = 'firing';
 
--- name: lock
--- One evaluation after the other: each sees what the one before earlier.
-@lock_all('kfm_dagster.alerts');
-
 -- name: findings
 -- What each rule has found within its window: a row per subject with at least so many events, and the newest of them.
 WITH terms AS (
@@ -81,9 +77,12 @@ events AS (
         AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
     UNION ALL
     -- The same of a unit that was done again by itself.
-    SELECT 'replay_divergence', dataset, at, replay_run_id, dataset
-    FROM replay_mismatches
-    WHERE NOT permitted AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
+    SELECT 'replay_divergence', record.dataset, made.at, made.replay_run_id, record.dataset
+    FROM nodd_wal_outcomes AS made
+    INNER JOIN nodd_wal_records AS record ON made.wal_id = record.wal_id
+    WHERE
+        made.permitted IS NOT NULL AND NOT made.permitted
+        AND made.at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
     UNION ALL
     SELECT 'unlock', 'clock', at, run_id, stage
     FROM stage_audit

@@ -11,18 +11,13 @@ SELECT collection_id, title FROM catalog_collections AS collection
 WHERE EXISTS (SELECT 1 FROM catalog_pages AS page WHERE page.collection_id = collection.collection_id)
 ORDER BY collection_id;
 
--- name: last_page
-SELECT page, items FROM catalog_pages
-WHERE collection_id = :collection_id AND partition_key = :partition_key
-ORDER BY page DESC LIMIT 1;
-
 -- name: page_items
 SELECT item_id FROM catalog_items
 WHERE collection_id = :collection_id AND partition_key = :partition_key AND page = :page
 ORDER BY item_id;
 
 -- name: day_pages
-SELECT page FROM catalog_pages
+SELECT page, items FROM catalog_pages
 WHERE collection_id = :collection_id AND partition_key = :partition_key
 ORDER BY page;
 
@@ -109,10 +104,6 @@ WHERE collection_id = :collection_id AND NOT EXISTS (
     SELECT 1 FROM catalog_items AS item WHERE item.collection_id = catalog_collections.collection_id
 );
 
--- name: lock_root
--- Taken after the lock on a collection, never before, so that two writers cannot wait for each other.
-@lock_all('kfm_dagster.catalog');
-
 -- name: current
 -- With the event of the unit whose Item stands: what orders versions of an object of which one has no sequencer.
 SELECT
@@ -160,10 +151,11 @@ WHERE
     AND (
         catalog_items.promotion_id IS NOT DISTINCT FROM excluded.promotion_id
         OR EXISTS (
-            SELECT 1 FROM catalog_replaced_items AS replaced
+            SELECT 1 FROM catalog_promotions AS logged
             WHERE
-                replaced.promotion_id = excluded.promotion_id AND replaced.revision = catalog_items.revision
-                AND replaced.before_promotion_id IS NOT DISTINCT FROM catalog_items.promotion_id
+                logged.promotion_id = excluded.promotion_id AND logged.before_revision = catalog_items.revision
+                AND logged.before_promotion_id IS NOT DISTINCT FROM catalog_items.promotion_id
+                AND logged.old_page IS NOT NULL
         )
     )
 RETURNING item_id;
@@ -181,33 +173,26 @@ INNER JOIN nodd_wal_records AS record ON item.replaces_wal_id = record.wal_id
 WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: log_promotions
+-- With the index row to be replaced, if the Item stands as its writer saw it; otherwise the writer is refused (apply).
 INSERT INTO catalog_promotions (
     run_id, dataset, collection_id, item_id, partition_key, after_sha256, before_promotion_id, before_revision,
-    before_sha256, wal_id, logged_at
+    before_sha256, wal_id, logged_at, old_partition_key, old_page, old_content_sha256, old_object_uri, old_wal_id,
+    old_precedence, old_sequencer, old_west, old_south, old_east, old_north, old_start_at, old_end_at, old_summaries,
+    old_updated_at, old_replaces_wal_id
 )
 SELECT
     value ->> 0, :dataset, :collection_id, value ->> 1, value ->> 2,
     value ->> 3, CAST(value ->> 4 AS bigint), CAST(value ->> 5 AS integer), value ->> 6, value ->> 7,
-    @as_time(:logged_at)
+    @as_time(:logged_at), item.partition_key, item.page, item.content_sha256, item.object_uri, item.wal_id,
+    item.precedence, item.sequencer, item.west, item.south, item.east, item.north, item.start_at, item.end_at,
+    item.summaries, item.updated_at, item.replaces_wal_id
 FROM @rows(:rows, batch)
-WHERE true
+LEFT JOIN catalog_items AS item
+    ON
+        item.collection_id = :collection_id AND item.item_id = batch.value ->> 1
+        AND item.revision = CAST(batch.value ->> 5 AS integer)
+        AND item.promotion_id IS NOT DISTINCT FROM CAST(batch.value ->> 4 AS bigint)
 RETURNING item_id, promotion_id;
-
--- name: log_replaced
--- An Item that does not stand as its writer saw it has no row here, and the writer is refused.
-INSERT INTO catalog_replaced_items (
-    promotion_id, collection_id, item_id, partition_key, page, content_sha256, object_uri, wal_id, precedence, sequencer,
-    revision, west, south, east, north, start_at, end_at, summaries, updated_at, replaces_wal_id, before_promotion_id
-)
-SELECT
-    promotion.promotion_id, item.collection_id, item.item_id, item.partition_key, item.page, item.content_sha256,
-    item.object_uri, item.wal_id, item.precedence, item.sequencer, item.revision, item.west, item.south, item.east,
-    item.north, item.start_at, item.end_at, item.summaries, item.updated_at, item.replaces_wal_id, item.promotion_id
-FROM catalog_promotions AS promotion
-INNER JOIN catalog_items AS item
-    ON promotion.collection_id = item.collection_id AND promotion.item_id = item.item_id
-    AND promotion.before_revision = item.revision AND promotion.before_promotion_id IS NOT DISTINCT FROM item.promotion_id
-WHERE promotion.promotion_id IN (@each(:promotion_ids, bigint));
 
 -- name: rivals
 -- Earlier promotions of Items: what one of them left without coming through is not what stood before.
@@ -263,10 +248,11 @@ INSERT INTO catalog_items (
     west, south, east, north, start_at, end_at, summaries, updated_at, replaces_wal_id, promotion_id
 )
 SELECT
-    collection_id, item_id, partition_key, page, content_sha256, object_uri, wal_id, precedence, sequencer, revision,
-    west, south, east, north, start_at, end_at, summaries, updated_at, replaces_wal_id, before_promotion_id
-FROM catalog_replaced_items
-WHERE promotion_id IN (@each(:promotion_ids, bigint))
+    collection_id, item_id, old_partition_key, old_page, old_content_sha256, old_object_uri, old_wal_id, old_precedence,
+    old_sequencer, before_revision, old_west, old_south, old_east, old_north, old_start_at, old_end_at, old_summaries,
+    old_updated_at, old_replaces_wal_id, before_promotion_id
+FROM catalog_promotions
+WHERE promotion_id IN (@each(:promotion_ids, bigint)) AND old_page IS NOT NULL
 RETURNING item_id, partition_key, page, content_sha256, summaries;
 
 -- name: log_changes
@@ -290,7 +276,8 @@ ORDER BY change_id
 LIMIT :most;
 
 -- name: contents
-SELECT item_id, content_sha256 FROM catalog_items
+-- Which of these Items the index has, what each says, and whose it is.
+SELECT item_id, content_sha256, wal_id FROM catalog_items
 WHERE (collection_id, item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: all_contents

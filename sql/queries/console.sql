@@ -1,11 +1,5 @@
 -- Statements of the console; they only read, and none reads more rows than its limit.
 
--- name: statuses_of_dataset
-SELECT status, count(*) AS units
-FROM nodd_wal_records
-WHERE status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined') AND dataset = :dataset
-GROUP BY status;
-
 -- name: settled
 -- What the stages counted that gave a dataset's units their final status, the newest first.
 SELECT stage.ended_at, settled.validation_summary

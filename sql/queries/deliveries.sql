@@ -42,39 +42,21 @@ INNER JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
 GROUP BY record.dataset;
 
 -- name: rejected
--- The newest of messages and the newest of listings, merged. A batch is of one moment: within it messages come first, by
--- id and record, then objects by dataset and URI, and a page goes on behind the last row of the one before.
-SELECT * FROM (
-    SELECT
-        received_at AS rejected_at, reason_code, records, message_id, record_index,
-        CAST(NULL AS text) AS dataset, CAST(NULL AS text) AS object_uri, detail, 0 AS is_object
-    FROM rejected_messages
-    WHERE
-        received_at <= :before
-        AND (received_at < :before OR (:is_object = 0 AND (message_id, record_index) > (:place, :number)))
-        AND (:reason_code IS NULL OR reason_code = :reason_code)
-        AND (:message_id IS NULL OR substr(message_id, 1, length(:message_id)) = :message_id)
-    ORDER BY received_at DESC, message_id, record_index
-    LIMIT :limit
-) AS of_messages
-UNION ALL
-SELECT * FROM (
-    SELECT
-        found_at AS rejected_at, reason_code, 1 AS records, CAST(NULL AS text) AS message_id,
-        CAST(NULL AS integer) AS record_index, dataset, object_uri, detail, 1 AS is_object
-    FROM rejected_objects
-    WHERE
-        found_at <= :before
-        AND (found_at < :before OR :is_object = 0 OR (dataset, object_uri) > (:dataset, :place))
-        AND (:reason_code IS NULL OR reason_code = :reason_code) AND :message_id IS NULL
-    ORDER BY found_at DESC, dataset, object_uri
-    LIMIT :limit
-) AS of_objects
-ORDER BY rejected_at DESC, is_object, message_id, record_index, dataset, object_uri
+-- A batch is of one moment: within it by id and record, and a page goes on behind the last row of the one before.
+SELECT received_at AS rejected_at, reason_code, records, message_id, record_index, detail
+FROM rejected_messages
+WHERE
+    received_at <= :before AND (received_at < :before OR (message_id, record_index) > (:place, :number))
+    AND (:reason_code IS NULL OR reason_code = :reason_code)
+    AND (:message_id IS NULL OR substr(message_id, 1, length(:message_id)) = :message_id)
+ORDER BY received_at DESC, message_id, record_index
 LIMIT :limit;
 
--- name: rejected_body
-SELECT body FROM rejected_bodies WHERE message_id = :message_id;
+-- name: rejected_landing
+SELECT DISTINCT delivery.landing_sha256
+FROM nodd_wal_deliveries AS delivery
+INNER JOIN rejected_messages AS rejected ON delivery.message_id = rejected.message_id
+WHERE delivery.message_id = :message_id;
 
 -- name: ignored
 SELECT message_id, record_index, reason, dataset, bucket, object_key AS key, records, received_at
@@ -178,14 +160,6 @@ WHERE @unless_there(ignored_records, ignored, message_id, record_index)
 @in_order(message_id, CAST(record_index AS text))
 ON CONFLICT (message_id, record_index) DO NOTHING;
 
--- name: keep_bodies
-INSERT INTO rejected_bodies (message_id, body, received_at)
-SELECT message_id, body, @as_time(:at)
-FROM @batch(:batch, kept, message_id text, body text)
-WHERE @unless_there(rejected_bodies, kept, message_id)
-@in_order(message_id)
-ON CONFLICT (message_id) DO NOTHING;
-
 -- name: reject
 -- What was found first stays: a message that comes again is rejected for the same, or by a newer release.
 INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, records, received_at)
@@ -197,52 +171,21 @@ WHERE @unless_there(rejected_messages, rejected, message_id, record_index)
 @in_order(message_id, CAST(record_index AS text))
 ON CONFLICT (message_id, record_index) DO NOTHING;
 
--- name: reject_objects
-INSERT INTO rejected_objects (dataset, object_uri, reason_code, detail, found_at)
-SELECT dataset, object_uri, reason_code, detail, @as_time(:at)
-FROM @batch(:batch, rejected,
-    dataset text, object_uri text, reason_code text, detail text
-)
-WHERE @unless_there(rejected_objects, rejected, dataset, object_uri)
-@in_order(dataset, object_uri)
-ON CONFLICT (dataset, object_uri) DO NOTHING;
-
--- name: mark_rejected
-UPDATE nodd_wal_deliveries SET state = 'rejected', settled_at = NULL
-WHERE @locked(nodd_wal_deliveries, message_id, FOR NO KEY UPDATE, message_id IN (@each(:message_ids)));
-
--- name: mark_deleted
-UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
+-- name: mark
+UPDATE nodd_wal_deliveries SET state = :state, settled_at = :at
 WHERE @locked(nodd_wal_deliveries, message_id, FOR NO KEY UPDATE, message_id IN (@each(:message_ids)));
 
 -- name: mark_acknowledged
--- sqlite: it has locked the database, so nothing is looked at again.
--- Only under the receipt that was deleted. The first condition is what finds the rows.
+-- Only under the receipt that was deleted: on PostgreSQL a receiver's transaction that was waited for may have brought
+-- another one, and the condition is asked again. Its first part is what finds the rows on SQLite.
 UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
-WHERE
-    message_id IN (SELECT value ->> '$.message_id' FROM json_each(:batch))
+WHERE @locked(
+    nodd_wal_deliveries, message_id, FOR NO KEY UPDATE,
+    message_id IN (SELECT due.message_id FROM @batch(:batch, due, message_id text))
     AND (message_id, receipt_handle) IN (
-        SELECT
-            value ->> '$.message_id',
-            value ->> '$.receipt_handle'
-        FROM json_each(:batch)
-    );
-
--- name: mark_acknowledged
--- postgresql: a receiver's transaction that was waited for may have brought another receipt, so it joins and looks again.
--- Only under the receipt that was deleted.
-WITH known AS (
-    SELECT delivery.message_id
-    FROM nodd_wal_deliveries AS delivery
-    INNER JOIN jsonb_to_recordset(CAST(:batch AS jsonb)) AS due (message_id text, receipt_handle text)
-        ON delivery.message_id = due.message_id AND delivery.receipt_handle = due.receipt_handle
-    ORDER BY delivery.message_id
-    FOR NO KEY UPDATE OF delivery
-)
-
-UPDATE nodd_wal_deliveries AS delivery SET state = 'deleted', settled_at = :at
-FROM known
-WHERE delivery.message_id = known.message_id;
+        SELECT due.message_id, due.receipt_handle FROM @batch(:batch, due, message_id text, receipt_handle text)
+    )
+);
 
 -- name: newly_dead
 -- Those that were received from another queue, and nobody has found on this one yet.
@@ -263,12 +206,8 @@ WHERE @locked(
 );
 
 -- name: states
-SELECT message_id, state FROM nodd_wal_deliveries
+SELECT message_id, state, signature FROM nodd_wal_deliveries
 WHERE message_id IN (@each(:message_ids));
-
--- name: verified
-SELECT message_id FROM nodd_wal_deliveries
-WHERE message_id IN (@each(:message_ids)) AND signature = 'verified';
 
 -- name: due_for_backoff
 SELECT delivery.message_id, delivery.queue, delivery.receipt_handle, max(record.next_attempt_at) AS next_attempt_at

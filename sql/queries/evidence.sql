@@ -40,12 +40,6 @@ INNER JOIN quarantine_cases AS c ON record.wal_id = c.wal_id AND record.version 
 WHERE record.wal_id IN (@each(:wal_ids)) AND record.status = 'quarantined' AND c.state = 'open'
 ORDER BY record.wal_id;
 
--- name: histories
-SELECT wal_id, version, at, actor, from_status, to_status, reason, run_id, attempts, fields
-FROM nodd_wal_transitions
-WHERE wal_id IN (@each(:wal_ids))
-ORDER BY wal_id, version;
-
 -- name: messages
 SELECT message_id, queue, receive_count, first_received_at, landing_sha256 AS landing
 FROM nodd_wal_deliveries

@@ -13,17 +13,11 @@ INSERT INTO nodd_listed_days (dataset, day, listed_at)
 VALUES (:dataset, :day, :at)
 ON CONFLICT (dataset, day) DO UPDATE SET listed_at = excluded.listed_at;
 
--- name: is_listed
-SELECT count(*) FROM nodd_listed_days WHERE dataset = :dataset AND day = :day;
-
 -- name: listed_days
 SELECT dataset, day FROM nodd_listed_days WHERE day BETWEEN :first AND :last;
 
 -- name: feeds
 SELECT dataset, product, followed_since, looked_until FROM nodd_feeds ORDER BY dataset, product;
-
--- name: feeds_of
-SELECT product, followed_since FROM nodd_feeds WHERE dataset = :dataset;
 
 -- name: looked
 UPDATE nodd_feeds SET looked_until = :until
@@ -63,9 +57,6 @@ LEFT JOIN nodd_wal_records AS record
         AND feed.dataset = record.dataset AND record.event_time > feed.since
         AND @holds(record.extension, feed.groups)
 GROUP BY feed.dataset, feed.product;
-
--- name: lock
-@lock_all('nodd_gaps');
 
 -- name: open_now
 -- A silence or a drop begins. One that flares up again within its hour is the same.

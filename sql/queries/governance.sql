@@ -58,10 +58,6 @@ FROM @batch(:batch, unit, wal_id text, version integer, action text)
 -- name: proposed_units
 SELECT wal_id, version, action FROM override_units WHERE proposal_id = :proposal_id ORDER BY wal_id;
 
--- name: lock_review
--- Two that decide on one proposal at the same time would both find it open.
-@lock_all('kfm_dagster.review');
-
 -- name: proposals
 -- One proposal, or all that nobody has decided on, the newest first.
 SELECT

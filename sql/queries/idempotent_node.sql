@@ -59,16 +59,11 @@ WHERE content_hash = :content_hash;
 INSERT INTO node_output (content_hash, record, lineage, valid_from)
 VALUES (:content_hash, :record, :lineage, :at);
 
--- name: close_output
--- A worker whose clock is behind ends the window at its beginning, not before it.
+-- name: end_output
+-- At a time, or not yet (null). A worker whose clock is behind ends the window at its beginning, not before it.
 UPDATE node_output
-SET valid_to = CASE WHEN valid_from > :at THEN valid_from ELSE :at END
-WHERE content_hash = :content_hash AND valid_to IS NULL;
-
--- name: reopen_output
-UPDATE node_output
-SET valid_to = NULL
-WHERE content_hash = :content_hash AND valid_to IS NOT NULL;
+SET valid_to = CASE WHEN valid_from > @as_time(:at) THEN valid_from ELSE @as_time(:at) END
+WHERE content_hash = :content_hash AND (valid_to IS NULL) = (@as_time(:at) IS NOT NULL);
 
 -- name: checkpoint
 SELECT node, last_applied_hash, updated_at
@@ -134,9 +129,3 @@ FROM etl_wal AS w
 JOIN node_output AS o ON o.content_hash = w.content_hash
 WHERE w.node = :node AND w.status = 'APPLIED'
 ORDER BY w.wal_id;
-
--- name: lock_content
-@lock_all('etl_wal/' || :content_hash);
-
--- name: lock_node
-@lock_all('etl_checkpoint/' || :node);

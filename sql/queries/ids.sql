@@ -10,4 +10,4 @@ SELECT replay_run_id FROM replay_runs WHERE replay_run_id >= :prefix AND replay_
 
 -- name: rejected_message_ids
 -- A range of the key: `~` sorts after every character of an id.
-SELECT message_id FROM rejected_bodies WHERE message_id >= :prefix AND message_id < :prefix || '~' ORDER BY message_id LIMIT :limit;
+SELECT DISTINCT message_id FROM rejected_messages WHERE message_id >= :prefix AND message_id < :prefix || '~' ORDER BY message_id LIMIT :limit;

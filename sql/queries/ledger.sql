@@ -3,11 +3,11 @@
 -- name: get
 SELECT * FROM nodd_wal_records WHERE wal_id = :wal_id;
 
--- name: history
+-- name: histories
 SELECT wal_id, version, at, actor, from_status, to_status, reason, run_id, attempts, fields
 FROM nodd_wal_transitions
-WHERE wal_id = :wal_id
-ORDER BY version;
+WHERE wal_id IN (@each(:wal_ids))
+ORDER BY wal_id, version;
 
 -- name: datasets_of_status
 -- One index lookup per dataset, however many records there are.
@@ -33,12 +33,12 @@ SELECT dataset, status, count(*) AS units
 FROM nodd_wal_records
 GROUP BY dataset, status;
 
--- name: day_counts
+-- name: status_counts
 SELECT status, count(*) AS units
 FROM nodd_wal_records
 WHERE
     status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
-    AND dataset = :dataset AND partition_key = :partition
+    AND dataset = :dataset AND partition_key BETWEEN :first AND :last
 GROUP BY status;
 
 -- name: day_failing
@@ -148,19 +148,24 @@ WHERE record.wal_id = :wal_id
 ORDER BY sibling.event_time, sibling.wal_id;
 
 -- name: mismatches
-SELECT wal_id, attempt, earlier_attempt, at, dataset, replay_run_id, item_differs, provenance_differs, permitted
-FROM replay_mismatches
-ORDER BY at DESC, wal_id
+SELECT
+    made.wal_id, record.dataset, made.attempt, made.differs_from AS earlier_attempt, made.at, made.replay_run_id,
+    made.item_sha256 IS DISTINCT FROM earlier.item_sha256 AS item_differs,
+    made.provenance_sha256 IS DISTINCT FROM earlier.provenance_sha256 AS provenance_differs, made.permitted
+FROM nodd_wal_outcomes AS made
+INNER JOIN nodd_wal_outcomes AS earlier ON made.wal_id = earlier.wal_id AND made.differs_from = earlier.attempt
+INNER JOIN nodd_wal_records AS record ON made.wal_id = record.wal_id
+WHERE made.permitted IS NOT NULL
+ORDER BY made.at DESC, made.wal_id
 LIMIT :limit;
 
 -- name: mismatch_counts
-SELECT dataset, count(*) AS mismatches FROM replay_mismatches WHERE NOT permitted GROUP BY dataset ORDER BY dataset;
-
--- name: move_counts
-SELECT dataset, to_status, replay_reason, attempt, sum(moves) AS moves
-FROM nodd_wal_counts
-GROUP BY dataset, to_status, replay_reason, attempt
-ORDER BY dataset, to_status, replay_reason, attempt;
+SELECT record.dataset, count(*) AS mismatches
+FROM nodd_wal_outcomes AS made
+INNER JOIN nodd_wal_records AS record ON made.wal_id = record.wal_id
+WHERE made.permitted IS NOT NULL AND NOT made.permitted
+GROUP BY record.dataset
+ORDER BY record.dataset;
 
 -- name: waiting
 -- When the object of the live units that wait or are in work was written: such that half, nine tenths and 99 in 100 of
@@ -176,10 +181,10 @@ WITH waiting AS (
 
 SELECT
     queue,
-    max(CASE WHEN place = (units * 50 + 99) / 100 THEN event_time END) AS half_at,
-    max(CASE WHEN place = (units * 90 + 99) / 100 THEN event_time END) AS most_at,
-    max(CASE WHEN place = (units * 99 + 99) / 100 THEN event_time END) AS nearly_all_at,
-    min(event_time) AS oldest_at
+    max(CASE WHEN place = (units * 50 + 99) / 100 THEN event_time END) AS half,
+    max(CASE WHEN place = (units * 90 + 99) / 100 THEN event_time END) AS most,
+    max(CASE WHEN place = (units * 99 + 99) / 100 THEN event_time END) AS nearly_all,
+    min(event_time) AS oldest
 FROM waiting
 GROUP BY queue
 ORDER BY queue;
@@ -208,12 +213,8 @@ ON CONFLICT (wal_id) DO NOTHING
 RETURNING wal_id;
 
 -- name: statuses
-SELECT wal_id, status FROM nodd_wal_records
+SELECT wal_id, status, version, ingest_run_id FROM nodd_wal_records
 WHERE wal_id IN (@each(:wal_ids));
-
--- name: lock_admission
--- Two versions of one object that are admitted at the same time would not see each other.
-@lock_all('kfm_dagster.admission');
 
 -- name: supersede
 -- Newer is a greater sequencer (padded with zeros on the right; S3 event message structure) or, where one of the two has
@@ -573,9 +574,9 @@ RETURNING @returned(
     record.ingest_run_id
 );
 
--- name: fail_runs
--- Due at once: where it cannot be let in now (its dataset is switched off), a later tick does it. A row that somebody holds
--- is being written or settled: it is not lost.
+-- name: fail_claims
+-- Of the named runs, or those whose lease is over. Due at once: where it cannot be let in now (its dataset is switched
+-- off), a later tick does it. A row that another transaction holds is being written or settled: it is not lost.
 UPDATE nodd_wal_records @indexed_by(nodd_wal_records_in_progress) SET
     status = 'failed',
     last_error_code = :error_code,
@@ -587,56 +588,18 @@ UPDATE nodd_wal_records @indexed_by(nodd_wal_records_in_progress) SET
     version = version + 1
 WHERE @locked(
     nodd_wal_records, wal_id, FOR NO KEY UPDATE SKIP LOCKED,
-    status = 'in_progress' AND ingest_run_id IN (@each(:run_ids))
-    AND (CAST(:dataset AS text) IS NULL OR dataset = :dataset)
+    status = 'in_progress' AND (ingest_run_id, dataset) IN (
+        SELECT lease.ingest_run_id, lease.dataset FROM nodd_wal_leases AS lease
+        WHERE
+            lease.expires_at < @as_time(:expired_at) OR (
+                lease.ingest_run_id IN (@each(:run_ids))
+                AND (CAST(:dataset AS text) IS NULL OR lease.dataset = :dataset)
+            )
+    )
 )
 RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id, batch_limit;
-
--- name: fail_expired
--- sqlite: the leases lead to their claims by the index that is named, which its planner takes for nothing else.
-UPDATE nodd_wal_records INDEXED BY nodd_wal_records_in_progress SET
-    status = 'failed',
-    last_error_code = :error_code,
-    last_error_message = :error_message,
-    next_attempt_at = :at,
-    updated_at = @latest(nodd_wal_records.updated_at, @as_time(:at)),
-    changed_by = :actor,
-    change_reason = :error_code,
-    version = version + 1
-FROM nodd_wal_leases AS lease
-WHERE
-    lease.expires_at < :at AND status = 'in_progress' AND nodd_wal_records.ingest_run_id = lease.ingest_run_id
-    AND nodd_wal_records.dataset = lease.dataset
-RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id, batch_limit;
-
--- name: fail_expired
--- postgresql: a row that somebody holds is being written or settled: it is not lost, and the others are locked in order.
-WITH lost AS (
-    SELECT record.wal_id
-    FROM nodd_wal_leases AS lease
-    INNER JOIN nodd_wal_records AS record
-        ON lease.ingest_run_id = record.ingest_run_id AND lease.dataset = record.dataset
-    WHERE lease.expires_at < CAST(:at AS timestamptz) AND record.status = 'in_progress'
-    ORDER BY record.wal_id
-    FOR NO KEY UPDATE OF record SKIP LOCKED
-)
-
-UPDATE nodd_wal_records AS record SET
-    status = 'failed',
-    last_error_code = :error_code,
-    last_error_message = :error_message,
-    next_attempt_at = :at,
-    updated_at = @latest(record.updated_at, @as_time(:at)),
-    changed_by = :actor,
-    change_reason = :error_code,
-    version = version + 1
-FROM lost
-WHERE record.wal_id = lost.wal_id
-RETURNING record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id,
-    record.batch_limit;
 
 -- name: requeue
--- sqlite: it has locked the database, and joins what it updates.
 UPDATE nodd_wal_records SET
     status = 'pending',
     replay_reason = :reason,
@@ -645,64 +608,29 @@ UPDATE nodd_wal_records SET
     lane = coalesce(:lane, lane),
     ingest_run_id = coalesce(:run_id, ingest_run_id),
     next_attempt_at = NULL,
-    batch_limit = coalesce(:batch_limit, batch_limit),
+    batch_limit = coalesce(CAST(:batch_limit AS integer), batch_limit),
     updated_at = @latest(nodd_wal_records.updated_at, @as_time(:at)),
     changed_by = :actor,
     change_reason = :reason,
     version = version + 1
-FROM json_each(:policy) AS policy
-WHERE
-    wal_id IN (SELECT value FROM json_each(:wal_ids))
-    AND status || '' = 'failed' AND dataset = policy.value ->> '$.dataset'
-    AND (
-        :batch_limit IS NOT NULL
-        OR attempts < coalesce(policy.value -> '$.attempts_of' ->> last_error_code, policy.value ->> '$.max_attempts')
+WHERE @locked(
+    nodd_wal_records, wal_id, FOR NO KEY UPDATE,
+    wal_id IN (@each(:wal_ids)) AND status || '' = 'failed'
+    AND EXISTS (
+        SELECT 1
+        FROM @batch(:policy, policy, dataset text, max_attempts integer, attempts_of json, never json)
+        WHERE
+            policy.dataset = nodd_wal_records.dataset
+            AND (
+                CAST(:batch_limit AS integer) IS NOT NULL
+                OR attempts < coalesce(CAST(policy.attempts_of ->> last_error_code AS integer), policy.max_attempts)
+            )
+            AND NOT @has(policy.never, last_error_code)
     )
-    AND last_error_code NOT IN (SELECT value FROM json_each(policy.value, '$.never'))
     -- An object that has been overwritten cannot be read any more.
     AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = nodd_wal_records.wal_id)
-RETURNING wal_id, dataset, partition_key, attempts, last_error_code, ingest_run_id;
-
--- name: requeue
--- postgresql: what may be let in is locked in order first.
-WITH allowed AS (
-    SELECT record.wal_id
-    FROM nodd_wal_records AS record
-    INNER JOIN jsonb_to_recordset(CAST(:policy AS jsonb)) AS policy (
-        dataset text, max_attempts integer, attempts_of jsonb, never jsonb
-    ) ON record.dataset = policy.dataset
-    WHERE
-        record.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
-        AND record.status || '' = 'failed'
-        AND (
-            CAST(:batch_limit AS integer) IS NOT NULL
-            OR record.attempts
-            < coalesce(CAST(policy.attempts_of ->> record.last_error_code AS integer), policy.max_attempts)
-        )
-        AND NOT jsonb_exists(policy.never, record.last_error_code)
-        -- An object that has been overwritten cannot be read any more.
-        AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = record.wal_id)
-    ORDER BY record.wal_id
-    FOR NO KEY UPDATE OF record
 )
-
-UPDATE nodd_wal_records AS record SET
-    status = 'pending',
-    replay_reason = :reason,
-    -- A retry goes on with what let the unit in.
-    replay_run_id = CASE WHEN :reason = 'retry' THEN record.replay_run_id ELSE :replay_run_id END,
-    lane = coalesce(:lane, record.lane),
-    ingest_run_id = coalesce(:run_id, record.ingest_run_id),
-    next_attempt_at = NULL,
-    batch_limit = coalesce(CAST(:batch_limit AS integer), record.batch_limit),
-    updated_at = @latest(record.updated_at, @as_time(:at)),
-    changed_by = :actor,
-    change_reason = :reason,
-    version = version + 1
-FROM allowed
-WHERE record.wal_id = allowed.wal_id
-RETURNING
-    record.wal_id, record.dataset, record.partition_key, record.attempts, record.last_error_code, record.ingest_run_id;
+RETURNING wal_id, dataset, partition_key, attempts, last_error_code, ingest_run_id;
 
 -- name: due
 SELECT wal_id
@@ -750,11 +678,6 @@ LEFT JOIN governance_log AS approval ON approval.entry_id = (
 ORDER BY unit.wal_id
 RETURNING wal_id;
 
--- name: succeeded_of_run
--- Of these units, those whose success is still that run's.
-SELECT wal_id, version FROM nodd_wal_records
-WHERE wal_id IN (@each(:wal_ids)) AND status || '' = 'succeeded' AND ingest_run_id = :run_id;
-
 -- name: override
 UPDATE nodd_wal_records AS record SET
     status = 'pending',
@@ -771,45 +694,38 @@ WHERE
 RETURNING @returned(record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id);
 
 -- name: record_outcomes
+-- What a repeated success differs from is the success before it.
 INSERT INTO nodd_wal_outcomes (
-    wal_id, attempt, at, run_id, replay_run_id, item_sha256, provenance_sha256, code_version, superseded
+    wal_id, attempt, at, run_id, replay_run_id, item_sha256, provenance_sha256, code_version, superseded, differs_from,
+    permitted
 )
 SELECT
-    wal_id, attempt, @as_time(:at), :run_id, replay_run_id, item_sha256, provenance_sha256, :code_version,
-    superseded
-FROM @batch(:batch, outcome,
+    made.wal_id, made.attempt, @as_time(:at), :run_id, made.replay_run_id, made.item_sha256, made.provenance_sha256,
+    :code_version, made.superseded, earlier.attempt,
+    CASE
+        WHEN earlier.attempt IS NOT NULL THEN coalesce((
+            SELECT decision.action = 'repair_and_replace'
+            FROM governance_log AS decision
+            WHERE decision.wal_id = made.wal_id AND decision.from_status = 'succeeded'
+            ORDER BY decision.record_version DESC
+            LIMIT 1
+        ), FALSE)
+    END
+FROM @batch(:batch, made,
     wal_id text, attempt integer, replay_run_id text, item_sha256 text, provenance_sha256 text, superseded boolean
 )
-@in_order(wal_id);
-
--- name: record_mismatches
-INSERT INTO replay_mismatches (
-    wal_id, attempt, earlier_attempt, at, dataset, replay_run_id, item_differs, provenance_differs, permitted
-)
-SELECT
-    now_.wal_id, now_.attempt, earlier.attempt, @as_time(:at), record.dataset, now_.replay_run_id,
-    now_.item_sha256 IS DISTINCT FROM earlier.item_sha256,
-    now_.provenance_sha256 IS DISTINCT FROM earlier.provenance_sha256,
-    coalesce((
-        SELECT decision.action = 'repair_and_replace'
-        FROM governance_log AS decision
-        WHERE decision.wal_id = now_.wal_id AND decision.from_status = 'succeeded'
-        ORDER BY decision.record_version DESC
-        LIMIT 1
-    ), FALSE)
-FROM @batch(:batch, unit, wal_id text, attempt integer)
-INNER JOIN nodd_wal_outcomes AS now_ ON unit.wal_id = now_.wal_id AND unit.attempt = now_.attempt
-INNER JOIN nodd_wal_records AS record ON now_.wal_id = record.wal_id
-INNER JOIN nodd_wal_outcomes AS earlier ON now_.wal_id = earlier.wal_id AND earlier.attempt = (
-    SELECT max(before.attempt) FROM nodd_wal_outcomes AS before
-    WHERE before.wal_id = now_.wal_id AND before.attempt < now_.attempt
-)
-WHERE
-    NOT now_.superseded AND NOT earlier.superseded AND (
-        now_.item_sha256 IS DISTINCT FROM earlier.item_sha256
-        OR now_.provenance_sha256 IS DISTINCT FROM earlier.provenance_sha256
-    )
-RETURNING wal_id, dataset, attempt, earlier_attempt, permitted;
+LEFT JOIN nodd_wal_outcomes AS earlier
+    ON
+        made.wal_id = earlier.wal_id AND earlier.attempt = (
+            SELECT max(before.attempt) FROM nodd_wal_outcomes AS before
+            WHERE before.wal_id = made.wal_id AND before.attempt < made.attempt
+        )
+        AND NOT made.superseded AND NOT earlier.superseded AND (
+            made.item_sha256 IS DISTINCT FROM earlier.item_sha256
+            OR made.provenance_sha256 IS DISTINCT FROM earlier.provenance_sha256
+        )
+@in_order(made.wal_id)
+RETURNING wal_id, attempt, differs_from, permitted;
 
 -- name: quarantine
 UPDATE nodd_wal_records SET

@@ -3,9 +3,6 @@ INSERT INTO lineage_batches
     (batch_id, path, dataset, run_id, href, sha256, unit_count, state, delivery, created_at, published_at)
 VALUES (:batch_id, :path, :dataset, :run_id, :href, :sha256, :unit_count, 'staged', :delivery, :created_at, NULL);
 
--- name: some_steps_are_unpublished
-SELECT EXISTS (SELECT 1 FROM etl_steps WHERE batch_id IS NULL) AS unpublished;
-
 -- name: unpublished_steps
 -- In the order of the index of untold steps: ordered by run it reads every intent, or sorts every step that waits.
 SELECT
@@ -21,9 +18,6 @@ WHERE step.batch_id IS NULL ORDER BY step.wal_id, step.ended_at, step.status LIM
 -- name: mark_step_told
 UPDATE etl_steps SET batch_id = :batch_id WHERE wal_id = :wal_id AND status = :status;
 
--- name: some_failures_are_unpublished
-SELECT EXISTS (SELECT 1 FROM lineage_failures WHERE batch_id IS NULL) AS unpublished;
-
 -- name: unpublished_failures
 SELECT
     failure.wal_id, failure.version, record.dataset, record.object_uri, move.attempts AS attempt, move.run_id, move.at,
@@ -35,12 +29,6 @@ WHERE failure.batch_id IS NULL ORDER BY failure.wal_id, failure.version LIMIT :m
 
 -- name: mark_failure_published
 UPDATE lineage_failures SET batch_id = :batch_id WHERE wal_id = :wal_id AND version = :version;
-
--- name: files_refused
--- Whether the lineage root failed to take something that still waits.
-SELECT EXISTS (
-    SELECT 1 FROM outbox WHERE topic = 'lineage' AND consumer = 'files' AND failures > 0
-) AS refused;
 
 -- name: batch
 SELECT href, sha256 FROM lineage_batches WHERE batch_id = :batch_id;
@@ -70,23 +58,16 @@ JOIN lineage_batches AS batch ON batch.batch_id = waiting.subject
 WHERE waiting.topic = 'lineage' AND waiting.failures > 0
 ORDER BY waiting.failures DESC, batch.created_at, batch.batch_id, waiting.consumer LIMIT :most;
 
--- name: of_unit
--- The lineage view: what stands, which is what nobody has withdrawn.
+-- name: links
+-- The lineage view: what stands of a unit, which is what was not withdrawn; or the publication of a lineage id.
 SELECT emission.wal_id, emission.path, emission.revision, emission.lineage_id, batch.href, batch.state, batch.run_id,
-    record.object_uri, record.status, batch.invalidated_at
+    record.object_uri, record.status AS record_status, batch.invalidated_at
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
 LEFT JOIN nodd_wal_records AS record ON record.wal_id = emission.wal_id
-WHERE emission.wal_id = :wal_id AND batch.invalidated_by IS NULL
+WHERE (emission.wal_id = :wal_id OR emission.lineage_id = :lineage_id)
+  AND (batch.invalidated_by IS NULL OR emission.lineage_id = :lineage_id)
 ORDER BY batch.created_at, emission.revision, emission.path;
-
--- name: of_lineage_id
-SELECT emission.wal_id, emission.path, emission.revision, emission.lineage_id, batch.href, batch.state, batch.run_id,
-    record.object_uri, record.status, batch.invalidated_at
-FROM lineage_emissions AS emission
-JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
-LEFT JOIN nodd_wal_records AS record ON record.wal_id = emission.wal_id
-WHERE emission.lineage_id = :lineage_id;
 
 -- name: standing_batches
 -- What a run told of a dataset and nobody has withdrawn; batches of invalidations hold no unit.
@@ -125,9 +106,3 @@ WHERE TRUE
 @in_order(unit.value ->> 0, unit.value ->> 1)
 ON CONFLICT (wal_id, path, revision) DO NOTHING
 RETURNING wal_id;
-
--- name: lock_failures
-@lock_all('lineage_failures');
-
--- name: lock_steps
-@lock_all('etl_steps');

@@ -7,11 +7,6 @@ WHERE
     status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
     AND dataset = :dataset AND partition_key = :day;
 
--- name: indexed
--- Which of these Items the index has, what each says, and whose it is.
-SELECT item_id, content_sha256, wal_id FROM catalog_items
-WHERE (collection_id, item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
-
 -- name: items_of_day
 -- Items of a day with what became of the unit that made each.
 SELECT item.item_id, item.wal_id, record.dataset, record.status, record.next_attempt_at

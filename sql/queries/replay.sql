@@ -53,7 +53,7 @@ SELECT unit.wal_id, unit.dataset, mismatch.attempt, mismatch.at
 FROM replay_units AS unit
 INNER JOIN nodd_wal_transitions AS admission
     ON unit.wal_id = admission.wal_id AND unit.admitted_version = admission.version
-INNER JOIN replay_mismatches AS mismatch
+INNER JOIN nodd_wal_outcomes AS mismatch
     ON unit.wal_id = mismatch.wal_id AND mismatch.attempt > admission.attempts
 WHERE unit.replay_run_id = :replay_run_id AND unit.state = 'admitted' AND NOT mismatch.permitted
 ORDER BY unit.position, mismatch.attempt;

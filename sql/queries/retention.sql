@@ -70,13 +70,3 @@ HAVING sum(CASE WHEN c.state = 'open' OR c.closed_at >= :before THEN 1 ELSE 0 EN
 SELECT DISTINCT r.ingest_run_id AS run_id
 FROM nodd_wal_records AS r
 WHERE r.status IN ('pending', 'in_progress', 'failed') AND r.ingest_run_id IN (@each(:runs));
-
--- name: rejected_bodies
-SELECT b.message_id, length(b.body) AS characters
-FROM rejected_bodies AS b
-WHERE b.received_at < :before AND b.message_id > :after
-ORDER BY b.message_id
-LIMIT :limit;
-
--- name: remove_rejected_bodies
-DELETE FROM rejected_bodies WHERE message_id IN (@each(:message_ids));

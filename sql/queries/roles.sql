@@ -43,14 +43,11 @@ WITH decision (relation, rights) AS (
      || 'next_attempt_at, changed_by, change_reason, lane, replay_run_id, batch_limit)'),
     ('kfm_units', 'SELECT'),
     ('nodd_wal_transitions', 'SELECT, INSERT'),
-    ('nodd_wal_counts', 'SELECT, INSERT, UPDATE (moves), DELETE'),
     ('metric_totals', 'SELECT, INSERT, UPDATE (amount), DELETE'),
     ('nodd_wal_deliveries', 'SELECT, INSERT, UPDATE (queue, receipt_handle, receive_count, received_at, state, '
      || 'signature, settled_at)'),
     ('nodd_wal_delivery_units', 'SELECT, INSERT'),
     ('rejected_messages', 'SELECT, INSERT'),
-    ('rejected_bodies', 'SELECT, INSERT, DELETE'),
-    ('rejected_objects', 'SELECT, INSERT'),
     ('ignored_records', 'SELECT, INSERT'),
     ('nodd_wal_supersessions', 'SELECT, INSERT'),
     ('nodd_wal_outcomes', 'SELECT, INSERT'),
@@ -60,7 +57,6 @@ WITH decision (relation, rights) AS (
     ('nodd_gaps', 'SELECT, INSERT, UPDATE (expected, seen, closed_at, repaired_by)'),
     ('kfm_gaps', 'SELECT'),
     ('nodd_arrivals', 'SELECT, INSERT, UPDATE (objects, classes, leads)'),
-    ('replay_mismatches', 'SELECT, INSERT'),
     ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
     -- What was decided.
     ('governance_log', 'SELECT, INSERT'),
@@ -99,7 +95,6 @@ WITH decision (relation, rights) AS (
      || 'DELETE'),
     ('catalog_kept_files', 'SELECT, INSERT'),
     ('catalog_promotions', 'SELECT, INSERT, UPDATE (withdrawn_at)'),
-    ('catalog_replaced_items', 'SELECT, INSERT'),
     ('lineage_batches', 'SELECT, INSERT, UPDATE (state, published_at, delivery, invalidated_by, '
      || 'invalidation_reason, invalidated_at)'),
     ('lineage_emissions', 'SELECT, INSERT'),
@@ -123,18 +118,13 @@ SELECT
 FROM decision;
 
 -- name: retention
--- It looks at everything, and says what it does. Of what it removes, files and the runs of Dagster are not in these tables;
--- bodies of rejected messages are.
+-- It looks at everything, and logs what it does. What it removes, files and the runs of Dagster, is in none of these tables.
 SELECT
     c.relname AS relation,
     format(
         'REVOKE ALL ON %1$I.%2$I FROM %3$I; GRANT %4$s ON %1$I.%2$I TO %3$I',
         current_schema(), c.relname, CAST(:role AS text),
-        CASE c.relname
-            WHEN 'governance_log' THEN 'SELECT, INSERT'
-            WHEN 'rejected_bodies' THEN 'SELECT, DELETE'
-            ELSE 'SELECT'
-        END
+        CASE c.relname WHEN 'governance_log' THEN 'SELECT, INSERT' ELSE 'SELECT' END
     ) AS statement
 FROM pg_class AS c
 INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner = ours.relowner

@@ -1,16 +1,10 @@
 -- Statements of run-state.
 
--- name: get
-SELECT dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
-       artifact_uri, artifact_sha256
-FROM run_state
-WHERE dataset_id = :dataset_id AND run_id = :run_id;
-
 -- name: of_run
 SELECT dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
        artifact_uri, artifact_sha256
 FROM run_state
-WHERE run_id = :run_id
+WHERE run_id = :run_id AND (CAST(:dataset_id AS text) IS NULL OR dataset_id = :dataset_id)
 ORDER BY recorded_at, dataset_id;
 
 -- name: counts

@@ -1,24 +1,12 @@
 -- Statements of the stages and their audit.
 
--- name: newest
-SELECT
-    run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,
-    restricted, checkpoint_uri, output_sha256, compensation
-FROM stage_state
-WHERE run_id = :run_id AND stage = :stage
-ORDER BY attempt DESC
-LIMIT 1;
-
 -- name: of_run
 SELECT
     run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,
     restricted, checkpoint_uri, output_sha256, compensation
 FROM stage_state
-WHERE run_id = :run_id
+WHERE run_id = :run_id AND (CAST(:stage AS text) IS NULL OR stage = :stage)
 ORDER BY opened_at, stage, attempt;
-
--- name: first_opened
-SELECT opened_at FROM stage_state WHERE run_id = :run_id AND stage = :stage AND attempt = 1;
 
 -- name: unfinished_runs
 -- Both conditions, because the index is of both states.
@@ -40,9 +28,6 @@ SELECT seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_
 FROM stage_audit
 WHERE run_id = :run_id AND stage = :stage
 ORDER BY seq;
-
--- name: last_event_at
-SELECT max(at) AS at FROM stage_audit WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt;
 
 -- name: opened_since
 SELECT
@@ -85,10 +70,6 @@ UPDATE stage_state SET
     output_sha256 = coalesce(CAST(:output_sha256 AS text), output_sha256),
     compensation = coalesce(@as_json(:compensation), compensation)
 WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt AND state = :origin;
-
--- name: lock_audit
--- One chain, so one writer at a time.
-@lock_all('kfm_dagster.stage_audit');
 
 -- name: append_audit
 INSERT INTO stage_audit (seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash)

@@ -1,4 +1,4 @@
--- What the metrics add up besides moves (kfm_dagster/telemetry/totals.py).
+-- What the metrics add up (kfm_dagster/telemetry/totals.py).
 
 -- name: add
 -- sqlite: it has one writer, so what is counted is added to one row.

@@ -526,95 +526,14 @@ BEGIN
     );
 END;
 
--- How often records moved, and where to: what the metrics say (WAL-12), read without the history, and as long-lived.
-CREATE TABLE nodd_wal_counts (
-    dataset @id NOT NULL,
-    to_status text NOT NULL,
-    -- Of a return to pending; '' of other moves.
-    replay_reason text NOT NULL,
-    -- Of a claim, which attempt it began; 0 of other moves.
-    attempt integer NOT NULL,
-    moves @bigint NOT NULL,
-    CONSTRAINT nodd_wal_counts_something_moved CHECK (moves > 0)
-    -- It has one writer, so every move is added to one row; PostgreSQL has several rows, see below.
-    @sqlite(, CONSTRAINT nodd_wal_counts_one_row UNIQUE (dataset, to_status, replay_reason, attempt))
-) @strict;
-
--- postgresql: as with the history, what a person types is at depth 0.
-CREATE TRIGGER nodd_wal_counts_are_written_by_the_ledger BEFORE INSERT OR UPDATE OR DELETE ON nodd_wal_counts
-FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0)
-EXECUTE FUNCTION kfm_refuse('counts_are_written_by_the_ledger');
-
--- sqlite: it knows no depth, so a count may only rise.
-@refuse(
-    nodd_wal_counts_only_rise, UPDATE ON nodd_wal_counts, counts_are_written_by_the_ledger,
-    @changed(dataset, to_status, replay_reason, attempt) OR NEW.moves <> OLD.moves + 1
-);
-
--- sqlite: PostgreSQL's trigger adds rows up, which takes those away that it added.
-@refuse(nodd_wal_counts_are_kept, DELETE ON nodd_wal_counts, counts_are_written_by_the_ledger);
-@not_truncated(nodd_wal_counts, counts_are_written_by_the_ledger);
-
--- postgresql: each statement adds rows of its own, because writers that add to one row would wait for each other. Some
--- of the statements, drawn by lot so that no rhythm of the writers keeps them all out, add up what is there, and leave out
--- what another one is adding up.
-CREATE FUNCTION nodd_wal_count_moves() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
-    SELECT
-        n.dataset, n.status, CASE n.status WHEN 'pending' THEN coalesce(n.replay_reason, '') ELSE '' END,
-        CASE n.status WHEN 'in_progress' THEN n.attempts ELSE 0 END, count(*)
-    FROM new_rows AS n
-    GROUP BY 1, 2, 3, 4;
-    IF random() < 1.0 / 16 THEN
-        WITH part AS (
-            DELETE FROM nodd_wal_counts
-            WHERE ctid IN (SELECT c.ctid FROM nodd_wal_counts AS c FOR UPDATE SKIP LOCKED)
-            RETURNING dataset, to_status, replay_reason, attempt, moves
-        )
-        INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
-        SELECT dataset, to_status, replay_reason, attempt, sum(moves) FROM part GROUP BY 1, 2, 3, 4;
-    END IF;
-    RETURN NULL;
-END
-$$;
-
--- postgresql: a trigger calls a function, the one above.
-CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
-REFERENCING NEW TABLE AS new_rows
-FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
-
--- postgresql: a trigger calls a function, the one above.
-CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
-REFERENCING NEW TABLE AS new_rows
-FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
-
--- sqlite: it knows triggers of rows only.
-CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
-BEGIN
-    INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
-    VALUES (NEW.dataset, NEW.status, '', 0, 1)
-    ON CONFLICT DO UPDATE SET moves = moves + 1;
-END;
-
--- sqlite: it knows triggers of rows only.
-CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
-BEGIN
-    INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
-    VALUES (
-        NEW.dataset, NEW.status, CASE NEW.status WHEN 'pending' THEN coalesce(NEW.replay_reason, '') ELSE '' END,
-        CASE NEW.status WHEN 'in_progress' THEN NEW.attempts ELSE 0 END, 1
-    )
-    ON CONFLICT DO UPDATE SET moves = moves + 1;
-END;
-
--- What the metrics add up besides moves: how attempts ended, what messages gave, energy (kfm_dagster/telemetry/totals.py).
--- Written in the transaction of what is counted, so that no process loses a count, and read without what was counted.
+-- What the metrics add up: how often records moved, and where to (WAL-12); how attempts ended, what messages gave, energy
+-- (kfm_dagster/telemetry/totals.py). Written in the transaction of what is counted, so that no process loses a count, and read without what was counted.
 CREATE TABLE metric_totals (
     metric @id NOT NULL,
     -- What it is about: a dataset, a node; '' of the deployment.
     subject @id NOT NULL,
-    -- What kind of it: a status, an error code, a class of seconds; '' where there is one kind.
+    -- What kind of it: a status, an error code, a class of seconds; '' where there is one kind. Of nodd_wal_moves the new
+    -- status, behind it the reason of a return to pending, or the attempt that a claim began.
     label @id NOT NULL,
     amount @real NOT NULL,
     CONSTRAINT metric_totals_something_happened CHECK (amount > 0),
@@ -634,13 +553,21 @@ EXECUTE FUNCTION kfm_refuse('totals_only_rise');
 @refuse(
     metric_totals_only_rise, UPDATE ON metric_totals, totals_only_rise,
     @changed(metric, subject, label) OR NEW.amount < OLD.amount
+    OR (OLD.metric = 'nodd_wal_moves' AND NEW.amount <> OLD.amount + 1)
 );
 
 -- sqlite: PostgreSQL's trigger adds rows up, which takes those away that it added.
 @refuse(metric_totals_are_kept, DELETE ON metric_totals, totals_only_rise);
 @not_truncated(metric_totals, totals_only_rise);
 
--- postgresql: as with nodd_wal_counts, each statement adds rows of its own, and some, drawn by lot, add up what is there.
+-- postgresql: as with the history, what a person types is at depth 0.
+CREATE TRIGGER metric_totals_moves_are_the_ledgers BEFORE INSERT ON metric_totals
+FOR EACH ROW WHEN (pg_trigger_depth() = 0 AND NEW.metric = 'nodd_wal_moves')
+EXECUTE FUNCTION kfm_refuse('moves_are_counted_by_the_ledger');
+
+-- postgresql: each statement adds rows of its own, because writers that add to one row would wait for each other. Some
+-- of the statements, drawn by lot so that no rhythm of the writers keeps them all out, add up what is there, and leave out
+-- what another one is adding up.
 CREATE FUNCTION metric_totals_add_up() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     WITH part AS (
@@ -654,10 +581,54 @@ BEGIN
 END
 $$;
 
--- postgresql: a trigger calls a function, the one above; what that one adds is at depth 1.
+-- postgresql: a trigger calls a function, the one above.
 CREATE TRIGGER metric_totals_are_added_up AFTER INSERT ON metric_totals
-FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0 AND random() < 1.0 / 16)
+FOR EACH STATEMENT WHEN (random() < 1.0 / 16)
 EXECUTE FUNCTION metric_totals_add_up();
+
+-- postgresql: set-based, as the history.
+CREATE FUNCTION nodd_wal_count_moves() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO metric_totals (metric, subject, label, amount)
+    SELECT
+        'nodd_wal_moves', n.dataset, n.status || CASE n.status
+            WHEN 'pending' THEN ' ' || coalesce(n.replay_reason, '') WHEN 'in_progress' THEN ' ' || n.attempts ELSE ''
+        END, count(*)
+    FROM new_rows AS n
+    GROUP BY 1, 2, 3;
+    RETURN NULL;
+END
+$$;
+
+-- postgresql: a trigger calls a function, the one above.
+CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
+REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
+
+-- postgresql: a trigger calls a function, the one above.
+CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
+REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
+
+-- sqlite: it knows triggers of rows only.
+CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
+BEGIN
+    INSERT INTO metric_totals (metric, subject, label, amount)
+    VALUES ('nodd_wal_moves', NEW.dataset, NEW.status || ' ', 1)
+    ON CONFLICT DO UPDATE SET amount = amount + 1;
+END;
+
+-- sqlite: it knows triggers of rows only.
+CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
+BEGIN
+    INSERT INTO metric_totals (metric, subject, label, amount)
+    VALUES (
+        'nodd_wal_moves', NEW.dataset, NEW.status || CASE NEW.status
+            WHEN 'pending' THEN ' ' || coalesce(NEW.replay_reason, '') WHEN 'in_progress' THEN ' ' || NEW.attempts ELSE ''
+        END, 1
+    )
+    ON CONFLICT DO UPDATE SET amount = amount + 1;
+END;
 
 -- What a claim costs: the next two guards over many columns are entered only by an update that names one of them. No
 -- trigger of the table changes NEW, so a column that is not named keeps its value.
@@ -790,7 +761,7 @@ CREATE INDEX nodd_wal_delivery_units_by_unit ON nodd_wal_delivery_units (wal_id)
 @append_only(nodd_wal_delivery_units, delivery_units_are_append_only);
 
 -- Records of a message that gave no unit, with the reason, kept for a person. What gives no unit costs little, whatever a
--- sender puts into it: a message's body is kept once, its rows are few, and every text has a bound (SEC-08).
+-- sender puts into it: its body is in the landed batch alone, its rows are few, and every text has a bound (SEC-08).
 CREATE TABLE rejected_messages (
     message_id @id NOT NULL,
     record_index integer NOT NULL,
@@ -809,43 +780,6 @@ CREATE TABLE rejected_messages (
 
 -- What a sender may dispute is kept as it came.
 @append_only(rejected_messages, rejections_are_append_only, (message_id, record_index));
-
--- The bodies of messages of which a record was rejected.
-CREATE TABLE rejected_bodies (
-    message_id @id NOT NULL,
-    body text NOT NULL,
-    received_at @time NOT NULL,
-    CONSTRAINT rejected_bodies_one_row_per_message PRIMARY KEY (message_id),
-    CONSTRAINT rejected_bodies_message_is_known
-    FOREIGN KEY (message_id) REFERENCES nodd_wal_deliveries (message_id),
-    -- SQS carries 1 MiB.
-    CONSTRAINT rejected_bodies_body_is_bounded CHECK (length(body) <= 1048576)
-) @strict;
-
-@refuse(rejected_bodies_are_not_changed, UPDATE ON rejected_bodies, rejected_bodies_are_kept);
-@not_truncated(rejected_bodies, rejected_bodies_are_kept);
-@not_replaced(rejected_bodies, rejected_bodies_are_kept, (message_id));
-
--- Retention may take those that are beyond what SQS keeps a message for; the rejection and its reason stay.
-@refuse(
-    rejected_bodies_are_kept_for_two_weeks, DELETE ON rejected_bodies, rejected_bodies_are_kept,
-    OLD.received_at > @days_before(@now, 15)
-);
-
--- Objects of a listing that the database refused, each with its words.
-CREATE TABLE rejected_objects (
-    dataset text NOT NULL,
-    object_uri text NOT NULL,
-    reason_code text NOT NULL,
-    detail text NOT NULL,
-    found_at @time NOT NULL,
-    CONSTRAINT rejected_objects_one_row_per_object PRIMARY KEY (dataset, object_uri),
-    CONSTRAINT rejected_objects_uri_is_bounded CHECK (length(object_uri) <= 1400),
-    CONSTRAINT rejected_objects_reason_is_short CHECK (length(reason_code) BETWEEN 1 AND 60),
-    CONSTRAINT rejected_objects_detail_is_bounded CHECK (length(detail) <= 500)
-) @strict;
-
-@append_only(rejected_objects, rejected_objects_are_kept, (dataset, object_uri));
 
 -- Records of a message that were understood and give no unit, each with its reason (OPR-19).
 CREATE TABLE ignored_records (
@@ -1223,36 +1157,22 @@ CREATE TABLE nodd_wal_outcomes (
     code_version text NOT NULL,
     -- The Item that stands is a newer unit's, so its hash says nothing about this one.
     superseded @bool NOT NULL,
+    -- The success before it, where that one made something else; an approved repair is meant to differ, anything else is
+    -- a defect.
+    differs_from integer,
+    permitted @bool,
     CONSTRAINT nodd_wal_outcomes_one_row_per_attempt PRIMARY KEY (wal_id, attempt),
-    CONSTRAINT nodd_wal_outcomes_record_is_known FOREIGN KEY (wal_id) REFERENCES nodd_wal_records (wal_id)
+    CONSTRAINT nodd_wal_outcomes_record_is_known FOREIGN KEY (wal_id) REFERENCES nodd_wal_records (wal_id),
+    CONSTRAINT nodd_wal_outcomes_earlier_outcome_is_known
+    FOREIGN KEY (wal_id, differs_from) REFERENCES nodd_wal_outcomes (wal_id, attempt),
+    -- A difference that is neither permitted nor a defect would be on no list.
+    CONSTRAINT nodd_wal_outcomes_difference_is_judged CHECK ((differs_from IS NULL) = (permitted IS NULL))
 ) @strict;
+
+-- Alerts look at the newest differences, which are few.
+CREATE INDEX nodd_wal_outcomes_differing ON nodd_wal_outcomes (at) WHERE permitted IS NOT NULL;
 
 @append_only(nodd_wal_outcomes, outcomes_are_append_only, (wal_id, attempt));
-
--- Successes that differ from the success before them.
-CREATE TABLE replay_mismatches (
-    wal_id @id NOT NULL,
-    attempt integer NOT NULL,
-    earlier_attempt integer NOT NULL,
-    at @time NOT NULL,
-    dataset text NOT NULL,
-    replay_run_id text,
-    item_differs @bool NOT NULL,
-    provenance_differs @bool NOT NULL,
-    -- An approved repair is meant to differ; anything else is a defect.
-    permitted @bool NOT NULL,
-    CONSTRAINT replay_mismatches_one_row_per_attempt PRIMARY KEY (wal_id, attempt),
-    CONSTRAINT replay_mismatches_outcome_is_known
-    FOREIGN KEY (wal_id, attempt) REFERENCES nodd_wal_outcomes (wal_id, attempt),
-    CONSTRAINT replay_mismatches_earlier_outcome_is_known
-    FOREIGN KEY (wal_id, earlier_attempt) REFERENCES nodd_wal_outcomes (wal_id, attempt),
-    CONSTRAINT replay_mismatches_something_differs CHECK (item_differs OR provenance_differs)
-) @strict;
-
--- Alerts look at the newest ones, and nobody but a defect adds any.
-CREATE INDEX replay_mismatches_unapproved ON replay_mismatches (at) WHERE NOT permitted;
-
-@append_only(replay_mismatches, replay_mismatches_are_append_only, (wal_id, attempt));
 
 -- Replays: what a person had done again, on which units, and what came of each (RPL-05).
 
@@ -1646,6 +1566,23 @@ CREATE TABLE catalog_promotions (
     logged_at @time NOT NULL,
     -- When it was undone: then it is nothing to go back to.
     withdrawn_at @time,
+    -- What else of the index row was replaced, as catalog_items has it; null where none was, or another than its writer saw.
+    old_partition_key text,
+    old_page integer,
+    old_content_sha256 text,
+    old_object_uri text,
+    old_wal_id text,
+    old_precedence text,
+    old_sequencer text,
+    old_west @real,
+    old_south @real,
+    old_east @real,
+    old_north @real,
+    old_start_at @time,
+    old_end_at @time,
+    old_summaries @json,
+    old_updated_at @time,
+    old_replaces_wal_id text,
     CONSTRAINT catalog_promotions_after_is_sha256 CHECK (@sha256(after_sha256)),
     -- Bytes that nobody has kept cannot be put back.
     CONSTRAINT catalog_promotions_before_is_kept FOREIGN KEY (before_sha256) REFERENCES catalog_kept_files (sha256),
@@ -1663,39 +1600,11 @@ CREATE INDEX catalog_promotions_by_item ON catalog_promotions (collection_id, it
     catalog_promotions_are_withdrawn_once, UPDATE ON catalog_promotions, undo_log_is_append_only,
     OLD.withdrawn_at IS NOT NULL OR @changed(
         promotion_id, run_id, dataset, collection_id, item_id, partition_key, wal_id, after_sha256,
-        before_promotion_id, before_revision, before_sha256, logged_at
+        before_promotion_id, before_revision, before_sha256, logged_at, old_partition_key, old_page, old_content_sha256,
+        old_object_uri, old_wal_id, old_precedence, old_sequencer, old_west, old_south, old_east, old_north,
+        old_start_at, old_end_at, old_summaries, old_updated_at, old_replaces_wal_id
     )
 );
-
--- The index row that a promotion replaced; the columns are those of catalog_items.
-CREATE TABLE catalog_replaced_items (
-    promotion_id @bigint NOT NULL,
-    collection_id text NOT NULL,
-    item_id text NOT NULL,
-    partition_key text NOT NULL,
-    page integer NOT NULL,
-    content_sha256 text NOT NULL,
-    object_uri text NOT NULL,
-    wal_id text NOT NULL,
-    precedence text NOT NULL,
-    sequencer text NOT NULL,
-    revision integer NOT NULL,
-    west @real,
-    south @real,
-    east @real,
-    north @real,
-    start_at @time NOT NULL,
-    end_at @time NOT NULL,
-    summaries @json NOT NULL,
-    updated_at @time NOT NULL,
-    replaces_wal_id text,
-    before_promotion_id @bigint,
-    CONSTRAINT catalog_replaced_items_one_row_per_promotion PRIMARY KEY (promotion_id),
-    CONSTRAINT catalog_replaced_items_promotion_is_logged
-    FOREIGN KEY (promotion_id) REFERENCES catalog_promotions (promotion_id)
-) @strict;
-
-@append_only(catalog_replaced_items, undo_log_is_append_only, (promotion_id));
 
 -- The catalog's index: what stands in the published STAC catalog. Files are written from it, never the other way round.
 CREATE TABLE catalog_collections (

@@ -207,7 +207,7 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
     """Return what the index says of the Items of units, by id."""
     indexed: dict[str, Any] = {}
     for part in _parts([row.stac_item_id for row in succeeded if row.stac_item_id is not None]):
-        rows = view.run("reconcile.indexed", collection_id=contract.stac.collection, item_ids=part)
+        rows = view.run("catalog.contents", collection_id=contract.stac.collection, item_ids=part)
         indexed |= {row.item_id: row for row in rows}
     return indexed
 
