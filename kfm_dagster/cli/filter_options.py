@@ -46,8 +46,10 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
             with opened_pipeline(read_only=True) as pipeline:
                 if wal_id := getattr(wanted, "wal_id", None):
                     wanted = wanted.model_copy(update={"wal_id": whole_wal_id(pipeline.database, wal_id)})
-                page = view.query(pipeline, wanted, None, limit)
-            show_rows(page.rows, view.columns, as_json=as_json)
+                rows = view.query(pipeline, wanted, None, limit + 1).rows
+            show_rows(rows[:limit], view.columns, as_json=as_json)
+            if len(rows) > limit:
+                click.echo(f"the first {limit} rows; more: --limit, or a narrower filter", err=True)
 
         return listed
 

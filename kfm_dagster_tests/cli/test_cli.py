@@ -499,7 +499,9 @@ def test_wal_list_shows_what_its_options_name(
 
 
 def test_wal_list_stops_at_its_limit(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
-    assert len(call("wal", "list", "--json", "--limit", "2").rows) == 2
+    few, all_of_them = (call("wal", "list", "--json", "--limit", str(limit)) for limit in (2, 100))
+    assert (len(few.rows), few.err) == (2, "the first 2 rows; more: --limit, or a narrower filter\n")
+    assert (len(all_of_them.rows), all_of_them.err) == (len(ledger), "")
 
 
 @pytest.mark.clause("OPR-19")
