@@ -215,7 +215,7 @@ class Transaction:
 
     def lock(self, name: str) -> None:
         """Wait for every other transaction that has taken this lock; the next one waits for this one's end."""
-        self.run("locks.take", name=name).close()
+        self.run("locks.take", lock=name).close()
 
     def rows(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> list[T]:
         """Execute one named statement and build a value of a dataclass from each row (`row_values`)."""
