@@ -25,7 +25,7 @@ from kfm_dagster.telemetry.totals import SUM, KeptTotal, Total, bound_label, kep
 
 ATTEMPTS = (1, 2, 3, 4, 5, 10)
 """Bounds of the histogram's buckets, in attempts: the contracts allow a unit 3 to 10 (spec 001, section 8)."""
-QUANTILES: Mapping[str, str] = {"0.5": "half", "0.9": "most", "0.99": "nearly_all", "1": "oldest"}
+QUANTILES: Mapping[str, str] = {"0.5": "half_at", "0.9": "most_at", "0.99": "nearly_all_at", "1": "oldest_at"}
 """Which part of the waiting units has waited no longer, and the member of `WaitingUnits` that tells."""
 NO_DEPTHS: Mapping[str, int] = {}
 REJECTED = "rejected"

@@ -198,11 +198,11 @@ class MoveCount:
 class WaitingUnits:
     """When the objects of the live units of a queue were written that wait or are in work.
 
-    `half`, `most` (nine tenths) and `nearly_all` (99 of 100) have waited no longer than since then.
+    `half_at`, `most_at` (nine tenths) and `nearly_all_at` (99 of 100) have waited no longer than since then.
     """
 
     queue: str
-    half: datetime
-    most: datetime
-    nearly_all: datetime
-    oldest: datetime
+    half_at: datetime
+    most_at: datetime
+    nearly_all_at: datetime
+    oldest_at: datetime

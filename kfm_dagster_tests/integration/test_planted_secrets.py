@@ -23,6 +23,7 @@ from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.redaction import ForeignError
+from kfm_dagster.views.view import json_row
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration.chain import FakeQueue, announce, put, truncated, volumes
 from kfm_dagster_tests.integration.face import Face
@@ -120,7 +121,7 @@ def test_no_record_log_event_or_page_has_a_planted_secret(
                 for request in tick.run_requests:
                     face.launch(request)
         assert face.pipeline.lineage.undelivered().failing
-        status = str(deployment_status(face.pipeline).as_json())
+        status = str(json_row(deployment_status(face.pipeline)))
         texts |= {"status": status, "metrics": exposition(face.pipeline).decode()}
         texts |= {" ".join(command): said_by(command) for command in COMMANDS}
         with TestClient(console_app(face.pipeline, hosts=["*"]), base_url="http://localhost") as browser:

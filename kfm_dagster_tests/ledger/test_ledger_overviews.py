@@ -51,7 +51,9 @@ def test_how_long_live_units_have_waited_is_said_by_shares_of_them(bench: Bench)
         return bench.clock.now - timedelta(seconds=seconds)
 
     [found] = bench.ledger.waiting()
-    assert found == WaitingUnits(queue=units[0].queue, half=ago(49), most=ago(89), nearly_all=ago(98), oldest=ago(99))
+    assert found == WaitingUnits(
+        queue=units[0].queue, half_at=ago(49), most_at=ago(89), nearly_all_at=ago(98), oldest_at=ago(99)
+    )
 
 
 def test_attempts_are_added_up_by_how_they_ended(bench: Bench) -> None:

@@ -214,7 +214,7 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     clock_of(pipeline).now += SECOND
     assert removed(retention).removed == 1
     [left] = cases.find(CaseState.DISCARDED)
-    assert left.evidence == case.evidence_file
+    assert left.evidence_file == case.evidence_file
     with pytest.raises(ArtifactError, match="is gone"):
         read_evidence(pipeline.store, case.evidence_file)
     assert EvidenceCollector.of(pipeline).collect() == 0

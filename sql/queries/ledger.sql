@@ -181,10 +181,10 @@ WITH waiting AS (
 
 SELECT
     queue,
-    max(CASE WHEN place = (units * 50 + 99) / 100 THEN event_time END) AS half,
-    max(CASE WHEN place = (units * 90 + 99) / 100 THEN event_time END) AS most,
-    max(CASE WHEN place = (units * 99 + 99) / 100 THEN event_time END) AS nearly_all,
-    min(event_time) AS oldest
+    max(CASE WHEN place = (units * 50 + 99) / 100 THEN event_time END) AS half_at,
+    max(CASE WHEN place = (units * 90 + 99) / 100 THEN event_time END) AS most_at,
+    max(CASE WHEN place = (units * 99 + 99) / 100 THEN event_time END) AS nearly_all_at,
+    min(event_time) AS oldest_at
 FROM waiting
 GROUP BY queue
 ORDER BY queue;
