@@ -265,7 +265,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="an Item is written, and nothing leads to it",
-        invariant="followers_show_what_stands",
+        invariant="nothing_is_missing",
         breakages=[_call(Catalog, "_publish_documents", lambda *_, **__: None)],
     ),
     Mutation(
