@@ -270,10 +270,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="an Item stays whose unit is given up without lineage",
-        invariant="every_item_has_its_lineage",
+        invariant="every_unit_ends",
         breakages=[_call(OrphanedItems, "take_back", lambda *_: 0)],
         under=_REFUSED,
-        first=488,
+        first=76,
     ),
     Mutation(
         name="followers do not learn what an undo takes out",
