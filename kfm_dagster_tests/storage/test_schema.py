@@ -101,8 +101,8 @@ def test_both_databases_refuse_by_the_same_rules() -> None:
         texts = "\n".join(first.statements)
         return set(re.findall(r"(?:RAISE\(ABORT, |kfm_refuse\(|EXCEPTION '%', )'(\w+)", texts))
 
-    # SQLite alone refuses INSERT OR REPLACE, which passes by a key, and connections without foreign keys; PostgreSQL alone
-    # that a role counts by hand: a file has no roles.
+    # SQLite alone refuses INSERT OR REPLACE, which passes by a key, and connections without foreign keys.
+    # PostgreSQL alone refuses a role that counts by hand: a file has no roles.
     assert rules("sqlite") ^ rules("postgresql") == {
         "deployment_has_one_id", "foreign_keys_are_on", "kill_switches_one_open_per_dataset",
         "lineage_emissions_id_names_one_unit", "moves_are_counted_by_the_ledger", "unit_has_one_record",
