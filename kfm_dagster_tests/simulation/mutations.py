@@ -276,13 +276,6 @@ MUTATIONS = (
         first=76,
     ),
     Mutation(
-        name="followers do not learn what an undo takes out",
-        invariant="followers_show_what_stands",
-        breakages=[_sql("catalog.log_changes", "WHERE true", "WHERE value ->> 2 <> 'withdrawn'")],
-        under=_REFUSED,
-        first=488,
-    ),
-    Mutation(
         name="a history row names the run before",
         invariant="history_matches_the_records",
         triggers=[
