@@ -162,6 +162,23 @@ def deployed(
     return one
 
 
+def record_clock(offset: float) -> None:
+    """A reading of an hour ago, as a run records it."""
+    database = Database.open(Settings.load().database_url)
+    ClockLog(database).record(
+        [
+            ClockReading(
+                at=datetime.now(UTC) - timedelta(hours=1),
+                source="date:s3.example",
+                offset_seconds=offset,
+                uncertainty_seconds=0.55,
+                state=ClockState.UNKNOWN,
+            )
+        ]
+    )
+    database.dispose()
+
+
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[str]:
     """URL of a server that refuses every request for want of a permission, as SQS and S3 do."""
@@ -469,11 +486,10 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
 @pytest.mark.parametrize("planted", ROWS)
 def test_a_planted_fault_is_found_alone_and_has_a_next_step(planted: str, deployed: Deployed, call: Call) -> None:
     plant, check, verdict, observed, next_step = ROWS[planted]
+    record_clock(0.2)  # whatever the load of this machine lets a server tell
     plant(deployed)
     before = state_of(deployed.home)
     _, found = findings(call)
-    # A server that answers late leaves the clock unverified: that is not what was planted.
-    found = [one for one in found if one["check"] == check or one["check"] != "clock"]
     assert [(one["check"], one["verdict"]) for one in found] == [(check, verdict)], found
     [one] = found
     assert observed in one["observed"]
@@ -550,21 +566,12 @@ def test_what_is_recorded_of_the_clock_counts_as_it_does_for_kfm_clock_and_unver
     unkept = NtpState(answer=5, status=0x40, offset=0, maxerror=16_000_000)
     monkeypatch.setattr(kernel.kernel_clock, "__kwdefaults__", {"ask": lambda: unkept})
     deployed.set(AWS_ENDPOINT_URL_SQS=GONE, AWS_ENDPOINT_URL_S3=GONE)
-    database = Database.open(Settings.load().database_url)
     for offset, verdict, state in ((None, WARNING, "unlocked"), (0.2, Health.OK, "locked"), (3.0, FAULT, "unlocked")):
         if offset is not None:
-            reading = ClockReading(
-                at=datetime.now(UTC) - timedelta(hours=1),
-                source="date:s3.example",
-                offset_seconds=offset,
-                uncertainty_seconds=0.55,
-                state=ClockState.UNKNOWN,
-            )
-            ClockLog(database).record([reading])
+            record_clock(offset)
         [found] = [one for one in json.loads(call("doctor", "--json").out)["findings"] if one["check"] == "clock"]
         assert found["verdict"] == verdict, found
         assert json.loads(call("clock", "--json").out)["state"] == state
-    database.dispose()
 
 
 @pytest.mark.clause("BEY-11")
