@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sqlalchemy import make_url
+
 from benchmarks.postgres import embedded_postgres
 
 KINDS = ("sqlite", "postgresql")
@@ -40,4 +42,5 @@ def bench_database(kind: str, folder: Path) -> Iterator[BenchDatabase]:
     data = folder / "postgres"
     with embedded_postgres(data, settings=SERVER) as url:
         pid = int((data / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0])
-        yield BenchDatabase(variables={"KFM_WAL_DSN": url, "KFM_DAGSTER_DSN": url}, pids={"database": pid})
+        kept = make_url(url).update_query_dict({"plugin": "kfm_keep"}).render_as_string(hide_password=False)
+        yield BenchDatabase(variables={"KFM_WAL_DSN": url, "KFM_DAGSTER_DSN": kept}, pids={"database": pid})

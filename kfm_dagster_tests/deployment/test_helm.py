@@ -265,7 +265,7 @@ def test_dagsters_tables_are_found_where_kfm_init_makes_them() -> None:
     given, ours = VALUES["postgresql"], make_url(SECRETS["KFM_DAGSTER_DSN"])
     assert (given["postgresqlScheme"], given["postgresqlUsername"]) == (ours.drivername, ours.username)
     assert given["postgresqlDatabase"] == ours.database
-    assert set(given["postgresqlParams"]) == {"sslmode"}
+    assert given["postgresqlParams"] == {"sslmode": "require", "plugin": "kfm_keep"}
 
 
 @pytest.mark.clause("DAG-09")

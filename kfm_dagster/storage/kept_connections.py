@@ -1,0 +1,33 @@
+"""An SQLAlchemy plugin by which a URL keeps its connections: `...?plugin=kfm_keep`.
+
+Dagster opens a connection for each question to PostgreSQL, and each is a new process of the server. The plugin is
+SQLAlchemy's public way into `create_engine`, so `KFM_DAGSTER_DSN` decides, and no class of Dagster's is replaced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.engine import URL, CreateEnginePlugin
+from sqlalchemy.pool import QueuePool
+
+IDLE_CONNECTIONS = 1
+"""Of an engine; threads that ask at the same moment have connections that are closed afterwards."""
+
+
+class KeptConnections(CreateEnginePlugin):
+    """Keeps one idle connection of an engine, whatever pool its caller names."""
+
+    def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
+        """Replace the pool in the arguments of `create_engine`."""
+        super().__init__(url, kwargs)
+        kwargs |= {
+            "poolclass": QueuePool,
+            "pool_size": IDLE_CONNECTIONS,
+            "max_overflow": -1,
+            "pool_pre_ping": True,
+        }
+
+    def update_url(self, url: URL) -> URL:
+        """Return the URL as it is: SQLAlchemy has taken `plugin` out."""
+        return url
