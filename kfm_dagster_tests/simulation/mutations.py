@@ -124,7 +124,6 @@ _HASTE = {
     Fault.KILL: 0.0,
     Fault.KILL_IN_STATEMENT: 0.0,
 }
-_REFUSED = {**CALM, Fault.STORE_REFUSES: 0.06}
 _FENCE = Leases.fence
 _DECIDE = LedgerChanges._decide
 _ATTEMPT = " AND record.attempts = unit.attempt"
@@ -270,10 +269,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="an Item stays whose unit is given up without lineage",
-        invariant="every_unit_ends",
+        invariant="every_item_has_its_lineage",
         breakages=[_call(OrphanedItems, "take_back", lambda *_: 0)],
-        under=_REFUSED,
-        first=76,
+        under={**CALM, Fault.STORE_REFUSES: 0.15},
+        first=1631,
     ),
     Mutation(
         name="a history row names the run before",
