@@ -18,6 +18,7 @@ from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence
 from kfm_dagster.ingest.path_days import days_to_compute
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
@@ -100,8 +101,8 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
 
 
 POLL_SECONDS = 0.5
-PATHS_SECONDS = 60.0
-"""So long the beams of the last day are waited for: a table that fails comes with the next metadata, or a replay."""
+FOLLOW_UP_SECONDS = 60.0
+"""How long runs for beams and evidence are waited for once all units are terminal: what fails is made by a later run."""
 QUIET_POLLS = 3
 """Looks in a row that must find nothing: SQS counts are approximate."""
 
@@ -152,15 +153,15 @@ def drain(
     """
     deadline = time.monotonic() + timeout_seconds
     ledger, replays = pipeline.ledger, ReplayEngine(pipeline=pipeline)
-    quiet, paths_until = 0, None
+    quiet, until = 0, None
     while True:
         now = progress(pipeline.queue, ledger)
         report(now)
         backfills, replaying = _Backfills.now(ledger), replays.at_work()
         idle = now.drained and not replaying and not backfills.at_work
-        if idle and days_to_compute(ledger, pipeline.nodes, at=pipeline.clock()):
-            paths_until = paths_until or time.monotonic() + PATHS_SECONDS
-            idle = time.monotonic() > paths_until
+        if idle and _has_follow_up(pipeline):
+            until = until or time.monotonic() + FOLLOW_UP_SECONDS
+            idle = time.monotonic() > until
         quiet = quiet + 1 if idle else 0
         if quiet >= QUIET_POLLS:
             return now
@@ -171,6 +172,12 @@ def drain(
                 next_step=f"read {deployment.home / 'logs'} and run the command again; it goes on where it stopped",
             )
         time.sleep(POLL_SECONDS)
+
+
+def _has_follow_up(pipeline: Pipeline) -> bool:
+    """Whether beams of a day, or evidence of a quarantined unit, are still to be made."""
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+    return bool(days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock()) or cases.due(limit=1))
 
 
 def say_what_is_held(ledger: Ledger, say: Callable[[str], None]) -> None:

@@ -18,6 +18,7 @@ from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.recovery.backfill.days import Backfills, DayListing
 from kfm_dagster.recovery.backfill.progress import Backfill, find_backfill, listed_backfills
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -101,6 +102,23 @@ def test_a_drain_ends_after_three_looks_in_a_row_that_find_nothing(
     monkeypatch.setattr(ReplayEngine, "at_work", lambda _: next(replaying, False))
     drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=looks.append)
     assert len(looks) == 9
+
+
+@pytest.mark.clause("DAG-05")
+@pytest.mark.parametrize(("seconds", "looks"), [(HANG_SECONDS, 8), (-1.0, 3)])
+@pytest.mark.parametrize("name", ["beams", "evidence"])
+def test_a_drain_waits_for_what_follows_the_units_and_not_for_ever(
+    name: str, seconds: float, looks: int, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = iter([["one"]] * 5)
+    monkeypatch.setattr(draining, "FOLLOW_UP_SECONDS", seconds)
+    if name == "beams":
+        monkeypatch.setattr(draining, "days_to_compute", lambda *_, **__: next(due, []))
+    else:
+        monkeypatch.setattr(QuarantineCases, "due", lambda _, *, limit: next(due, [])[:limit])
+    reports: list[Progress] = []
+    drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=reports.append)
+    assert len(reports) == looks
 
 
 @pytest.mark.clause("DAG-05")
