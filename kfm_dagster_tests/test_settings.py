@@ -123,6 +123,13 @@ def test_a_bad_value_is_one_line_that_names_its_variable(
 def test_every_postgresql_url_names_the_one_driver(given: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_WAL_DSN", given)
     assert Settings.load().database_url == expected
+    # Dagster reads its own from the environment, as it is.
+    monkeypatch.setenv("KFM_DAGSTER_DSN", given)
+    if given.startswith("postgresql+psycopg2"):
+        assert Settings.load().dagster_dsn == expected
+    else:
+        with pytest.raises(ConfigurationError, match="KFM_DAGSTER_DSN"):
+            Settings.load()
 
 
 @pytest.mark.parametrize(

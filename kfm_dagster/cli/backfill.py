@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 
 from kfm_dagster.cli.completion import BACKFILL, DATASET
-from kfm_dagster.cli.decision_options import decision_of, decision_options
+from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_run_option
 from kfm_dagster.cli.ids import whole_replay_id
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
@@ -58,19 +58,19 @@ def backfill() -> None:
 @click.argument("datasets", type=DATASET, nargs=-1, required=True, metavar="DATASET...")
 @click.option("--from", "first", type=_DAY, required=True, help="First day, UTC, YYYY-MM-DD.")
 @click.option("--to", "last", type=_DAY, required=True, help="Last day, itself included.")
-@click.option("--dry-run", "dry", is_flag=True, help="Only say which days would be listed.")
+@dry_run_option
 @decision_options
 def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, **given: Any) -> None:
     """Let every object of these days in that the ledger does not know, and those that have failed.
 
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
-    decision = decision_of(Settings.load(), **given)
+    decision = None if dry else decision_of(Settings.load(), **given)
     window: dict[str, Any] = {"datasets": datasets, "first_day": first.date(), "last_day": last.date()}
     with opened_pipeline(read_only=dry) as pipeline:
         before = pipeline.window.first_day()
         days = Backfills(pipeline).days(**window)
-        started = None if dry else Backfills(pipeline).start(**window, decision=decision)
+        started = None if decision is None else Backfills(pipeline).start(**window, decision=decision)
         first_day = pipeline.window.first_day()
         left_out = days_left_out(pipeline.registry, days, first.date())
     if started is None:

@@ -41,11 +41,24 @@ def override_options(command: Command) -> Command:
     return _with_decision(command, override_ref_option)
 
 
+def dry_run_option(command: Command) -> Command:
+    """Give a command the option --dry-run, with which it needs no --reason."""
+    return click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")(command)
+
+
+class _Reason(click.Option):
+    """Required, but for a dry run: that decides nothing."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        is_given = isinstance(value, str)
+        return super().process_value(ctx, value if is_given or not ctx.params.get("dry") else "dry run")
+
+
 def _with_decision(command: Command, change_ref: Callable[[Command], Command]) -> Command:
     for option in (
         actor_option,
         change_ref,
-        click.option("--reason", required=True, help="Why, for readers of the governance log."),
+        click.option("--reason", required=True, cls=_Reason, help="Why, for readers of the governance log."),
     ):
         command = option(command)
     return command

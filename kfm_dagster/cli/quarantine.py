@@ -18,6 +18,7 @@ from kfm_dagster.cli.decision_options import (
     REPLAY_REASON,
     decision_of,
     decision_options,
+    dry_run_option,
     override_options,
     proposed_line,
     records_of,
@@ -128,7 +129,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 @wal_ids_argument
 @version_option
 @click.option("--replay-reason", default=ReplayReason.INCIDENT.value, show_default=True, help=REPLAY_REASON)
-@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be released.")
+@dry_run_option
 @override_options
 @json_option
 def release(
@@ -147,12 +148,14 @@ def release(
 
     Example: kfm release 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
     """
-    decision = decision_of(Settings.load(), **given)
-    decision.require_change_ref()
+    decision = None if dry else decision_of(Settings.load(), **given)
+    if decision is not None:
+        decision.require_change_ref()
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
-        if dry:
+        if decision is None:
             _show_outcome(records, Status.PENDING, as_json=as_json)
+            click.echo("dry run: nothing is released", err=True)
             return ExitCode.DONE
         proposal_id = work_orders.release(
             pipeline.ledger, seen, settings=pipeline.settings, decision=decision, replay_reason=replay_reason, tx=tx

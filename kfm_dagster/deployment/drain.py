@@ -102,7 +102,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
 
 POLL_SECONDS = 0.5
 FOLLOW_UP_SECONDS = 60.0
-"""How long runs for beams and evidence are waited for once all units are terminal: what fails is made by a later run."""
+"""Wait for the runs of beams and evidence once all units are terminal; a later deployment makes what is left."""
 QUIET_POLLS = 3
 """Looks in a row that must find nothing: SQS counts are approximate."""
 

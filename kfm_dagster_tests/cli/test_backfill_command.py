@@ -22,11 +22,12 @@ pytestmark = pytest.mark.usefixtures("ledger")
 
 @pytest.mark.clause("DAG-05", "SEC-02")
 def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> None:  # noqa: F811
-    month = ("backfill", "run", "nexrad-l2", "hrrr", *MONTH, *WHY, "--change-ref", "CHG-1")
+    month = ("backfill", "run", "nexrad-l2", "hrrr", *MONTH)
     planned = call(*month, "--dry-run")
     assert planned.out.split()[-4:] == ["nexrad-l2", "2025-12-01", "2025-12-31", "31"]
     assert call("backfill", "status", "--json").rows == []
-    started = call(*month)
+    assert call(*month).code == ExitCode.USAGE  # without a reason
+    started = call(*month, *WHY, "--change-ref", "CHG-1")
     assert started.code == ExitCode.DONE
     [backfill_id] = started.out.split()
     [row] = call("backfill", "status", "--json").rows

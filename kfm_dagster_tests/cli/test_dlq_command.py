@@ -75,7 +75,7 @@ def test_nothing_is_done_that_nobody_confirmed(command: tuple[str, ...], dlq_fix
     assert answer.err.count("\n") == 1
     assert "--confirm" in answer.err
     assert f"{dlq_fixture.dlq}: 2 messages looked at" in answer.out
-    dry = call(*command, *WHY, "--confirm", "--dry-run", "--json")
+    dry = call(*command, "--confirm", "--dry-run", "--json")
     assert (dry.code, dry.document["plan"]["looked_at"], dry.document["report"]) == (ExitCode.DONE, 2, None)
     assert standing(dlq_fixture) == before
 

@@ -72,7 +72,9 @@ def test_every_variable_is_a_setting_and_its_value_is_taken() -> None:
     for name in OURS:
         settings = loaded(OURS[name]["environment"])
         for dsn in (settings.database_url, settings.dagster_dsn, settings.retention_url, settings.stac_api_dsn):
-            assert re.fullmatch(r"postgresql\+psycopg2://kfm\w*:s3cret@database/(kfm|dagster\?plugin=kfm_keep|stac)", dsn), dsn
+            assert re.fullmatch(
+                r"postgresql\+psycopg2://kfm\w*:s3cret@database/(kfm|dagster\?plugin=kfm_keep|stac)", dsn
+            ), dsn
         assert settings.env == "prod"
         # The port of the console is published on this machine, whose browser is led by no other name to it.
         assert settings.allowed_hosts == "console"

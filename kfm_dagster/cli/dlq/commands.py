@@ -15,7 +15,7 @@ import click
 
 from kfm_dagster.cli.completion import DATASET, ERROR_CODE
 from kfm_dagster.cli.confirm import confirm_option, require_confirmation
-from kfm_dagster.cli.decision_options import decision_of, decision_options
+from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_run_option
 from kfm_dagster.cli.dlq.output import bar, show_plan, show_report
 from kfm_dagster.cli.numbers import COUNT, POSITIVE
 from kfm_dagster.cli.option_groups import option_group
@@ -72,7 +72,7 @@ _BOUNDING = (
 )
 _DECIDING = (decision_options,)
 _SAYING = (
-    click.option("--dry-run", "dry", is_flag=True, help="Only show the plan."),
+    dry_run_option,
     confirm_option,
     json_option,
 )

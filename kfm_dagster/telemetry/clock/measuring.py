@@ -11,8 +11,8 @@ from kfm_dagster.telemetry.clock.reading import ClockReading
 from kfm_dagster.telemetry.clock.server_dates import ask_date
 
 MOST_REQUESTS = 5
-"""An answer during which the server's second changes decides nothing. Where answers take 0.3 s, these are three in ten, and
-five in a row 0.2 %."""
+"""An answer during which the server's second changes decides nothing: three in ten where answers take 0.3 s, and 0.2 %
+of five in a row."""
 
 
 def measure(rules: ClockRules, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
