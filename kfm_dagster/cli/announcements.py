@@ -6,20 +6,22 @@ Does not belong here: the first sending, which runs and the sensor `nodd_ledger`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import click
 
+from kfm_dagster.catalog.changes import Follower
+from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.followers.announcements.announcer import Announcer
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS
-from kfm_dagster.ingest.pipeline import Pipeline
 
 COLUMNS = ("subscription", "target", "sent", "waiting", "failing", "refused", "next_attempt_at", "last_error")
 TROUBLE = ("subscription", "collection_id", "item_id", "kind", "state", "attempts", "failing_since", "last_error")
@@ -43,7 +45,7 @@ def list_(*, as_json: bool) -> int:
     Example: kfm announcements list --json
     """
     with opened_pipeline(read_only=True) as pipeline:
-        rows = [_row(announcer) for announcer in _announcers(pipeline)]
+        rows = [_row(announcer) for announcer in _announcers(pipeline.followers)]
     if not rows and not as_json:
         click.echo("nobody subscribes (announcements.yaml)")
         return ExitCode.DONE
@@ -63,7 +65,7 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
     with opened_pipeline(read_only=True) as pipeline:
         rows = [
             {"subscription": announcer.subscription.name, **row}
-            for announcer in _announcers(pipeline, subscription)
+            for announcer in _announcers(pipeline.followers, subscription)
             for row in announcer.store.in_trouble()
         ]
     show_rows(rows, TROUBLE, as_json=as_json)
@@ -81,9 +83,9 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     Example: kfm announcements resend kansas-radar
     """
     with opened_pipeline() as pipeline:
-        [announcer] = _announcers(pipeline, subscription)
+        [announcer] = _announcers(pipeline.followers, subscription)
         if everything:
-            done: dict[str, int] = {"changes": sum(_rebuilt(pipeline, announcer))}
+            done: dict[str, int] = {"changes": sum(_rebuilt(pipeline.registry, pipeline.following, announcer))}
             refused = announcer.store.status(announcer.name).refused
         else:
             taken, refused = announcer.resend()
@@ -94,16 +96,16 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     return ExitCode.FINISHED_WITH_FAILURES if refused else ExitCode.DONE
 
 
-def _rebuilt(pipeline: Pipeline, announcer: Announcer) -> Iterator[int]:
+def _rebuilt(registry: ContractRegistry, runner: FollowerRunner, announcer: Announcer) -> Iterator[int]:
     """Have every collection announced again; of several datasets that write into one, its owner's."""
-    for contract in pipeline.registry:
+    for contract in registry:
         if contract.stac.collection_of is None:
-            yield pipeline.following.rebuild(announcer, contract)
+            yield runner.rebuild(announcer, contract)
 
 
-def _announcers(pipeline: Pipeline, name: str | None = None) -> list[Announcer]:
+def _announcers(followers: Iterable[Follower], name: str | None = None) -> list[Announcer]:
     """Return the followers of all subscriptions, or of the one with this name. Raises ConfigurationError."""
-    announcers = {one.subscription.name: one for one in pipeline.followers if isinstance(one, Announcer)}
+    announcers = {one.subscription.name: one for one in followers if isinstance(one, Announcer)}
     if name is None:
         return list(announcers.values())
     if name not in announcers:
