@@ -135,7 +135,7 @@ class AlertStore:
     def update(
         self, terms: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], endpoints: RuleEndpoints
     ) -> Changes:
-        """Evaluate every rule as of now, and queue what is to be sent; one evaluator at a time.
+        """Evaluate every rule as of now and queue its messages; one evaluator at a time.
 
         `terms` are rows of `alerts.findings` with the level of each rule, `limits` its parameters of the clock. Nothing
         is written while there is no finding and no alert is open.

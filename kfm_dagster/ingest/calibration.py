@@ -55,6 +55,6 @@ def time_server(settings: Settings, registry: ContractRegistry) -> str | None:
 
 
 def _server(objects: ObjectStores, contract: DatasetContract) -> str | None:
-    """Return the contract's object store; where that is a folder, what stands in AWS's place, if anything."""
+    """Return the URL of the contract's object store; of a folder, the AWS endpoint of the environment, or None."""
     named = os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
     return objects.endpoint(contract) or named

@@ -75,7 +75,7 @@ class QuarantineCase:
 
     @property
     def key(self) -> CaseKey:
-        """Which quarantine of which unit."""
+        """Key of a case: the unit, and the version of its record."""
         return CaseKey(wal_id=self.wal_id, version=self.quarantined_version)
 
 

@@ -347,7 +347,7 @@ def filters(messages: Messages, element_bytes: int) -> tuple[int, ...]:
 
 
 def fill_value(messages: Messages, size: int) -> bytes | None:
-    """Give the element of `size` bytes that stands for what was never written; None for one of zeros.
+    """Return the fill value of `size` bytes; None for zeros.
 
     Fill value messages of version 1 to 3, and their predecessor (IV.A.2.e, f). Versions 1 and 2 have the times of
     allocation and writing and whether there is a value, version 3 has the same in bits. Raises ReadError.

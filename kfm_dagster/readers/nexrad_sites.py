@@ -1,4 +1,4 @@
-"""Where a radar stands: as its object says, held against the table of its site, or as the table says alone.
+"""Position of a radar: from its object, checked against the table of sites, or from the table alone.
 
 Belongs here: the tables of WSR-88D and TDWR sites, and the choice between the two, for every NEXRAD reader. Does not
 belong here: what the radar covers from there (`geometry.py`). Volumes of message type 1 (1991 to 2008) and status

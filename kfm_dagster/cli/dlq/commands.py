@@ -89,7 +89,7 @@ def bounding(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def deciding(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a decision as `decided`, and of how it is confirmed and printed as `said`."""
+    """Give a command the options of a decision (`decided`) and of its confirmation and output (`said`)."""
     for options, name in ((_SAYING, "said"), (_DECIDING, "decided")):
         command = option_group(command, options, name, dict)
     return command

@@ -62,7 +62,7 @@ def _role(settings: Settings) -> Diagnosis:
 
 
 def check_retention(settings: Settings) -> Iterator[Diagnosis]:
-    """Look under which role what is old is removed. Raises KfmError for a wrong policy or a database that is away."""
+    """Check the role of retention. Raises KfmError for a wrong policy or a database that does not answer."""
     kinds = ", ".join(RetentionPolicy.load(settings.configs_dir).ages)
     if not kinds:
         yield ok("everything is kept: retention.yaml names no kind")

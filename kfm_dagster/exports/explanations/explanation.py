@@ -39,7 +39,7 @@ from kfm_dagster.storage.database import Database
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reexecution:
-    """A run that another run's id stands for. `started_at` None: it waits; `ended_at` None: it is at work."""
+    """A re-execution of a run. `started_at` None: queued; `ended_at` None: running."""
 
     run_id: str
     root_run_id: str

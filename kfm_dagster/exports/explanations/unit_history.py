@@ -29,7 +29,7 @@ from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitIssue:
-    """One issue, and the operator (or `gate`) that found it; only a message where the output cannot be read."""
+    """One issue with its operator (or `gate`); only a message where the output cannot be read."""
 
     operator: str
     code: str | None

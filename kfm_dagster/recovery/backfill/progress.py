@@ -42,7 +42,7 @@ class BackfillError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backfill:
-    """One backfill: the replay of which it is the days, the datasets, and days of all of them together, by state."""
+    """A backfill: its replay, its datasets, and the number of their days by state."""
 
     run: ReplayRun
     datasets: tuple[str, ...]

@@ -83,7 +83,7 @@ def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
 
 
 def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LIMIT) -> DeadLetterPlan:
-    """Say what is selected, by class, dataset and error code. Changes nothing but receive counts on the queue.
+    """Show the selected letters by class, dataset and error code. Changes only the queue's receive counts.
 
     Raises ContractError for a dataset without a contract.
     """

@@ -173,7 +173,7 @@ def _is_same(unit: Any, etag: str | None) -> bool:
 
 
 def _within(prefixes: Iterable[str]) -> re.Pattern[str]:
-    """Match the URIs where a listing looks: what is announced may be in no prefix that is listed."""
+    """Match the URIs below the listed prefixes; announced objects may be elsewhere."""
     folders = ("[^/]+".join(map(re.escape, prefix.split("*"))) for prefix in prefixes)
     return re.compile("[^/]*//[^/]*/" + "(?:" + "|".join(folders) + ")")
 

@@ -208,7 +208,7 @@ def needed_batches(request: Request, found: RequestFacts) -> Refusal | None:
 
 
 def kill_switch(request: Request, switched_off: frozenset[str]) -> Refusal | None:
-    """Refuse, or hold, what is about datasets that are switched off (WAL-10)."""
+    """Refuse or hold units of datasets whose kill switch is on (WAL-10)."""
     if not switched_off or not request.selection.spec.options.respect_kill_switch:
         return None
     return Refusal(
