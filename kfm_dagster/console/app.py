@@ -24,24 +24,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kfm_dagster.console import (
-    actions,
-    alerts,
-    api,
-    datasets,
-    discards,
-    feeds,
-    overview,
-    rejected,
-    replays,
-    runs,
-    units,
-)
+from kfm_dagster.console import actions, api, datasets, histories, lists, overview, replays
 from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.console.operations import JSON
-from kfm_dagster.console.pages import STATIC, Pages, parameters, static
+from kfm_dagster.console.pages import STATIC, Pages, query_of, static
 from kfm_dagster.console.refusals import REFUSALS, refusal
-from kfm_dagster.console.request_parameters import given, is_page, whole_number
+from kfm_dagster.console.request_parameters import is_page, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
@@ -82,7 +70,7 @@ def console_app(
     pages = Pages(pipeline=pipeline, sessions=sessions, deciding=deciding)
 
     def validate(request: Request) -> Response:
-        values = given(parameters(request), known=("days", "format"))
+        values = query_of(request, "days", "format")
         days = whole_number("days", values.get("days", str(DAYS)), most=MOST_DAYS)
         as_page = is_page(values, request.headers.get("accept", ""))
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
@@ -111,14 +99,10 @@ def console_app(
     application = Starlette(
         routes=[
             *overview.routes(pages, depths),
-            *units.routes(pages),
-            *rejected.routes(pages, depths),
-            *feeds.routes(pages),
-            *alerts.routes(pages),
+            *lists.routes(pages, depths),
+            *histories.routes(pages),
             *datasets.routes(pages),
-            *runs.routes(pages),
             *replays.routes(pages),
-            *discards.routes(pages),
             *actions.routes(pages),
             Route(PATH, validate, methods=["GET"]),
             Route(METRICS, metrics, methods=["GET"]),

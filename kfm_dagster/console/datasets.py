@@ -17,8 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
-from kfm_dagster.console.pages import Pages, parameters
-from kfm_dagster.console.request_parameters import given
+from kfm_dagster.console.pages import Pages, query_of
 from kfm_dagster.contracts.cadence import floor_hour
 from kfm_dagster.storage.database import Database
 from kfm_dagster.views.units import FAILURES, FailureFilter, failure_groups
@@ -38,7 +37,7 @@ def routes(pages: Pages) -> list[Route]:
     pipeline = pages.pipeline
 
     def dataset(request: Request) -> Response:
-        given(parameters(request), known=())
+        query_of(request)
         contract = pipeline.registry[request.path_params["dataset"]]
         last = floor_hour(pipeline.clock())
         hours = [last - number * HOUR for number in reversed(range(HOURS))]

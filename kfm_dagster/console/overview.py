@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from kfm_dagster.console.charts import state_diagram
 from kfm_dagster.console.operations import JSON
-from kfm_dagster.console.pages import Pages, duration, parameters
-from kfm_dagster.console.request_parameters import given, is_page
+from kfm_dagster.console.pages import Pages, duration, query_of
+from kfm_dagster.console.request_parameters import is_page
 from kfm_dagster.drawing.footprints import draw as draw_footprints
 from kfm_dagster.drawing.map_ground import Size
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
@@ -59,7 +59,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
     pipeline = pages.pipeline
 
     def front(request: Request) -> Response:
-        values = given(parameters(request), known=("format",))
+        values = query_of(request, "format")
         as_page = is_page(values, request.headers.get("accept", ""))
         status = deployment_status(pipeline)
         if not as_page:

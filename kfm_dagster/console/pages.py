@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from kfm_dagster.console.cells import cell, heading, time
-from kfm_dagster.console.request_parameters import BadRequestError, whole_number
+from kfm_dagster.console.request_parameters import BadRequestError, given, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
@@ -116,6 +116,11 @@ def parameters(request: Request) -> list[tuple[str, str]]:
     if any(value != "1" for name, value in found if name == _LIVE):
         raise BadRequestError(observed=f"{_LIVE}={request.query_params[_LIVE][:40]!r}", expected=f"{_LIVE}=1 or none")
     return [(name, value) for name, value in found if name != _LIVE]
+
+
+def query_of(request: Request, *known: str) -> dict[str, str]:
+    """Return a page's parameters by name, without what makes it live. Raises BadRequestError for an unknown one."""
+    return given(parameters(request), known=known)
 
 
 def list_route(

@@ -1,28 +1,32 @@
-"""Replays: everything that a filter means is let in again, by the replay engine with its guards, pace and account.
+"""Decisions about all units of a filter: a replay by the engine with its guards, pace and account, or a discard.
 
-A dry run says what is eligible before anything is started; the deployment's daemon lets the batches in, and a replay is
-paused, resumed and stopped here. Does not belong here: the engine (`recovery/replay/`), one unit's release.
+A dry run counts the eligible units before anything is started. The deployment's daemon admits a replay's batches, and a
+replay is paused, resumed and stopped here; a discard takes all of its units or none. Does not belong here: the engine
+(`recovery/replay/`), decisions about one unit (`actions.py`), what discarding does (`ledger/cases.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.console.actions import DECISIONS, decided, see
-from kfm_dagster.console.pages import Pages, parameters
-from kfm_dagster.console.request_parameters import given
+from kfm_dagster.console.actions import DECISIONS, Fields, decision_form
+from kfm_dagster.console.pages import Pages, parameters, query_of
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.quarantined import plan_discard
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.recovery.replay.runs import ReplayRun
@@ -41,17 +45,17 @@ _MODES = {Status.FAILED: Mode.FAILED_ONLY, Status.QUARANTINED: Mode.REPAIR_AND_R
 
 
 def routes(pages: Pages) -> list[Route]:
-    """Return the routes of replays."""
+    """Return the routes of replays and of discarding all units of a filter."""
     pipeline = pages.pipeline
 
     def listed(request: Request) -> Response:
-        given(parameters(request), known=())
+        query_of(request)
         return pages.page(
             request, "replays.html", replays=[run.as_json() for run in ReplayEngine(pipeline=pipeline).newest()]
         )
 
     def one(request: Request) -> Response:
-        given(parameters(request), known=())
+        query_of(request)
         replay_run_id = str(request.path_params["replay_run_id"])
         return pages.page(request, "replay.html", report=ReplayEngine(pipeline=pipeline).report(replay_run_id))
 
@@ -60,41 +64,72 @@ def routes(pages: Pages) -> list[Route]:
         plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, wanted), change_ref=_TO_BE_GIVEN)
         return pages.page(request, "replay_plan.html", wanted=wanted, query=wanted.query(), plan=plan)
 
-    def begin(request: Request, fields: Mapping[str, str]) -> Response:
-        filters = {name: value for name, value in fields.items() if name not in {"reason", "change_ref"}}
-        form = decided(pages, request, fields, known=tuple(filters))
-        selection = selection_for(pages.writing, UnitFilter.of_query(list(filters.items())))
-        started = start(ReplayEngine(pipeline=pages.writing), selection, form.decision)
-        if started.proposal_id is not None:
-            return see(DECISIONS)
-        return see(f"/replays/{started.replay_run_id}" if started.replay_run_id else "/replays")
-
-    def retry(request: Request, fields: Mapping[str, str]) -> Response:
-        form = decided(pages, request, fields)
-        named = {"wal_ids": [str(request.path_params["wal_id"])]}
-        selection = _selection(pages.writing.settings.env, Status.FAILED, named)
-        started = start(ReplayEngine(pipeline=pages.writing), selection, form.decision)
-        return see(f"/replays/{started.replay_run_id}" if started.replay_run_id else f"/units/{named['wal_ids'][0]}")
-
-    def change(by: Callable[[ReplayEngine, str, Decision], ReplayRun]) -> Callable[..., Response]:
-        def answer(request: Request, fields: Mapping[str, str]) -> Response:
-            form = decided(pages, request, fields)
-            replay_run_id = str(request.path_params["replay_run_id"])
-            by(ReplayEngine(pipeline=pages.writing), replay_run_id, form.decision)
-            return see(f"/replays/{replay_run_id}")
-
-        return answer
+    def discard_dry_run(request: Request) -> Response:
+        wanted = _quarantined(parameters(request))
+        plan = plan_discard(pipeline.database, named_units(pipeline, wanted))
+        breakdown = [
+            {"dataset": dataset, "error_code": code, "units": units}
+            for (dataset, code), units in plan.breakdown.items()
+        ]
+        return pages.page(request, "discard_plan.html", query=wanted.query(), plan=plan, breakdown=breakdown)
 
     return [
         Route("/replays", listed, methods=["GET"]),
         Route("/replays/dry-run", dry_run, methods=["GET"]),
-        pages.form("/replays", begin),
-        pages.form("/units/{wal_id:uuid}/retry", retry),
+        decision_form(pages, "/replays", _begin, fields=None),
+        decision_form(pages, "/units/{wal_id:uuid}/retry", _retry),
         Route("/replays/{replay_run_id:uuid}", one, methods=["GET"]),
-        pages.form("/replays/{replay_run_id:uuid}/pause", change(ReplayEngine.pause)),
-        pages.form("/replays/{replay_run_id:uuid}/resume", change(ReplayEngine.resume)),
-        pages.form("/replays/{replay_run_id:uuid}/stop", change(ReplayEngine.stop)),
+        *(
+            decision_form(pages, f"/replays/{{replay_run_id:uuid}}/{change.__name__}", partial(_change, change))
+            for change in (ReplayEngine.pause, ReplayEngine.resume, ReplayEngine.stop)
+        ),
+        Route("/discards/dry-run", discard_dry_run, methods=["GET"]),
+        decision_form(pages, "/discards", _discard, fields=None),
     ]
+
+
+def _begin(pipeline: Pipeline, _: Request, decision: Decision, fields: Fields) -> str:
+    selection = selection_for(pipeline, UnitFilter.of_query(fields.items()))
+    started = start(ReplayEngine(pipeline=pipeline), selection, decision)
+    if started.proposal_id is not None:
+        return DECISIONS
+    return f"/replays/{started.replay_run_id}" if started.replay_run_id else "/replays"
+
+
+def _retry(pipeline: Pipeline, request: Request, decision: Decision, _: Fields) -> str:
+    wal_id = str(request.path_params["wal_id"])
+    selection = _selection(pipeline.settings.env, Status.FAILED, {"wal_ids": [wal_id]})
+    started = start(ReplayEngine(pipeline=pipeline), selection, decision)
+    return f"/replays/{started.replay_run_id}" if started.replay_run_id else f"/units/{wal_id}"
+
+
+def _change(
+    by: Callable[[ReplayEngine, str, Decision], ReplayRun],
+    pipeline: Pipeline,
+    request: Request,
+    decision: Decision,
+    _: Fields,
+) -> str:
+    replay_run_id = str(request.path_params["replay_run_id"])
+    by(ReplayEngine(pipeline=pipeline), replay_run_id, decision)
+    return f"/replays/{replay_run_id}"
+
+
+def _discard(pipeline: Pipeline, _: Request, decision: Decision, fields: Fields) -> str:
+    wanted = _quarantined((name, value) for name, value in fields.items() if name != "seen")
+    wal_ids = named_units(pipeline, wanted)
+    with pipeline.database.transaction() as tx:
+        plan = plan_discard(pipeline.database, wal_ids, tx=tx)
+        plan.require_seen(fields.get("seen", ""))
+        QuarantineCases(pipeline.database, clock=pipeline.clock).discard(plan.versions, decision=decision, tx=tx)
+    return f"/units?{urlencode(wanted.query())}"
+
+
+def _quarantined(pairs: Iterable[tuple[str, str]]) -> UnitFilter:
+    wanted = UnitFilter.of_query(pairs)
+    if wanted.status is not Status.QUARANTINED:
+        raise BadFilterError(observed=f"status {wanted.status or 'of any kind'}", expected=Status.QUARANTINED)
+    return wanted
 
 
 def selection_for(pipeline: Pipeline, wanted: UnitFilter) -> Selection:

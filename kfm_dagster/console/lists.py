@@ -1,22 +1,32 @@
-"""What came and could not be taken in: pages of rejections, and each message as it came. Only reads.
+"""Lists: units, failures, rejections with their messages, gaps with their picture, and alerts. Only reads.
 
-Belongs here: those pages. Does not belong here: finding rejections (`views/rejections.py`), what becomes of
-their messages (`kfm dlq`).
+Belongs here: pages of views, and what stands beside their rows. Does not belong here: searching (`views/`), one unit or
+run (`histories.py`), decisions (`actions.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.console.pages import Pages, list_route, parameters
-from kfm_dagster.console.request_parameters import given
+from kfm_dagster.alerts.store import look_of
+from kfm_dagster.console.overview import SVG_HEADERS
+from kfm_dagster.console.pages import Pages, list_route, query_of
+from kfm_dagster.console.request_parameters import whole_number
+from kfm_dagster.exports.gap_picture import draw, gap_picture
 from kfm_dagster.ledger.rejections import RejectionFilter
+from kfm_dagster.views.alerts import ALERTS
+from kfm_dagster.views.feeds import GAP_DAYS, GAPS
 from kfm_dagster.views.rejections import REJECTIONS, rejected_message
+from kfm_dagster.views.units import FAILURES, UNITS, count_units
+from kfm_dagster.views.view import require_contract
 
+MOST_DAYS = 14
+"""Of the picture; more hours than two weeks have would each be less than two pixels wide."""
 MOST_SHOWN = 65_536
 """Characters of a message on its page: one that SQS carries may have sixteen times as many."""
 MOST_RECORDS = 100
@@ -24,14 +34,14 @@ MOST_RECORDS = 100
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
-    """Return the routes of rejections; `depths` says how many messages are on each queue, and must not wait."""
+    """Return the routes of lists; `depths` returns the messages on each queue, and must not wait."""
     pipeline = pages.pipeline
 
     def dead_letters(_: RejectionFilter) -> int | None:
         return depths().get(pipeline.settings.sqs_dlq_queue)
 
     def message(request: Request) -> Response:
-        given(parameters(request), known=())
+        query_of(request)
         message_id = str(request.path_params["message_id"])
         body = rejected_message(pipeline.deliveries, pipeline.landing, message_id)
         rows = pipeline.deliveries.rejected(RejectionFilter(message=message_id), limit=MOST_RECORDS)
@@ -46,9 +56,22 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
             left=max(0, len(body) - MOST_SHOWN),
         )
 
+    def picture(request: Request) -> Response:
+        values = query_of(request, "dataset", "days")
+        dataset = values.get("dataset") or None
+        require_contract(pipeline, dataset)
+        days = whole_number("days", values.get("days") or str(GAP_DAYS), most=MOST_DAYS)
+        svg = draw(gap_picture(pipeline, days=days, dataset=dataset))
+        return Response(svg, media_type="image/svg+xml", headers=SVG_HEADERS)
+
     return [
+        list_route(pages, UNITS, "/units", "units.html", count=partial(count_units, pipeline)),
+        list_route(pages, FAILURES, "/failures"),
         list_route(pages, REJECTIONS, "/rejected", "rejected.html", dead_letters=dead_letters),
         Route("/rejected/{message_id:path}", message, methods=["GET"]),
+        list_route(pages, GAPS, "/gaps", "gaps.html", most_days=lambda _: MOST_DAYS),
+        Route("/gaps.svg", picture, methods=["GET"]),
+        list_route(pages, ALERTS, "/alerts", "alerts.html", look_of=lambda _: look_of),
     ]
 
 

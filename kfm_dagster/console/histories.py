@@ -1,13 +1,12 @@
-"""Units: pages of what a filter means, failures in groups, and the whole history of one unit. Only reads.
+"""Histories: all that is recorded of one unit, and what each node of one run did and why. Only reads.
 
-Belongs here: those pages. Does not belong here: searching (`views/units.py`), deciding about them.
+Does not belong here: lists (`lists.py`), deciding about units.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,25 +14,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kfm_dagster.console import operations
-from kfm_dagster.console.pages import Pages, list_route, parameters
-from kfm_dagster.console.request_parameters import given
+from kfm_dagster.console.pages import Pages, query_of
 from kfm_dagster.contracts.repairs import REPAIRS
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
+from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ingest.evidence import read_evidence
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.storage.s3 import Store
-from kfm_dagster.views.units import FAILURES, UNITS, count_units
 
 
 def routes(pages: Pages) -> list[Route]:
-    """Return the routes of units and failures."""
+    """Return the routes of a unit, of its Item and of a run."""
     pipeline = pages.pipeline
 
     def unit(request: Request) -> Response:
-        given(parameters(request), known=())
+        query_of(request)
         with pipeline.database.snapshot() as view:
             record = operations.record_of(pipeline.ledger, str(request.path_params["wal_id"]), tx=view)
         return pages.page(request, "unit.html", **history(pipeline, record))
@@ -42,11 +41,16 @@ def routes(pages: Pages) -> list[Route]:
         item = operations.item(pipeline, {"wal_id": str(request.path_params["wal_id"])})
         return Response(json.dumps(item), media_type="application/geo+json")
 
+    def run(request: Request) -> Response:
+        query_of(request)
+        states = looked_up_states(pipeline.database, pipeline.settings)
+        report = Explanations(database=pipeline.database, run_states=states).explain(request.path_params["run_id"])
+        return pages.page(request, "run.html", report=report)
+
     return [
-        list_route(pages, UNITS, "/units", "units.html", count=partial(count_units, pipeline)),
         Route("/units/{wal_id:uuid}", unit, methods=["GET"]),
         Route("/units/{wal_id:uuid}/item.json", item, methods=["GET"]),
-        list_route(pages, FAILURES, "/failures"),
+        Route("/runs/{run_id}", run, methods=["GET"]),
     ]
 
 
