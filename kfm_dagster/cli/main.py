@@ -40,7 +40,7 @@ COMMANDS = {
     "dataset": Lazy("kfm_dagster.cli.dataset:dataset"),
     "demo": Lazy("kfm_dagster.cli.demo:demo"),
     "discard": Lazy("kfm_dagster.cli.quarantine:discard"),
-    "dlq": Lazy("kfm_dagster.cli.dlq.commands:dlq"),
+    "dlq": Lazy("kfm_dagster.cli.dlq:dlq"),
     "doctor": Lazy("kfm_dagster.cli.doctor:doctor"),
     "drain": Lazy("kfm_dagster.cli.drain:drain"),
     "explain": Lazy("kfm_dagster.cli.explain:explain"),

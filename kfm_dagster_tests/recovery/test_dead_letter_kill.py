@@ -13,9 +13,8 @@ from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.recovery.dead_letters.batches import Bounds, End
-from kfm_dagster.recovery.dead_letters.drain import drain
-from kfm_dagster.recovery.dead_letters.moves import redrive
+from kfm_dagster.recovery.dead_letters.treatments import drain, redrive
+from kfm_dagster.recovery.dead_letters.work import Bounds, End
 from kfm_dagster_tests.integration.chain import CrashError
 from kfm_dagster_tests.recovery.dlq_fixture import DECISION, MALFORMED, DlqFixture, reopened
 from kfm_dagster_tests.recovery.dying import dying

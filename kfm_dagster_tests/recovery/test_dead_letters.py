@@ -22,11 +22,16 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import VERIFIED, Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterWork, End, LetterOutcome
-from kfm_dagster.recovery.dead_letters.drain import drain
-from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, DeadLetterError, LetterSelection
-from kfm_dagster.recovery.dead_letters.moves import discard, redrive
-from kfm_dagster.recovery.dead_letters.plan import look, plan, status
+from kfm_dagster.recovery.dead_letters.letters import (
+    DeadLetterClass,
+    DeadLetterError,
+    LetterSelection,
+    look,
+    plan,
+    status,
+)
+from kfm_dagster.recovery.dead_letters.treatments import discard, drain, redrive
+from kfm_dagster.recovery.dead_letters.work import Bounds, DeadLetterWork, End, LetterOutcome
 from kfm_dagster.settings import Environment
 from kfm_dagster.telemetry.totals import Total, kept_totals
 from kfm_dagster.views.rejections import rejected_message
@@ -102,7 +107,7 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
         (DeadLetterClass.UNKNOWN, LetterOutcome.WAITS): 100,
         (DeadLetterClass.UNREADABLE, LetterOutcome.KEPT): 20,
     }
-    assert (report.created, report.requeued, report.quarantined) == (100, 100, 0)
+    assert (report.units["created"], report.units["requeued"], report.units["quarantined"]) == (100, 100, 0)
     assert len(steps) == report.batches >= 7
     assert all(later - earlier <= 50 for earlier, later in pairwise(steps))
     ledger = dlq_fixture.pipeline.ledger
@@ -142,7 +147,7 @@ def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: Dl
 
     assert {
         (group["class"], group["dataset"], group["error_code"]): (group["messages"], group["units"])
-        for group in planned.groups
+        for group in planned["groups"]
     } == {
         (DeadLetterClass.UNREADABLE, None, "malformed_json"): (20, 0),
         (DeadLetterClass.UNKNOWN, DATASET, None): (100, 100),
@@ -153,11 +158,11 @@ def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: Dl
         (DeadLetterClass.DONE, DATASET, "test"): (20, 20),
         (DeadLetterClass.DONE, None, None): (1, 0),
     }
-    assert planned.looked_at == planned.selected == found["visible"] == 321
+    assert planned["looked_at"] == planned["selected"] == found["visible"] == 321
     assert (found["looked_at"], found["max_receive_count"]) == (100, 1)
     assert found["oldest_sent_at"] < found["drops_at"]
     assert (found["retention_seconds"], found["ledger"][DeliveryState.REJECTED]) == (14 * 86_400, 10)
-    for document in (planned.as_json(), found, *(letter.as_json() for letter in look(dlq_fixture.pipeline))):
+    for document in (planned, found, *(letter.as_json() for letter in look(dlq_fixture.pipeline))):
         json.dumps(document)
     assert every_table(dlq_fixture.pipeline) == before
     assert dlq_fixture.pipeline.dead_letters.depth() == depth
@@ -187,7 +192,7 @@ def test_a_second_drain_does_nothing_twice(dlq_fixture: DlqFixture) -> None:
 
     report = drain(dlq_fixture.pipeline, decision=DECISION)
 
-    assert (report.created, report.requeued, report.quarantined) == (0, 0, 0)
+    assert (report.units["created"], report.units["requeued"], report.units["quarantined"]) == (0, 0, 0)
     assert of_class(report) == {
         (DeadLetterClass.WAITING, LetterOutcome.WAITS): 250,
         (DeadLetterClass.UNREADABLE, LetterOutcome.KEPT): 20,
@@ -230,7 +235,7 @@ def test_a_drain_takes_what_is_selected_and_leaves_the_rest_to_be_found(dlq_fixt
 def test_a_drain_ends_at_its_bounds(dlq_fixture: DlqFixture, bounds: Bounds, end: End, drained: int) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(30)])
     report = drain(dlq_fixture.pipeline, decision=DECISION, bounds=bounds)
-    assert (report.end, report.created) == (end, drained)
+    assert (report.end, report.units["created"]) == (end, drained)
     assert dlq_fixture.pipeline.dead_letters.depth().visible == 30 - drained
 
 
@@ -239,7 +244,7 @@ def test_a_drain_keeps_within_what_may_be_in_flight(dlq_fixture: DlqFixture) -> 
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(30)])
     small = reopened(dlq_fixture, max_in_flight_units=10)
     report = drain(small.pipeline, decision=DECISION, bounds=Bounds(batch_size=10))
-    assert (report.end, report.created) == (End.IN_FLIGHT, 10)
+    assert (report.end, report.units["created"]) == (End.IN_FLIGHT, 10)
     assert dlq_fixture.pipeline.dead_letters.depth().visible == 20
     small.pipeline.close()
 
@@ -266,14 +271,14 @@ def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixtu
     assert report.detail is not None
     assert "missing_object" in report.detail
     # Three came back after the first batch and three after the second, so there was no third.
-    assert report.requeued == 20
+    assert report.units["requeued"] == 20
     # The next drain finds the same; a person may insist.
     dlq_fixture.dead_bodies()
     again = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=40), stop_after=5)
-    assert (again.end, again.requeued) == (End.RECURRENCE, 0)
+    assert (again.end, again.units["requeued"]) == (End.RECURRENCE, 0)
     accepted = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=40), stop_after=None)
     assert accepted.end is End.EMPTY
-    assert accepted.requeued == 20 + 3 * len(rounds)
+    assert accepted.units["requeued"] == 20 + 3 * len(rounds)
 
 
 def _status(dlq_fixture: DlqFixture, number: int) -> Status:
@@ -296,7 +301,7 @@ def test_a_drain_stops_when_a_drained_unit_gives_another_result_than_before(dlq_
         ledger.settle([another_result(unit) for unit in claimed], run_id="later")
 
     report = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=1), report=work)
-    assert (report.end, report.requeued) == (End.MISMATCH, 1)
+    assert (report.end, report.units["requeued"]) == (End.MISMATCH, 1)
     assert report.detail == "1 drained units gave another result than an earlier success"
     assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES
 
@@ -308,7 +313,7 @@ def test_another_error_than_before_is_no_recurrence(dlq_fixture: DlqFixture) -> 
     dlq_fixture.bring_to("failed", range(8), code="stac_validation_failed")
     dlq_fixture.dead_bodies()
     report = drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
-    assert (report.end, report.requeued) == (End.EMPTY, 8)
+    assert (report.end, report.units["requeued"]) == (End.EMPTY, 8)
 
 
 @pytest.mark.clause("WSM-12")
@@ -316,12 +321,16 @@ def test_a_failed_unit_that_no_policy_replays_is_quarantined_and_its_message_del
     dlq_fixture.receive_and_let_die([dlq_fixture.body(0), dlq_fixture.body(1)])
     dlq_fixture.bring_to("failed", [0, 1])
     strict = reopened(dlq_fixture, registry=one_attempt_only(dlq_fixture.pipeline.registry))
-    (group,) = plan(strict.pipeline, selection=LetterSelection()).groups
+    (group,) = plan(strict.pipeline, selection=LetterSelection())["groups"]
     assert (group["class"], group["no_replay"]) == (DeadLetterClass.FAILED, 2)
     moved = redrive(strict.pipeline, decision=DECISION)
     assert moved.outcomes == {LetterOutcome.LEFT: 2}
     report = drain(strict.pipeline, decision=DECISION)
-    assert (report.requeued, report.quarantined, report.outcomes) == (0, 2, {LetterOutcome.DELETED: 2})
+    assert (report.units["requeued"], report.units["quarantined"], report.outcomes) == (
+        0,
+        2,
+        {LetterOutcome.DELETED: 2},
+    )
     record = strict.pipeline.ledger.get(strict.wal_ids([0])[0])
     assert record is not None
     assert (record.status, record.last_error_code) == (Status.QUARANTINED, "missing_object")
@@ -369,11 +378,11 @@ def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(
         assert (left.outcome, left.detail) == (LetterOutcome.LEFT, "its certificate cannot be fetched")
     assert len(dlq_fixture.dead_bodies()) == 3, "nothing of them is lost"
     report = drain(dlq_fixture.pipeline, decision=DECISION)
-    assert report.created == 1
+    assert report.units["created"] == 1
     assert {entry.reason_code for entry in dlq_fixture.pipeline.deliveries.rejected()} == {"signature_invalid"}
     assert dlq_fixture.pipeline.deliveries.counts()[DeliveryState.IGNORED] == 0
     said.clear()
-    assert drain(dlq_fixture.pipeline, decision=DECISION).created == 2
+    assert drain(dlq_fixture.pipeline, decision=DECISION).units["created"] == 2
     dlq_fixture.finish_everything()
     assert dlq_fixture.dead_bodies() == []
     dlq_fixture.assert_sound()
@@ -384,15 +393,15 @@ def test_a_message_that_is_half_readable_has_its_units_drained_and_stays_for_a_p
     records = [event(0).record(), {"no": "event"}, event(1).record()]
     dlq_fixture.bury([json.dumps({"Records": records})])
     report = drain(dlq_fixture.pipeline, decision=DECISION)
-    assert (report.created, report.outcomes) == (2, {LetterOutcome.KEPT: 1})
+    assert (report.units["created"], report.outcomes) == (2, {LetterOutcome.KEPT: 1})
     (message,) = report.messages
     assert (message.kind, message.error_code) == (DeadLetterClass.UNREADABLE, "missing_required_field")
     given_up = frozenset({message.message_id})
-    early = discard(dlq_fixture.pipeline, decision=DECISION, message_ids=given_up)
+    early = discard(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(message_ids=given_up))
     assert early.outcomes == {LetterOutcome.LEFT: 1}
     dlq_fixture.finish_everything()
     assert len(dlq_fixture.dead_bodies()) == 1
-    late = discard(dlq_fixture.pipeline, decision=DECISION, message_ids=given_up)
+    late = discard(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(message_ids=given_up))
     assert late.outcomes == {LetterOutcome.DISCARDED: 1}
     assert dlq_fixture.dead_bodies() == []
     dlq_fixture.assert_sound()
@@ -403,7 +412,7 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
     dlq_fixture.bury([malformed(0), malformed(1), dlq_fixture.body(0)])
     named = {letter.message.body: letter.message.message_id for letter in look(dlq_fixture.pipeline)}
     wanted = frozenset({named[malformed(0)], named[dlq_fixture.body(0)]})
-    report = discard(dlq_fixture.pipeline, decision=DECISION, message_ids=wanted)
+    report = discard(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(message_ids=wanted))
     outcomes = {message.message_id: message.outcome for message in report.messages}
     assert outcomes[named[malformed(0)]] is LetterOutcome.DISCARDED
     assert outcomes[named[dlq_fixture.body(0)]] is LetterOutcome.LEFT
@@ -417,7 +426,7 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
     assert dlq_fixture.pipeline.landing.read(entry.details["landing_sha256"])[0].body == malformed(0)
     dlq_fixture.assert_sound()
     with pytest.raises(ConfigurationError):
-        discard(dlq_fixture.pipeline, decision=DECISION, message_ids=frozenset())
+        discard(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(message_ids=frozenset()))
 
 
 @pytest.mark.clause("RPL-06", "BEY-03")
@@ -482,7 +491,7 @@ def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
 def test_in_prod_nothing_is_done_without_a_change_reference(dlq_fixture: DlqFixture) -> None:
     prod = reopened(dlq_fixture, env=Environment.PROD)
     act: Callable[..., DeadLetterWork]
-    for act in (partial(discard, message_ids=frozenset({"some-id"})), redrive, drain):
+    for act in (partial(discard, selection=LetterSelection(message_ids=frozenset({"some-id"}))), redrive, drain):
         dlq_fixture.bury([dlq_fixture.body(0)])
         waits = prod.pipeline.dead_letters.depth().visible
         with pytest.raises(UnattributedDecisionError):
@@ -553,7 +562,7 @@ def test_a_drain_keeps_what_the_database_refuses_and_works_on_the_rest(dlq_fixtu
     dlq_fixture.bury([dlq_fixture.body(1), dlq_fixture.body(2, 3), dlq_fixture.body(4)])
     report = drain(dlq_fixture.pipeline, decision=DECISION)
     outcomes = Counter(message.outcome for message in report.messages)
-    assert (report.created, outcomes) == (3, {LetterOutcome.WAITS: 2, LetterOutcome.KEPT: 1})
+    assert (report.units["created"], outcomes) == (3, {LetterOutcome.WAITS: 2, LetterOutcome.KEPT: 1})
     ledger = dlq_fixture.pipeline.ledger
     assert {unit.wal_id for unit in ledger.find(status=Status.PENDING)} == set(dlq_fixture.wal_ids([1, 3, 4]))
     (kept,) = dlq_fixture.pipeline.deliveries.rejected()
@@ -570,7 +579,7 @@ def test_a_dead_letter_of_a_chunk_closes_the_volume_before_it(dlq_fixture: DlqFi
     first, second = (good(BUCKET, *make_nexrad_chunks(site="KTWX", start=start)[0]) for start in starts)
     record(pipeline, [notice(pipeline, first)], ALL_ON)
     dlq_fixture.bury([notice(pipeline, second).body])
-    assert drain(pipeline, decision=DECISION).created == 1
+    assert drain(pipeline, decision=DECISION).units["created"] == 1
     found = {(one.object_uri, one.object_version) for one in pipeline.ledger.find(status=Status.PENDING)}
     assert found == {(first.uri, None), (first.uri, CLOSED), (second.uri, None)}
     dlq_fixture.assert_sound()

@@ -24,9 +24,8 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ingest.rollback import retry_in, roll_back_or_leave
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.dead_letters.batches import Bounds
-from kfm_dagster.recovery.dead_letters.drain import drain
-from kfm_dagster.recovery.dead_letters.moves import redrive
+from kfm_dagster.recovery.dead_letters.treatments import drain, redrive
+from kfm_dagster.recovery.dead_letters.work import Bounds
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.simulation.scheduling import Actor
 from kfm_dagster_tests.simulation.world import UNITS_PER_RUN, Order, World

@@ -28,7 +28,7 @@ from kfm_dagster.ingest.threads import Given, Made, Threads
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
-from kfm_dagster.recovery.dead_letters.drain import drain
+from kfm_dagster.recovery.dead_letters.treatments import drain
 from kfm_dagster.settings import Settings, SnsVerify
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.failure import StageFailedError

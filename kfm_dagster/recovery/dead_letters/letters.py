@@ -1,15 +1,14 @@
-"""Dead letters: what a message on the dead-letter queue is, by what became of its units.
+"""Dead letters: what is on the dead-letter queue, and what a drain or a redrive would take of it.
 
 A dead letter is parsed as intake parses it and looked up in the ledger, so that nothing depends on why SQS gave it up.
-Belongs here: classing and selecting. Does not belong here: looking at the queue (`plan.py`), and doing
-something about it (`drain.py`, `moves.py`).
+Looking changes nothing but the receive counts on the queue. Does not belong here: treating letters (`treatments.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum, unique
 from typing import Any
 
@@ -26,6 +25,11 @@ from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading
+
+LOOK_LIMIT = 10_000
+"""Dead letters that one look takes at most; SQS keeps 120,000 of a queue in flight."""
+OLDEST_SAMPLE = 100
+"""Dead letters that a status looks at for the oldest; SQS's interface has no attribute for it."""
 
 
 class DeadLetterError(KfmError):
@@ -120,7 +124,7 @@ class LetterSelection:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form."""
-        return {part.name: sorted(getattr(self, part.name)) for part in fields(self)}
+        return {name: sorted(values) for name, values in asdict(self).items()}
 
 
 def workable(queue: Queue, *, primary: str) -> Queue:
@@ -165,20 +169,18 @@ def known_units(ledger: Ledger, wal_ids: Iterable[WalId], *, tx: Transaction | N
             status=Status(row.status),
             error_code=row.last_error_code,
             let_in_with=row.let_in_with,
-            no_replay=_no_replay(ledger, row),
+            no_replay=_no_replay(ledger, row) if row.status == Status.FAILED else None,
         )
         for row in rows
     }
 
 
 def _no_replay(ledger: Ledger, row: Any) -> str | None:
-    if row.status != Status.FAILED:
-        return None
     if row.is_superseded:
         return LedgerCode.SUPERSEDED
-    retry = ledger.registry[row.dataset].retry
+    policy = ledger.registry[row.dataset].retry
     return quarantine_reason(
-        retry, attempt=row.attempts, error_code=row.last_error_code, human_review=ledger.human_review
+        policy, attempt=row.attempts, error_code=row.last_error_code, human_review=ledger.human_review
     )
 
 
@@ -221,3 +223,73 @@ def recurrences(units: Iterable[KnownUnit]) -> Counter[str]:
     """Count, by error code, the units that ended as they had before they were drained."""
     ended = {unit.wal_id: unit.error_code for unit in units if unit.recurred}
     return Counter(code for code in ended.values() if code is not None)
+
+
+def status(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the dead-letter queue's state and the ledger's account of it, as `kfm dlq status --json` has them.
+
+    `oldest_sent_at` is the earliest among the `looked_at` messages: exact when that is all of them. SQS drops a message
+    when its retention is over, counted from then. Raises QueueUnavailableError or DatabaseUnavailableError.
+    """
+    queue = workable(pipeline.dead_letters, primary=pipeline.settings.sqs_primary_queue)
+    rules, depth = queue.rules(), queue.depth()
+    seen = queue.look(OLDEST_SAMPLE, budget_seconds=pipeline.settings.tick_budget_seconds) if depth.visible else []
+    oldest = min((message.sent_at for message in seen if message.sent_at is not None), default=None)
+    return {
+        "queue": queue.name,
+        "visible": depth.visible,
+        "in_flight": depth.in_flight,
+        "delayed": depth.delayed,
+        "retention_seconds": int(rules.retention.total_seconds()),
+        "primary_queue": pipeline.queue.name,
+        "max_receive_count": pipeline.queue.rules().max_receive_count,
+        "looked_at": len(seen),
+        "oldest_sent_at": oldest and rfc3339(oldest),
+        "drops_at": oldest and rfc3339(oldest + rules.retention),
+        "ledger": dict(pipeline.deliveries.counts()),
+    }
+
+
+def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
+    """Class up to `limit` dead letters and give them back; oldest first."""
+    settings = pipeline.settings
+    queue = workable(pipeline.dead_letters, primary=settings.sqs_primary_queue)
+    messages = queue.look(limit, budget_seconds=settings.tick_budget_seconds)
+    letters = classify(pipeline, messages)
+    return sorted(letters, key=lambda letter: (str(letter.message.sent_at), letter.message.message_id))
+
+
+def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LIMIT) -> dict[str, Any]:
+    """Return the selected letters by class, dataset and error code, as `kfm dlq plan --json` has them.
+
+    `no_replay` counts failed units that the policy grants no further attempt, `recurred` those that ended as they had
+    before an earlier drain. Raises ContractError for a dataset without a contract.
+    """
+    for name in selection.datasets:
+        _ = pipeline.registry[name]
+    letters = look(pipeline, limit=limit)
+    groups: dict[tuple[int, str, str], list[DeadLetter]] = {}
+    for letter in filter(selection.takes, letters):
+        key = PRECEDENCE.index(letter.kind), letter.dataset or "", letter.error_code or ""
+        groups.setdefault(key, []).append(letter)
+    return {
+        "queue": pipeline.dead_letters.name,
+        "selection": selection.as_json(),
+        "looked_at": len(letters),
+        "selected": sum(map(len, groups.values())),
+        "groups": [_group(groups[key]) for key in sorted(groups)],
+    }
+
+
+def _group(letters: Sequence[DeadLetter]) -> dict[str, Any]:
+    units = {unit.wal_id: unit for letter in letters for unit in letter.units}.values()
+    return {
+        "class": letters[0].kind,
+        "dataset": letters[0].dataset,
+        "error_code": letters[0].error_code,
+        "messages": len(letters),
+        "units": len(units),
+        "no_replay": sum(unit.no_replay is not None for unit in units),
+        "recurred": sum(unit.recurred for unit in units),
+        "example_message_id": letters[0].message.message_id,
+    }

@@ -2,7 +2,7 @@
 
 Whatever is not settled is given back when the work ends, however it ends, and not earlier, or it would be received
 again; what a killed process held comes back by itself when its visibility is over. Does not belong here: what is done
-with a batch (`drain.py`, `moves.py`).
+with a batch (`treatments.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from kfm_dagster.notifications.receiving import PART_BYTES
 from kfm_dagster.recovery.dead_letters.letters import (
     DeadLetter,
     DeadLetterClass,
-    DeadLetterError,
     LetterSelection,
     classify,
     workable,
@@ -107,8 +106,8 @@ class MessageOutcome:
 class DeadLetterWork:
     """One drain, redrive or discard, and what it has done so far or in the end.
 
-    `reason_to_leave` says why a selected dead letter is left alone, `report` is called after every batch. `created`,
-    `requeued` and `quarantined` count units.
+    `reason_to_leave` says why a selected dead letter is left alone, `report` is called after every batch; `units`
+    counts those that were created, requeued and quarantined.
     """
 
     pipeline: Pipeline
@@ -119,9 +118,7 @@ class DeadLetterWork:
     reason_to_leave: Callable[[DeadLetter], str | None] = lambda _: None
     report: Report = lambda _: None
     batches: int = 0
-    created: int = 0
-    requeued: int = 0
-    quarantined: int = 0
+    units: Counter[str] = field(default_factory=lambda: Counter(created=0, requeued=0, quarantined=0))
     end: End | None = None
     detail: str | None = None
     _acted_on: int = 0
@@ -203,19 +200,12 @@ class DeadLetterWork:
             "queue": self.queue.name,
             "batches": self.batches,
             "outcomes": dict(self.outcomes),
-            "units": {"created": self.created, "requeued": self.requeued, "quarantined": self.quarantined},
+            "units": dict(self.units),
             "end": self.end,
             "detail": self.detail,
             "unmet": sorted(self.unmet),
             "messages": [message.as_json() for message in self.messages],
         }
-
-    def refuse_unbalanced(self) -> None:
-        """Refuse to work on a ledger that has lost something. Raises DeadLetterError."""
-        if (imbalance := self.imbalance()) is not None:
-            raise DeadLetterError(
-                "the ledger's account does not balance", observed=imbalance, next_step="repair the ledger first"
-            )
 
     def imbalance(self) -> str | None:
         """Say what the ledger's account lacks, or None when it balances."""

@@ -1,0 +1,255 @@
+"""`kfm dlq`: look at the dead-letter queue, and drain, redrive or discard what is on it.
+
+Whatever changes something shows its plan first and asks, or wants --confirm. Does not belong here: what a dead letter
+is and how it is worked on (`recovery/dead_letters/`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import click
+from rich.console import Console
+
+from kfm_dagster.cli.completion import DATASET, ERROR_CODE
+from kfm_dagster.cli.confirm import confirm_option, require_confirmation
+from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_run_option
+from kfm_dagster.cli.numbers import COUNT, POSITIVE
+from kfm_dagster.cli.option_groups import option_group
+from kfm_dagster.cli.progress_bar import bar_of
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_fields, show_rows
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.preflight import hold_roots
+from kfm_dagster.plural import counted
+from kfm_dagster.recovery.dead_letters import letters, treatments
+from kfm_dagster.recovery.dead_letters.letters import LOOK_LIMIT, DeadLetterClass, LetterSelection
+from kfm_dagster.recovery.dead_letters.work import (
+    MAX_BATCH_SIZE,
+    NOT_MEANT,
+    Bounds,
+    DeadLetterWork,
+    End,
+    LetterOutcome,
+)
+from kfm_dagster.settings import Settings
+
+LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
+GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
+MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "detail")
+USUAL = {LetterOutcome.DELETED, LetterOutcome.WAITS, LetterOutcome.MOVED, LetterOutcome.DISCARDED}
+"""Outcomes that are counted and not listed; `--json` lists every message."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+limit_option = click.option(
+    "--limit", default=LOOK_LIMIT, show_default=True, type=click.IntRange(1, LOOK_LIMIT), help="Look at so many."
+)
+_SELECTING = (
+    click.option(
+        "--class",
+        "classes",
+        multiple=True,
+        type=click.Choice([kind.value for kind in DeadLetterClass]),
+        help="Only this class; may be repeated.",
+    ),
+    click.option("--dataset", "datasets", type=DATASET, multiple=True, help="Only this dataset; may be repeated."),
+    click.option(
+        "--error-code", "error_codes", type=ERROR_CODE, multiple=True, help="Only this error code; may be repeated."
+    ),
+)
+_BOUNDING = (
+    click.option(
+        "--batch-size",
+        default=100,
+        show_default=True,
+        type=click.IntRange(1, MAX_BATCH_SIZE),
+        help="Messages received, and committed, together.",
+    ),
+    click.option("--max-batches", default=20, show_default=True, type=POSITIVE, help="So many at most."),
+    click.option("--limit", type=POSITIVE, help="Act on so many messages at most. Default: no limit."),
+)
+
+
+def _selection(**given: Any) -> LetterSelection:
+    return LetterSelection(**{name: frozenset(values) for name, values in given.items()})
+
+
+selecting = partial(option_group, options=_SELECTING, name="selection", value_of=_selection)
+bounding = partial(option_group, options=_BOUNDING, name="bounds", value_of=Bounds)
+deciding = partial(
+    option_group, options=(decision_options, dry_run_option, confirm_option, json_option), name="given", value_of=dict
+)
+
+
+@click.group()
+def dlq() -> None:
+    """Look at the dead-letter queue, and drain, redrive or discard what is on it.
+
+    Example: kfm dlq status
+    """
+
+
+@dlq.command()
+@json_option
+def status(*, as_json: bool) -> None:
+    """Show how many messages there are, since when, and until when SQS keeps them.
+
+    Example: kfm dlq status --json
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        shown = letters.status(pipeline)
+    if as_json:
+        click.echo(json.dumps(shown))
+    else:
+        show_fields(shown | {f"ledger: {state}": count for state, count in shown.pop("ledger").items()})
+
+
+@dlq.command("list")
+@selecting
+@limit_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def list_letters(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
+    """List messages, the oldest first, by what became of their units.
+
+    Example: kfm dlq list --class unreadable
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        rows = [letter.as_json() for letter in letters.look(pipeline, limit=limit) if selection.takes(letter)]
+    show_rows(rows, LETTER_COLUMNS, as_json=as_json)
+
+
+@dlq.command()
+@selecting
+@limit_option
+@json_option
+def plan(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
+    """Count messages by class, dataset and error code. Changes nothing.
+
+    Example: kfm dlq plan --dataset goes-abi
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        planned = letters.plan(pipeline, selection=selection, limit=limit)
+    if as_json:
+        click.echo(json.dumps(planned))
+    else:
+        _show_plan(planned)
+
+
+@dlq.command()
+@selecting
+@bounding
+@click.option(
+    "--stop-after",
+    default=treatments.STOP_AFTER,
+    show_default=True,
+    type=COUNT,
+    help="Stop when so many drained units have come back with the error that they had; 0: never.",
+)
+@click.option(
+    "--pause", default=0.0, show_default=True, type=click.FloatRange(0, 86_400), help="Seconds between two batches."
+)
+@deciding
+def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause: float, given: Any) -> ExitCode:
+    """Work on messages where they lie: records for unknown units, another attempt for failed ones.
+
+    A message leaves the queue when its units are all terminal; an unreadable one stays for a person. Exit code 4: the
+    drain stopped by itself, because the same error came back or the ledger does not balance.
+
+    Example: kfm dlq drain --error-code storage_unavailable --reason "S3 is back" --change-ref INC-7
+    """
+    treat = partial(treatments.drain, bounds=bounds, stop_after=stop_after or None, pause_seconds=pause)
+    return _carry_out("drain", treat, selection, limit=bounds.limit, **given)
+
+
+@dlq.command()
+@selecting
+@bounding
+@deciding
+def redrive(*, selection: LetterSelection, bounds: Bounds, given: Any) -> ExitCode:
+    """Move messages back to the primary queue: unknown ones, and failed ones that may be tried again.
+
+    Sent first and deleted then, so that none is ever on neither queue. Exit code 4: a queue refused a message.
+
+    Example: kfm dlq redrive --class unknown --reason "the consumer is back" --change-ref CHG-9
+    """
+    return _carry_out("redrive", partial(treatments.redrive, bounds=bounds), selection, limit=bounds.limit, **given)
+
+
+@dlq.command()
+@click.argument("message_ids", metavar="MESSAGE_ID...", nargs=-1, required=True)
+@deciding
+def discard(*, message_ids: tuple[str, ...], given: Any) -> ExitCode:
+    """Take unreadable messages off the queue for good; their bytes and their reason are kept.
+
+    Exit code 4: a named message was not found, or can be read.
+
+    Example: kfm dlq discard 5f0c1d0e-1b5a-4c11-9a40-7f3e1d2c4b5a --reason "a test of the sender"
+    """
+    return _carry_out("discard", treatments.discard, _selection(message_ids=message_ids), **given)
+
+
+def _carry_out(
+    name: str,
+    treat: Callable[..., DeadLetterWork],
+    selection: LetterSelection,
+    *,
+    limit: int | None = None,
+    dry: bool,
+    confirm: bool,
+    as_json: bool,
+    **decided: Any,
+) -> ExitCode:
+    """Show the plan, ask, do it with a progress bar, and show what became of each message."""
+    decision = decision_of(Settings.load(), **decided)
+    with opened_pipeline(read_only=dry) as pipeline:
+        planned = letters.plan(pipeline, selection=selection)
+        if not as_json:
+            _show_plan(planned, limit=limit)
+        done = None
+        if not dry:
+            total = min(planned["selected"], limit or planned["selected"])
+            require_confirmation(f"{name} {counted(total, 'message')} of {planned['queue']}?", confirmed=confirm)
+            hold_roots(pipeline.settings, pipeline.database)
+            with bar_of(Console(stderr=True)) as bar:
+                task = bar.add_task(name, total=total)
+
+                def report(work: DeadLetterWork) -> None:
+                    treated = work.outcomes.total() - work.outcomes[LetterOutcome.LEFT]
+                    bar.update(task, completed=treated)
+
+                done = treat(pipeline, decision=decision, selection=selection, report=report)
+    if as_json:
+        click.echo(json.dumps({"plan": planned, "report": done and done.as_json()}))
+    elif done is not None:
+        _show_report(done)
+    return done.exit_code if done is not None else ExitCode.DONE
+
+
+def _show_plan(planned: dict[str, Any], *, limit: int | None = None) -> None:
+    looked_at, selected = planned["looked_at"], planned["selected"]
+    now = f", {limit} of them now" if limit is not None and limit < selected else ""
+    click.echo(f"{planned['queue']}: {counted(looked_at, 'message')} looked at, {selected} selected{now}")
+    show_rows(planned["groups"], GROUP_COLUMNS)
+
+
+def _show_report(done: DeadLetterWork) -> None:
+    """Print what became of the messages; what a person has to know besides goes to stderr."""
+    unusual = [message for message in done.messages if message.outcome not in USUAL and message.detail not in NOT_MEANT]
+    if unusual:
+        show_rows([message.as_json() for message in unusual], MESSAGE_COLUMNS)
+    rows = [{"outcome": outcome.value, "messages": messages} for outcome, messages in done.outcomes.most_common()]
+    show_rows(rows, ("outcome", "messages"))
+    units = done.units
+    click.echo(
+        f"{done.run_id}: batches {done.batches}, units created {units['created']}, let in again {units['requeued']}, "
+        f"quarantined {units['quarantined']}"
+    )
+    if waiting := done.outcomes[LetterOutcome.WAITS]:
+        click.echo(f"{waiting} messages stay until the daemon (or kfm drain) has worked their units")
+    for message_id in sorted(done.unmet):
+        click.echo(f"not done: {message_id}", err=True)
+    if done.end not in {None, End.EMPTY, End.LIMIT}:
+        click.echo(f"ended at {done.end}" + (f": {done.detail}" if done.detail else ""), err=True)

@@ -1,0 +1,278 @@
+"""What is done about dead letters: drained where they lie, moved back to the primary queue, or discarded by a person.
+
+A drained batch is landed, and one transaction makes it known: records for units without one, failed > pending for those
+whose policy allows it, quarantine for the others, the receipt by which the pipeline deletes each message once its units
+are terminal, and who decided it. So a drain that dies at any point has lost nothing, and a second drain does nothing
+twice. A redrive sends first and deletes then, so a message may stand on both queues and never on none; an unreadable
+message would only come back. A discard takes the unreadable ones that a person names. Does not belong here: running the
+units (the ledger's sensor asks for that).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kfm_dagster.contracts.envelope import Lane, WalId
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.late_sidecar import complete
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.recording import created_of, ensure_units, record_messages
+from kfm_dagster.ingest.volume_end import close
+from kfm_dagster.ledger.deliveries import DeliveryState
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.operators.message_parse import ParsedMessage
+from kfm_dagster.recovery.dead_letters.letters import (
+    DeadLetter,
+    DeadLetterClass,
+    DeadLetterError,
+    LetterSelection,
+    known_units,
+    recurrences,
+)
+from kfm_dagster.recovery.dead_letters.work import MAX_BATCH_SIZE, Bounds, DeadLetterWork, End, LetterOutcome, Report
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster.telemetry.totals import Total, count
+
+STOP_AFTER = 5
+"""Units of one error code that may come back with it before a drain stops: one is chance, five are a cause."""
+_NOT_MOVED = {
+    DeadLetterClass.UNREADABLE: "it would come back: correct the contract, or discard it",
+    DeadLetterClass.WAITING: "its units are being worked on",
+    DeadLetterClass.DONE: "nothing is left to do for it: drain it",
+}
+
+
+def drain(
+    pipeline: Pipeline,
+    *,
+    decision: Decision,
+    selection: LetterSelection = LetterSelection(),  # noqa: B008, it is frozen
+    bounds: Bounds = Bounds(),  # noqa: B008, likewise
+    stop_after: int | None = STOP_AFTER,
+    pause_seconds: float = 0,
+    report: Report = lambda _: None,
+    wait: Callable[[float], None] = time.sleep,
+) -> DeadLetterWork:
+    """Drain what is selected, batch by batch, with a pause after each; `report` is called after every batch.
+
+    Stops when `stop_after` units have come back with the error that they had before they were drained, here or earlier
+    (None: never), or when a drained unit gives another result than an earlier success. Raises DeadLetterError when the
+    queue or the ledger is not fit for it, UnattributedDecisionError in prod without a change reference, and
+    QueueUnavailableError or DatabaseUnavailableError; the next drain goes on.
+    """
+    work = DeadLetterWork(
+        pipeline=pipeline, decision=decision, selection=selection, bounds=bounds, name="dlq-drain", report=report
+    )
+    if (imbalance := work.imbalance()) is not None:
+        raise DeadLetterError(
+            "the ledger's account does not balance", observed=imbalance, next_step="repair the ledger first"
+        )
+    let_in: set[WalId] = set()
+
+    def treat(letters: Sequence[DeadLetter]) -> None:
+        if (stop := _reason_to_stop(work, letters, let_in, stop_after)) is not None:
+            work.end, work.detail = stop
+            for letter in letters:
+                work.note(letter, LetterOutcome.LEFT, "the drain stopped before it")
+            return
+        let_in.update(_drain(work, letters))
+        wait(pause_seconds)
+
+    work.run(treat)
+    if work.end not in {End.RECURRENCE, End.MISMATCH} and (imbalance := work.imbalance()) is not None:
+        work.end, work.detail = End.MISMATCH, imbalance
+    return work
+
+
+def redrive(
+    pipeline: Pipeline,
+    *,
+    decision: Decision,
+    selection: LetterSelection = LetterSelection(),  # noqa: B008, it is frozen
+    bounds: Bounds = Bounds(),  # noqa: B008, likewise
+    report: Report = lambda _: None,
+) -> DeadLetterWork:
+    """Move what is selected, unknown or replayable back to the primary queue, batch by batch.
+
+    Raises as `drain` does.
+    """
+    work = DeadLetterWork(
+        pipeline=pipeline,
+        decision=decision,
+        selection=selection,
+        bounds=bounds,
+        name="dlq-redrive",
+        reason_to_leave=_why_not_moved,
+        report=report,
+    )
+    _ = pipeline.queue.url  # refuse before anything is received
+    return work.run(partial(_move, work))
+
+
+def discard(
+    pipeline: Pipeline,
+    *,
+    decision: Decision,
+    selection: LetterSelection,
+    report: Report = lambda _: None,
+) -> DeadLetterWork:
+    """Take unreadable messages that the selection names off the queue for good. Raises as `drain` does."""
+    if not selection.message_ids:
+        raise ConfigurationError("no message is named", expected="ids of unreadable messages", next_step="kfm dlq list")
+    work = DeadLetterWork(
+        pipeline=pipeline,
+        decision=decision,
+        selection=selection,
+        bounds=Bounds(batch_size=MAX_BATCH_SIZE, limit=len(selection.message_ids)),
+        name="dlq-discard",
+        reason_to_leave=_why_not_discarded,
+        report=report,
+    )
+    return work.run(partial(_discard, work))
+
+
+def _drain(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> set[WalId]:
+    """Make a batch known to the ledger, and delete what is done; return the units that were let in again."""
+    pipeline = work.pipeline
+    landed = pipeline.landing.land([letter.message for letter in letters]).digest
+    with pipeline.database.transaction() as tx:
+        kept, requeued = _make_known(work, letters, landed, tx)
+    readable = [letter for letter in letters if letter.message.message_id not in kept]
+    work.let_go(readable)
+    pipeline.acknowledger.acknowledge()
+    states = pipeline.deliveries.states(letter.message.message_id for letter in readable)
+    for letter in letters:
+        is_gone = states.get(letter.message.message_id) is DeliveryState.DELETED
+        outcome = LetterOutcome.DELETED if is_gone else LetterOutcome.WAITS
+        work.note(letter, LetterOutcome.KEPT if letter.message.message_id in kept else outcome)
+    return requeued
+
+
+def _reason_to_stop(
+    work: DeadLetterWork, letters: Sequence[DeadLetter], let_in: set[WalId], stop_after: int | None
+) -> tuple[End, str] | None:
+    pipeline = work.pipeline
+    earlier = known_units(pipeline.ledger, let_in)
+    differing = [mismatch for mismatch in pipeline.ledger.mismatches() if mismatch.replay_run_id == work.run_id]
+    if not all(mismatch.permitted for mismatch in differing):
+        return End.MISMATCH, f"{len(differing)} drained units gave another result than an earlier success"
+    again = recurrences([*earlier.values(), *(unit for letter in letters for unit in letter.units)])
+    for code, units in again.most_common(1):
+        if stop_after is not None and units >= stop_after:
+            return End.RECURRENCE, f"{units} drained units came back with {code}, the error that they had before"
+    if pipeline.ledger.in_flight(today=pipeline.clock().date()) >= pipeline.settings.max_in_flight_units:
+        return End.IN_FLIGHT, f"{pipeline.settings.max_in_flight_units} units are pending or in progress"
+    return None
+
+
+def _make_known(
+    work: DeadLetterWork, letters: Sequence[DeadLetter], landed: str, tx: Transaction
+) -> tuple[set[str], set[WalId]]:
+    """Record a batch; return the ids of messages with a rejected record, and the units that were let in again."""
+    pipeline = work.pipeline
+    ensured, parsed = ensure_units(pipeline.ledger, [letter.parsed for letter in letters], lane=Lane.BULK, tx=tx)
+    failed = {wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED}
+    requeued = pipeline.ledger.requeue(
+        failed, reason=ReplayReason.DLQ_DRAIN, actor=work.decision.actor, replay_run_id=work.run_id, tx=tx
+    )
+    quarantined = _quarantine(work, failed - requeued, tx)
+    complete(pipeline.ledger, parsed, tx)
+    close(pipeline.ledger, created_of(ensured, parsed), tx)
+    unreadable = _record(work, letters, parsed, landed, tx)
+    pipeline.deliveries.mark_dead_lettered(unreadable, queue=work.queue.name, tx=tx)
+    taken = ensured.created | requeued
+    taken_up = sum(any(unit.wal_id in taken for unit in message.envelopes) for message in parsed)
+    count(tx, Total.DEAD_LETTERS_REPROCESSED, amount=taken_up)
+    units = {"created": len(ensured.created), "requeued": len(requeued), "quarantined": quarantined}
+    work.units.update(units)
+    kinds = {letter.message.message_id: letter.kind.value for letter in letters}
+    _log(work, GovernanceAction.DLQ_DRAIN, {"landing_sha256": landed, "messages": kinds, **units}, tx=tx)
+    return unreadable, set(requeued)
+
+
+def _quarantine(work: DeadLetterWork, failed: set[WalId], tx: Transaction) -> int:
+    """Quarantine the failed units whose policy allows no further attempt (WSM-12); others keep their message."""
+    by_reason: dict[str, list[WalId]] = defaultdict(list)
+    for unit in known_units(work.pipeline.ledger, failed, tx=tx).values():
+        if unit.no_replay is not None:
+            by_reason[unit.no_replay].append(unit.wal_id)
+    return sum(
+        len(work.pipeline.ledger.quarantine(wal_ids, reason_code=reason, decision=work.decision, tx=tx))
+        for reason, wal_ids in sorted(by_reason.items())
+    )
+
+
+def _why_not_moved(letter: DeadLetter) -> str | None:
+    if any(unit.no_replay for unit in letter.units):
+        return "its policy allows no further attempt: drain it"
+    return _NOT_MOVED.get(letter.kind)
+
+
+def _why_not_discarded(letter: DeadLetter) -> str | None:
+    if letter.kind is not DeadLetterClass.UNREADABLE:
+        return "it can be read: drain it"
+    if any(unit.status not in {Status.SUCCEEDED, Status.QUARANTINED} for unit in letter.units):
+        return "a part of it can be read and is not done: drain it first"
+    return None
+
+
+def _move(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
+    pipeline = work.pipeline
+    message_ids = [letter.message.message_id for letter in letters]
+    with pipeline.database.transaction() as tx:
+        pipeline.deliveries.mark_dead_lettered(message_ids, queue=work.queue.name, tx=tx)
+        _log(work, GovernanceAction.DLQ_REDRIVE, {"to": pipeline.queue.name, "messages": message_ids}, tx=tx)
+    sent = pipeline.queue.send([letter.message.body for letter in letters])
+    answers = list(zip(letters, sent, strict=True))
+    deleted = _delete(work, [letter for letter, answer in answers if answer.message_id is not None])
+    for letter, answer in answers:
+        if answer.message_id is None:
+            work.note(letter, LetterOutcome.REFUSED, answer.refusal)
+        else:
+            is_deleted = letter.message.message_id in deleted
+            outcome = LetterOutcome.MOVED if is_deleted else LetterOutcome.DOUBLED
+            work.note(letter, outcome, f"message {answer.message_id}")
+
+
+def _discard(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
+    pipeline = work.pipeline
+    landed = pipeline.landing.land([letter.message for letter in letters]).digest
+    message_ids = [letter.message.message_id for letter in letters]
+    with pipeline.database.transaction() as tx:
+        _record(work, letters, [letter.parsed for letter in letters], landed, tx)
+        pipeline.deliveries.mark_dead_lettered(message_ids, queue=work.queue.name, tx=tx)
+        _log(work, GovernanceAction.DLQ_DISCARD, {"landing_sha256": landed, "messages": message_ids}, tx=tx)
+    deleted = _delete(work, letters)
+    for letter in letters:
+        gone = letter.message.message_id in deleted
+        work.note(letter, LetterOutcome.DISCARDED if gone else LetterOutcome.KEPT)
+
+
+def _record(
+    work: DeadLetterWork, letters: Sequence[DeadLetter], parsed: Sequence[ParsedMessage], landed: str, tx: Transaction
+) -> set[str]:
+    """Count and record messages as received from here; return the ids of those with a rejected record."""
+    deliveries, messages = work.pipeline.deliveries, [letter.message for letter in letters]
+    deliveries.count_dead_letters([message.message_id for message in messages], queue=work.queue.name, tx=tx)
+    return record_messages(deliveries, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
+
+
+def _delete(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> frozenset[str]:
+    """Delete messages from the dead-letter queue; return the ids of those that SQS took."""
+    refused = set(work.queue.delete([letter.message.receipt_handle or "" for letter in letters]))
+    gone = [letter for letter in letters if letter.message.receipt_handle not in refused]
+    deleted = frozenset(letter.message.message_id for letter in gone)
+    work.pipeline.deliveries.mark_deleted(deleted)
+    work.let_go(gone)
+    return deleted
+
+
+def _log(work: DeadLetterWork, action: GovernanceAction, details: dict[str, Any], *, tx: Transaction) -> None:
+    what = {"run_id": work.run_id, "queue": work.queue.name, **details}
+    work.pipeline.ledger.log.record(action, work.decision, details=what, tx=tx)
