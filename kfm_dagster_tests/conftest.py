@@ -7,9 +7,10 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -22,6 +23,9 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import clouds, databases, scratch
+
+if TYPE_CHECKING:
+    from kfm_dagster.ingest.pipeline import Pipeline
 
 # No test depends on the clock, and workers share the machine.
 settings.register_profile("kfm", deadline=None)
@@ -226,6 +230,24 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'kfm.db'}"
     return str(request.getfixturevalue("empty_postgres_url"))
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    """Folder in the place of the providers' object stores."""
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipeline]:
+    """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
+    # Only here: importing it takes seconds.
+    from kfm_dagster_tests.integration.chain import open_pipeline
+
+    with closing(open_pipeline(tmp_path / "home", objects, url=database_url)) as opened:
+        yield opened
 
 
 @pytest.fixture

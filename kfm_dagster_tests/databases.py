@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
+import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -116,6 +117,18 @@ def drop_role(server: str, role: str) -> None:
     with admin.connect() as connection:
         connection.exec_driver_sql(f'DROP ROLE IF EXISTS "{role}"'.replace("%", "%%"))
     admin.dispose()
+
+
+def every_row(database: Database) -> dict[str, list[str]]:
+    """Return every row of every table as JSON, in an order of its own."""
+    with database.snapshot() as tx:
+        return {
+            name: sorted(
+                orjson.dumps(dict(row), default=str).decode()
+                for row in tx.connection.execute(sa.select(sa.text("*")).select_from(sa.table(name))).mappings()
+            )
+            for name in sorted(sa.inspect(tx.connection).get_table_names())
+        }
 
 
 def refuse_rows(database: Database, table: str, condition: str) -> None:

@@ -13,8 +13,8 @@ from kfm_dagster.defs.old_runs import OldRuns
 from kfm_dagster.defs.one_line import one_line, redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
-from kfm_dagster.retention.opening import retention_of
 from kfm_dagster.retention.policy import RETENTION, RetentionPolicy
+from kfm_dagster.retention.pruning import retention_of
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 

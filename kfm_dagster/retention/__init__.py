@@ -1,5 +1,5 @@
 """Retention: bulky things that nothing needs any more go by policy; what says what happened stays (BEY-10).
 
-`policy.py` reads `configs/retention.yaml`, `stored_files.py` finds old files in the store, `defs/old_runs.py` old runs
-of Dagster, `pruning.py` plans and removes. No row of the ledger's database is ever deleted here.
+`policy.py` reads `configs/retention.yaml`, `pruning.py` plans and removes, `defs/old_runs.py` finds Dagster's runs.
+No row of the ledger's database is ever deleted here.
 """

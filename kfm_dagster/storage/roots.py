@@ -3,7 +3,7 @@
 Two ledgers over one catalog lose each other's Items in silence, and retention under another ledger removes batches of
 units that still wait. So each root has a file with the id of its deployment's database, put only where there is none.
 Belongs here: which roots there are, whose each is, and taking one over. Does not belong here: whether a root takes
-files (`answering.py`), or who asks (`ingest/preflight.py`, `retention/opening.py`).
+files (`answering.py`), or who asks (`ingest/preflight.py`, `retention/pruning.py`).
 """
 
 from __future__ import annotations

@@ -6,21 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
-from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.no_settings import unset_settings
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> Path:
-    """Folder in the place of the providers' object stores."""
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture
@@ -42,13 +32,3 @@ def deployment(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatc
 def call(deployment: Pipeline, capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm ...` in this process over the deployment."""
     return caller(capfd)
-
-
-def every_row(database: Database) -> dict[str, list[str]]:
-    """Every row of every table, in an order of its own."""
-    with database.engine.begin() as connection:
-        names = sorted(sa.inspect(connection).get_table_names())
-        return {
-            name: sorted(str(tuple(row)) for row in connection.exec_driver_sql(f'SELECT * FROM "{name}"'))
-            for name in names
-        }

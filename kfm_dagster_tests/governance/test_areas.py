@@ -27,7 +27,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.governance.conftest import every_row
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.governance.test_governed_chain import _positions, arrive, items_of
 from kfm_dagster_tests.integration.chain import DAY, open_pipeline, run_chain, volumes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from kfm_dagster_tests.integration.chain import (
     StoredObject,
     announce,
     missing,
-    open_pipeline,
     put,
     replaced,
     run_chain,
@@ -44,14 +42,6 @@ from kfm_dagster_tests.integration.chain import (
 
 PARTITION = DAY.isoformat()
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-7")
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipeline]:
-    """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
-    opened = open_pipeline(tmp_path / "home", objects, url=database_url)
-    yield opened
-    opened.close()
 
 
 def cases_of(pipeline: Pipeline) -> QuarantineCases:

@@ -20,7 +20,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.prov import prov_json
-from kfm_dagster_tests.governance.conftest import every_row
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.governance.test_rules import MASKING, governance
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (

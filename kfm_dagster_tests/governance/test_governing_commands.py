@@ -20,8 +20,8 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 from kfm_dagster_tests.commands import Call
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.governance.conftest import every_row
 
 DAY = "2025-12-03"
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")

@@ -24,8 +24,8 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster_tests.commands import Answer, Call
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, finished
-from kfm_dagster_tests.governance.conftest import every_row
 
 DAY = "2025-12-03"
 MADE = datetime(2025, 6, 9, tzinfo=UTC)

@@ -43,14 +43,6 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Path:
-    """Folder in the place of the providers' object stores."""
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def make_pipeline(tmp_path: Path, objects: Path) -> Iterator[Callable[..., Pipeline]]:
     """Open pipelines over `objects`; each has its own home unless one is named."""
     opened: list[Pipeline] = []

@@ -12,10 +12,11 @@ from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.work_orders import approve
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, unit_check
-from kfm_dagster_tests.recovery.replays import PERSON, every_table
+from kfm_dagster_tests.recovery.replays import PERSON
 from kfm_dagster_tests.recovery.test_replay_chain import wanted
 
 pytestmark = pytest.mark.one_database
@@ -59,7 +60,7 @@ def failing(face: Face, objects: Path) -> None:
 @pytest.mark.clause("RPL-01", "RPL-04")
 def test_the_job_is_a_dry_run_unless_told_and_refuses_as_the_command_does(face: Face, objects: Path) -> None:
     failing(face, objects)
-    before = every_table(face.pipeline)
+    before = every_row(face.pipeline.database)
     dry = replayed(face, **SCOPE)
     assert dry.success
     assert (shown(dry)["records"], shown(dry)["batches"]) == (1, 1)
@@ -70,7 +71,7 @@ def test_the_job_is_a_dry_run_unless_told_and_refuses_as_the_command_does(face: 
     assert "guard scope refused" in str(failure.step_failure_data.error)
     assert not replayed(face, spec="kind: x", **SCOPE).success
     assert not replayed(face, **SCOPE, dry_run=False).success, "it has no reason"
-    assert every_table(face.pipeline) == before
+    assert every_row(face.pipeline.database) == before
 
 
 @pytest.mark.clause("RPL-01", "RPL-05")

@@ -19,8 +19,8 @@ from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry
 from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.governance.conftest import every_row
 from kfm_dagster_tests.ledger.bench import JANE, Bench, Heard, expected_event, heard, make_bench
 
 RUN = "run-1"

@@ -17,8 +17,8 @@ from kfm_dagster.governance.switches import KillSwitchError
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.state_machine import OVERRIDES, Status
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, finished
-from kfm_dagster_tests.governance.conftest import every_row
 from kfm_dagster_tests.ledger.bench import JANE, Bench
 
 T = "2025-12-03T12:00:00.000000Z"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from kfm_dagster_tests.integration.chain import (
     Failpoint,
     announce,
     missing,
-    open_pipeline,
     put,
     run_chain,
     take,
@@ -31,13 +29,6 @@ from kfm_dagster_tests.lineage.test_openlineage_events import OFFICIAL
 
 DATASET = "nexrad-l2"
 RUNS = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(3)]
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path, database_url: str) -> Iterator[Pipeline]:
-    opened = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
-    yield opened
-    opened.close()
 
 
 def work(pipeline: Pipeline, objects: Path) -> None:

@@ -10,22 +10,12 @@ import pytest
 
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.retention.policy import KeptFor, RetentionPolicy
-from kfm_dagster.retention.pruning import Retention
-from kfm_dagster.retention.stored_files import stored_files
+from kfm_dagster.retention.pruning import Retention, stored_files
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_retention_role
 from kfm_dagster_tests.databases import as_role
-from kfm_dagster_tests.integration.chain import open_pipeline
 
 Keeping = Callable[..., Retention]
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> Path:
-    """Folder in the place of the providers' object stores."""
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture
@@ -38,14 +28,6 @@ def retention_url(request: pytest.FixtureRequest, database_url: str) -> str:
     grant_retention_role(owner, role)
     owner.dispose()
     return as_role(database_url, role)
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipeline]:
-    """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
-    opened = open_pipeline(tmp_path / "home", objects, url=database_url)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.retention import stored_files
+from kfm_dagster.retention import pruning
 from kfm_dagster.retention.policy import RetentionKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
@@ -45,9 +45,9 @@ def test_old_objects_of_a_bucket_go_and_others_stay(
         received_long_ago(database, batch)
     s3.put_object(Bucket=BUCKET, Key="storage/landing/README", Body=b"somebody's own")
     s3.put_object(Bucket=BUCKET, Key="other/landing/README", Body=b"of another prefix")
-    monkeypatch.setattr(stored_files, "PAGE", 2)
-    monkeypatch.setattr(stored_files, "BATCH", 3)
-    pruner = stored_files.stored_files(store, database)[RetentionKind.LANDING]
+    monkeypatch.setattr(pruning, "PAGE", 2)
+    monkeypatch.setattr(pruning, "BATCH", 3)
+    pruner = pruning.stored_files(store, database)[RetentionKind.LANDING]
     now = datetime.now(UTC)
     assert list(pruner.batches(now - timedelta(hours=1))) == []
     for batch in pruner.batches(now + timedelta(hours=1)):
