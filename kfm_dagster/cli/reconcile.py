@@ -24,7 +24,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots, refuse_foreign_roots
 from kfm_dagster.recovery.reconcile.comparison import ComparedDay, Difference, compare_day
-from kfm_dagster.recovery.reconcile.repair import Repaired, repair_day
+from kfm_dagster.recovery.reconcile.repair import repair_day
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.objects import ObjectReadError
 
@@ -92,8 +92,8 @@ def reconcile(
                 left += sum(compared.counts().values())
             else:
                 done = _repaired(pipeline, compared, decision, limit, bar)
-                left += done.left
-                row |= {name: getattr(done, name) for name in (*REPAIRED, "replay_run_id", "proposal_id")}
+                left += done["left"]
+                row |= done
             rows.append(row)
     show_rows(rows, (*COLUMNS, *(REPAIRED if decision else ())), as_json=as_json)
     if not as_json:
@@ -136,13 +136,16 @@ def _compared(pipeline: Pipeline, dataset: str, day: date, bar: Progress, *, rea
         bar.remove_task(task)
 
 
-def _repaired(pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit: int, bar: Progress) -> Repaired:
+def _repaired(
+    pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit: int, bar: Progress
+) -> dict[str, Any]:
     task = bar.add_task(f"repairing {compared.dataset} {compared.day}", total=min(limit, len(compared.missing_units)))
-    done = repair_day(
-        pipeline, compared, decision, limit=limit, progress=lambda entered: bar.update(task, completed=entered)
-    )
-    bar.remove_task(task)
-    return done
+    try:
+        return repair_day(
+            pipeline, compared, decision, limit=limit, progress=lambda entered: bar.update(task, completed=entered)
+        )
+    finally:
+        bar.remove_task(task)
 
 
 def _say(rows: Sequence[dict[str, Any]], *, names: bool) -> None:

@@ -22,6 +22,7 @@ from kfm_dagster.console.pages import Pages, parameters, query_of
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision
+from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.search import UnitFilter
@@ -30,7 +31,7 @@ from kfm_dagster.recovery.quarantined import plan_discard
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.recovery.replay.runs import ReplayRun
-from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Mode, Selection, selection_from
+from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_from
 from kfm_dagster.recovery.work_orders import start
 from kfm_dagster.settings import Environment
 from kfm_dagster.views.units import search_units

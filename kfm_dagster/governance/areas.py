@@ -36,24 +36,22 @@ class AreaProperties(Masking):
     name: str = Field(min_length=1, max_length=200, pattern=r"\S")
 
 
-class _Outline(BaseModel):
+class _GeoJSON(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
+
+class _Outline(_GeoJSON):
     type: Literal["Polygon", "MultiPolygon"]
     coordinates: list[Any] = Field(min_length=1)
 
 
-class _Feature(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
+class _Feature(_GeoJSON):
     type: Literal["Feature"]
     properties: AreaProperties
     geometry: _Outline
 
 
-class _Collection(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
+class _Collection(_GeoJSON):
     type: Literal["FeatureCollection"]
     features: list[_Feature] = Field(min_length=1)
 

@@ -13,17 +13,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
-from typing import ClassVar, Protocol, TypedDict
+from typing import Any, ClassVar
 
 import h3
+from pyproj import Geod
 
 from kfm_dagster.contracts.stewardship import NARROWEST_RING_M, WIDEST_RADIUS_M
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.governance.sphere import GREAT_CIRCLES, ring_radius_m
 
+EARTH_RADIUS_M = 6_371_007.180918475
+"""Authalic radius of WGS 84, the sphere of H3."""
+GREAT_CIRCLES = Geod(a=EARTH_RADIUS_M, b=EARTH_RADIUS_M)
 FINEST_RESOLUTION = 8
 """H3 cells with edges of about half a kilometre; a finer one names a farm."""
 SHORTEST_SALT = 16
@@ -74,20 +78,6 @@ class MaskedLocation:
     group: str
     latitude: float
     longitude: float
-
-
-class Mask(Protocol):
-    """Turns exact locations into masked ones, always in the same way."""
-
-    method: ClassVar[MaskingMethod]
-
-    def parameters(self) -> Mapping[str, float]:
-        """Return what may be known of the mask."""
-        ...
-
-    def apply(self, site: str, location: ExactLocation) -> MaskedLocation:
-        """Return what may be shown of a site."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,28 +166,17 @@ class DonutMask:
         return hmac.digest(self.salt, message.encode(), hashlib.sha256)
 
 
-class MaskedEntry(TypedDict):
-    """The members of a manifest's entry."""
-
-    uri: str
-    size: int
-    checksum: str
+Mask = H3Mask | DonutMask
 
 
-def masked_uri(dataset: str, location: MaskedLocation) -> str:
-    """Return the address under which masked input is named: its group's."""
-    return f"urn:kfm:masked:{dataset}:{location.group}"
-
-
-def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> MaskedEntry:
+def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> dict[str, Any]:
     """Return the manifest entry of a group's content after masking, for `ManifestEntry(**entry)`.
 
     Address, size and checksum of the file it came from are not in it: the checksum of a file with coordinates confirms
     a right guess of them.
     """
-    return MaskedEntry(
-        uri=masked_uri(dataset, location), size=len(content), checksum=hashlib.sha256(content).hexdigest()
-    )
+    uri = f"urn:kfm:masked:{dataset}:{location.group}"
+    return {"uri": uri, "size": len(content), "checksum": hashlib.sha256(content).hexdigest()}
 
 
 def _masked(group: str, latitude: float, longitude: float) -> MaskedLocation:
@@ -213,6 +192,13 @@ def cell_of(location: ExactLocation, resolution: int) -> str:
     longitude = 0.0 if abs(location.latitude) == 90 else location.longitude
     cell: str = h3.latlng_to_cell(location.latitude, -180.0 if longitude == 180 else longitude, resolution)
     return cell
+
+
+def ring_radius_m(low_m: float, high_m: float, share: float) -> float:
+    """Return the radius in metres within which a share (0 to 1) of a ring's area lies, well-conditioned when short."""
+    # A cap's area is 4 pi R^2 sin^2(angle / 2); by cosines, short radii would drown in rounding.
+    inner, outer = (math.sin(radius / EARTH_RADIUS_M / 2) ** 2 for radius in (low_m, high_m))
+    return 2 * EARTH_RADIUS_M * math.asin(math.sqrt(inner + share * (outer - inner)))
 
 
 def _cell_radius_m(resolution: int) -> float:

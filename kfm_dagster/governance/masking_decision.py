@@ -18,6 +18,7 @@ from kfm_dagster.storage.database import Transaction
 
 MASKING, MASKING_DECISION = "kfm:masking", "kfm:masking_decision"
 """Properties of an Item whose footprint met a sensitive area: how it is masked, and who asked for it."""
+_DECIDED = ("actor", "reason", "change_ref")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +47,8 @@ class MaskingDecision:
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as JSON values."""
-        return {
-            "dataset": self.dataset,
-            "method": self.method.value,
-            "parameters": dict(self.parameters),
-            "actor": self.decision.actor,
-            "reason": self.decision.reason,
-            "change_ref": self.decision.change_ref,
-        }
+        decided = {name: getattr(self.decision, name) for name in _DECIDED}
+        return {"dataset": self.dataset, "method": self.method.value, "parameters": dict(self.parameters), **decided}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> MaskingDecision:
@@ -62,9 +57,7 @@ class MaskingDecision:
             dataset=document["dataset"],
             method=MaskingMethod(document["method"]),
             parameters=dict(document["parameters"]),
-            decision=Decision(
-                actor=document["actor"], reason=document["reason"], change_ref=document.get("change_ref")
-            ),
+            decision=Decision(**{name: value for name, value in document.items() if name in _DECIDED}),
         )
 
     def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:

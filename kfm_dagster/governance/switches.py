@@ -70,7 +70,6 @@ class KillSwitches:
                     observed=dataset,
                     next_step=f"kfm kill-switch off {dataset}, or leave it on",
                 )
-            expiry = expires_at
             tx.run(
                 "governance.engage",
                 dataset=dataset,
@@ -78,10 +77,10 @@ class KillSwitches:
                 actor=decision.actor,
                 reason=decision.reason,
                 change_ref=decision.change_ref,
-                expires_at=expiry,
+                expires_at=expires_at,
             )
             self._log.record(
-                GovernanceAction.KILL_SWITCH_ON, decision, dataset=dataset, details={"expires_at": expiry}, tx=tx
+                GovernanceAction.KILL_SWITCH_ON, decision, dataset=dataset, details={"expires_at": expires_at}, tx=tx
             )
 
     def release(self, dataset: str, decision: Decision) -> None:

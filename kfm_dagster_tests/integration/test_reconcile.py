@@ -143,12 +143,12 @@ def test_a_repair_enters_no_more_than_its_limit_and_says_what_is_left(ingested: 
     steps: list[int] = []
     compared = compare_day(ingested, DATASET, DAY)
     done = repair_day(ingested, compared, WHY, limit=2, progress=steps.append)
-    assert (done.entered, done.left, steps) == (2, 1, [2])
+    assert (done["entered"], done["left"], steps) == (2, 1, [2])
     run_chain(ingested, DATASET, DAY.isoformat(), "repair", Source.LEDGER)
     rest = compare_day(ingested, DATASET, DAY)
     assert [listed.uri for listed in rest.missing_units] == [items[2].uri]
     # The same again changes nothing that is there.
-    assert repair_day(ingested, compared, WHY, limit=2).entered == 0
+    assert repair_day(ingested, compared, WHY, limit=2)["entered"] == 0
 
 
 def test_a_lost_item_is_made_again_by_a_replay_under_a_change_and_not_without(
@@ -157,7 +157,7 @@ def test_a_lost_item_is_made_again_by_a_replay_under_a_change_and_not_without(
     before = item_files(ingested)
     lost(ingested, objects)
     compared = compare_day(ingested, DATASET, DAY)
-    assert repair_day(ingested, compared, WHY, limit=10).left == 1
+    assert repair_day(ingested, compared, WHY, limit=10)["left"] == 1
     repeat(ingested, compared)
     # It says what it said, or the replay would have stopped; who made it is another run.
     assert item_files(ingested) == before
@@ -167,8 +167,8 @@ def test_a_lost_item_is_made_again_by_a_replay_under_a_change_and_not_without(
 def repeat(pipeline: Pipeline, compared: ComparedDay) -> None:
     """Have the one Item that is lost made again."""
     done = repair_day(pipeline, compared, APPROVED, limit=10)
-    assert (done.repeated, done.left) == (1, 0)
-    ReplayEngine(pipeline=pipeline).advance(str(done.replay_run_id))
+    assert (done["repeated"], done["left"]) == (1, 0)
+    ReplayEngine(pipeline=pipeline).advance(str(done["replay_run_id"]))
     run_chain(pipeline, DATASET, DAY.isoformat(), "again", Source.LEDGER)
 
 
@@ -177,7 +177,7 @@ def test_lineage_whose_file_is_gone_is_named_and_left_to_a_person(ingested: Pipe
     file.unlink()
     compared = compare_day(ingested, DATASET, DAY)
     assert differing(compared) == {"success_without_lineage": [item.uri for item in volumes(3)]}
-    assert repair_day(ingested, compared, APPROVED, limit=10).left == 3
+    assert repair_day(ingested, compared, APPROVED, limit=10)["left"] == 3
 
 
 def test_an_item_that_says_something_else_is_lost_to_who_reads_it(ingested: Pipeline) -> None:
@@ -199,7 +199,7 @@ def test_no_replay_is_begun_whose_object_is_gone_or_was_written_again(ingested: 
     compared = compare_day(ingested, DATASET, DAY)
     done = repair_day(ingested, compared, APPROVED, limit=10)
     # Left are the object that is gone, and the Items of that one and of the earlier version of the other.
-    assert (done.entered, done.repeated, done.left) == (1, 1, 3)
+    assert (done["entered"], done["repeated"], done["left"]) == (1, 1, 3)
     # Which is in the bucket: what was entered makes its Item.
     assert "item_without_success" not in differing(compare_day(ingested, DATASET, DAY))
 
@@ -275,7 +275,7 @@ def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(
     compared = compare_day(ingested, DATASET, DAY)
     assert differing(compared) == {"success_without_item": [Path(item.key).name for item in volumes(3)]}
     done = repair_day(ingested, compared, APPROVED, limit=2)
-    assert (done.repeated, done.left) == (2, 1)
+    assert (done["repeated"], done["left"]) == (2, 1)
 
 
 def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(

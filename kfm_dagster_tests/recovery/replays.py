@@ -13,16 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.engine import Advance, ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS, Limits
-from kfm_dagster.recovery.replay.reports import Advance
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.factories import START, envelope, failed, finished
@@ -142,16 +140,3 @@ def open_stand(home: Path, url: str, **settings: Any) -> Stand:
     pipeline.clock.now = NOW
     pipeline.window.make()  # as every ingesting process does
     return Stand(pipeline=pipeline, clock=pipeline.clock, engine=ReplayEngine(pipeline=pipeline))
-
-
-def every_table(pipeline: Pipeline) -> dict[str, list[str]]:
-    """Every row of every table, as text."""
-    with pipeline.database.snapshot() as tx:
-        names = sorted(sa.inspect(tx.connection).get_table_names())
-        return {
-            name: sorted(
-                orjson.dumps(dict(row), default=str).decode()
-                for row in tx.connection.execute(sa.select(sa.text("*")).select_from(sa.table(name))).mappings()
-            )
-            for name in names
-        }

@@ -35,7 +35,7 @@ from kfm_dagster.recovery.dead_letters.work import Bounds, DeadLetterWork, End, 
 from kfm_dagster.settings import Environment
 from kfm_dagster.telemetry.totals import Total, kept_totals
 from kfm_dagster.views.rejections import rejected_message
-from kfm_dagster_tests.databases import refuse_rows
+from kfm_dagster_tests.databases import every_row, refuse_rows
 from kfm_dagster_tests.integration.chain import assert_conserved, good
 from kfm_dagster_tests.integration.chunk_feed import notice
 from kfm_dagster_tests.recovery.dlq_fixture import (
@@ -50,7 +50,7 @@ from kfm_dagster_tests.recovery.dlq_fixture import (
     one_attempt_only,
     reopened,
 )
-from kfm_dagster_tests.recovery.replays import another_result, every_table
+from kfm_dagster_tests.recovery.replays import another_result
 
 SUCCEEDED, QUARANTINED, MISSING, INVALID, PENDING, IN_PROGRESS, UNKNOWN = (
     range(30),
@@ -141,7 +141,7 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
 @pytest.mark.clause("RPL-06", "RPL-04")
 def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: DlqFixture) -> None:
     fill(dlq_fixture)
-    before, depth = every_table(dlq_fixture.pipeline), dlq_fixture.pipeline.dead_letters.depth()
+    before, depth = every_row(dlq_fixture.pipeline.database), dlq_fixture.pipeline.dead_letters.depth()
     planned = plan(dlq_fixture.pipeline, selection=LetterSelection())
     found = status(dlq_fixture.pipeline)
 
@@ -164,7 +164,7 @@ def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: Dl
     assert (found["retention_seconds"], found["ledger"][DeliveryState.REJECTED]) == (14 * 86_400, 10)
     for document in (planned, found, *(letter.as_json() for letter in look(dlq_fixture.pipeline))):
         json.dumps(document)
-    assert every_table(dlq_fixture.pipeline) == before
+    assert every_row(dlq_fixture.pipeline.database) == before
     assert dlq_fixture.pipeline.dead_letters.depth() == depth
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,23 +33,6 @@ from kfm_dagster_tests.recovery.replays import PERSON
 PARTITION = DAY.isoformat()
 COUNT = 3
 RUN = "run-1"
-
-
-def open_over(folder: Path, objects: Path, url: str = "") -> Pipeline:
-    return open_pipeline(folder / "home", objects, url=url)
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> Path:
-    return tmp_path / "objects"
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipeline]:
-    objects.mkdir()
-    opened = open_over(tmp_path, objects, database_url)
-    yield opened
-    opened.close()
 
 
 def ingest(pipeline: Pipeline, items: list[StoredObject], *, run_id: str = RUN) -> StageBatch:
@@ -116,7 +98,7 @@ def test_what_a_replay_repaired_is_as_if_it_had_never_failed(pipeline: Pipeline,
         files = Path(pipeline.settings.lineage).glob(pattern)
         assert any(run.replay_run_id in file.read_text(encoding="utf-8") for file in files), pattern
 
-    never_failed = open_over(tmp_path / "other", objects)
+    never_failed = open_pipeline(tmp_path / "other" / "home", objects)
     ingest(never_failed, items)
     assert left_by(pipeline) == left_by(never_failed)
     assert len(left_by(pipeline)["completed"]) == COUNT

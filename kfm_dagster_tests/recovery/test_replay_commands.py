@@ -25,6 +25,7 @@ from kfm_dagster.recovery.backfill.progress import day_progress
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.commands import Call, caller, state_of
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture
@@ -34,7 +35,6 @@ from kfm_dagster_tests.recovery.replays import (
     Stand,
     another_result,
     document,
-    every_table,
     open_stand,
     repair,
     selection,
@@ -97,7 +97,7 @@ def test_looking_changes_no_table_no_queue_and_no_file(
     def everything() -> tuple[Any, ...]:
         files = {name: content for name, content in state_of(tmp_path).items() if not name.endswith("kfm.db")}
         depths = (dlq_fixture.pipeline.queue.depth(), dlq_fixture.pipeline.dead_letters.depth())
-        return every_table(dlq_fixture.pipeline), depths, files, dlq_fixture.pipeline.ledger.log.entries()
+        return every_row(dlq_fixture.pipeline.database), depths, files, dlq_fixture.pipeline.ledger.log.entries()
 
     before = everything()
     for format_ in ("table", "json", "yaml"):
@@ -273,7 +273,7 @@ def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
     }  # fmt: skip
     for file, content in files.items():
         (tmp_path / file).write_text(yaml.safe_dump(content))
-    before = (every_table(stand.pipeline), sorted(path.name for path in tmp_path.iterdir()))
+    before = (every_row(stand.pipeline.database), sorted(path.name for path in tmp_path.iterdir()))
     for name, (arguments, environment, code, said) in REFUSED.items():
         with monkeypatch.context() as patched:
             for variable, value in environment.items():
@@ -284,7 +284,7 @@ def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
         assert answer.err.startswith("kfm: ")
         assert [part for part in said if part not in answer.err] == [], name
         assert "secret" not in answer.err
-        assert (every_table(stand.pipeline), sorted(path.name for path in tmp_path.iterdir())) == before, name
+        assert (every_row(stand.pipeline.database), sorted(path.name for path in tmp_path.iterdir())) == before, name
 
 
 @pytest.mark.clause("RPL-01")
@@ -356,10 +356,10 @@ def test_ctrl_c_leaves_the_replay_running_and_says_how_to_stop_it(stand: Stand) 
 def test_a_backfill_is_handed_over_and_a_dry_run_of_it_starts_nothing(stand: Stand, call: Call) -> None:
     wanted = ["--mode", "backfill", *DAYS]
     assert call("dry-run", *wanted, "--json").document["listings"] == 2
-    assert every_table(stand.pipeline)["replay_runs"] == []
+    assert every_row(stand.pipeline.database)["replay_runs"] == []
     answer = call("run", *wanted, *START, "--json")
     assert answer.code == 0
-    [row] = [json.loads(text) for text in every_table(stand.pipeline)["replay_runs"]]
+    [row] = [json.loads(text) for text in every_row(stand.pipeline.database)["replay_runs"]]
     assert (row["replay_run_id"], row["mode"]) == (answer.document["replay_run_id"], "backfill")
     assert {day.day.isoformat() for day in day_progress(stand.pipeline.database, row["replay_run_id"])} == {
         "2025-12-01",

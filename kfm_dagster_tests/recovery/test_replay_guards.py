@@ -12,11 +12,19 @@ import pytest
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.limits import HOLD_AT, LIMITS, QUEUE_AGE_SLO_SECONDS, SLOW_DOWN_AT, Limits
-from kfm_dagster.recovery.replay.pace import Hold, HoldReason, Rate, RecentBatch, Traffic, hold, queue_age
-from kfm_dagster.recovery.replay.refusals import Guard, GuardError
+from kfm_dagster.recovery.replay.limits import (
+    HOLD_AT,
+    LIMITS,
+    QUEUE_AGE_SLO_SECONDS,
+    SLOW_DOWN_AT,
+    Guard,
+    GuardError,
+    Limits,
+)
+from kfm_dagster.recovery.replay.pace import Hold, HoldReason, RecentBatch, Traffic, hold, queue_age
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.recovery.replays import (
     NOBODY_ASKED,
@@ -25,7 +33,6 @@ from kfm_dagster_tests.recovery.replays import (
     WINDOW,
     Stand,
     document,
-    every_table,
     open_stand,
     repair,
     selection,
@@ -149,7 +156,7 @@ ALLOWED: dict[str, tuple[Selection, Environment]] = {
 def test_a_guard_refuses_by_name_and_changes_nothing(env: Environment, tmp_path: Path) -> None:
     stand = open_stand(tmp_path / "home", "", env=env)
     stand.bring("failed", 2)
-    before = every_table(stand.pipeline)
+    before = every_row(stand.pipeline.database)
     for name, (wanted, where, guard, observed) in TRIPPED.items():
         if where is env:
             with pytest.raises(GuardError) as refused:
@@ -157,7 +164,7 @@ def test_a_guard_refuses_by_name_and_changes_nothing(env: Environment, tmp_path:
             found = {refusal.guard: refusal for refusal in refused.value.refusals}
             assert observed in str(found[guard].observed), name
             assert (refused.value.exit_code, "\n" in str(refused.value)) == (3, False)
-    assert every_table(stand.pipeline) == before
+    assert every_row(stand.pipeline.database) == before
     # Up to the last one that its limit allows, it lets a selection through.
     for name, (wanted, where) in ALLOWED.items():
         assert where is not env or stand.engine.plan(wanted).refusals == (), name
@@ -307,7 +314,6 @@ def test_a_result_that_newer_code_makes_after_the_start_is_skipped(stand: Stand)
 
 CALM = Traffic(now=NOW, in_flight=[], recent=[], live_waits_since=None)
 STRICT = LIMITS[Environment.PROD]
-RATE = Rate(records_per_second=100, batches_per_minute=30)
 
 
 def traffic(
@@ -351,7 +357,7 @@ PACES: dict[str, tuple[Traffic, HoldReason | None]] = {
 @pytest.mark.clause("RPL-03", "RPL-05")
 def test_the_next_batch_waits_for_its_rate_for_others_and_for_live_work() -> None:
     for name, (seen, reason) in PACES.items():
-        held: Hold | None = hold(seen, rate=RATE, limits=STRICT, datasets={"goes-abi"})
+        held: Hold | None = hold(seen, limits=STRICT, datasets={"goes-abi"})
         assert (held and held.reason) == reason, name
         assert held is None or "expected" in str(held)
     # A clock that is behind makes no queue age.

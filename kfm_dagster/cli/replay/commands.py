@@ -15,23 +15,17 @@ import click
 import yaml
 from rich.console import Console
 
-from kfm_dagster.cli.completion import DATASET, REPLAY, RUN
-from kfm_dagster.cli.confirm import confirm_option, require_confirmation
-from kfm_dagster.cli.decision_options import (
-    actor_option,
-    change_ref_option,
-    decision_of,
-    decision_options,
-    proposed_line,
-)
+from kfm_dagster.cli.completion import REPLAY
+from kfm_dagster.cli.confirm import require_confirmation
+from kfm_dagster.cli.decision_options import decision_of, decision_options, proposed_line
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.ids import whole_replay_id
-from kfm_dagster.cli.replay.compare import compare as compare_stages
+from kfm_dagster.cli.replay.compare import compare
 from kfm_dagster.cli.replay.follow import follow
-from kfm_dagster.cli.replay.inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
-from kfm_dagster.cli.replay.intents import replay_failed_intents
+from kfm_dagster.cli.replay.inspect import inspect
+from kfm_dagster.cli.replay.intents import intents
 from kfm_dagster.cli.replay.options import How, SelectionOptions, Shell, everywhere, global_options, selecting, starting
-from kfm_dagster.cli.replay.output import nothing_selected, show, show_plan, show_report, show_runs, show_units
+from kfm_dagster.cli.replay.output import nothing_selected, show, show_plan, show_report, show_runs
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
@@ -117,34 +111,6 @@ def from_spec(*, shell: Shell, file: Path, dry: bool, how: How) -> ExitCode:
 
 @replay.command()
 @click.argument("replay_run_id", type=REPLAY, required=False)
-@selecting
-@click.option("--fields", help="Fields to show, with commas.")
-@click.option("--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="At most so many.")
-@click.option("--mismatches", is_flag=True, help="Show the results that differ from an earlier success.")
-@everywhere
-def inspect(
-    *, shell: Shell, replay_run_id: str | None, asked: SelectionOptions, fields: str | None, rows: int, mismatches: bool
-) -> None:
-    """Show the units of a replay, the records of a selection, or the results that differ.
-
-    Example: kfm replay inspect 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --fields wal_id,outcome,last_error_code
-    """
-    if asked.names and (mismatches or replay_run_id is not None):
-        raise click.UsageError(f"{asked.names} selects records; leave out the replay's id and --mismatches")
-    with _engine(shell, read_only=True) as engine:
-        if replay_run_id is not None:
-            replay_run_id = whole_replay_id(engine.pipeline.database, replay_run_id)
-        if mismatches:
-            found = mismatches_of(engine, replay_run_id, rows)
-        elif replay_run_id is not None:
-            found = units_of(engine, replay_run_id, rows)
-        else:
-            found = records_of(engine, asked.selection(shell.settings), rows)
-    show_units(found.rows, chosen(fields, found), output=shell.output)
-
-
-@replay.command()
-@click.argument("replay_run_id", type=REPLAY, required=False)
 @everywhere
 def status(*, shell: Shell, replay_run_id: str | None) -> None:
     """Show where a replay stands, or list the newest ones.
@@ -195,35 +161,8 @@ def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
     _change(shell, replay_run_id, ReplayEngine.stop, given)
 
 
-@replay.command()
-@click.argument("run", type=RUN, metavar="RUN")
-@click.option("--dataset", type=DATASET, help="Only this dataset of the run.")
-@everywhere
-def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
-    """Do a run's stages again from their checkpoints, last one first, and compare. Changes nothing; 4 says it differs.
-
-    RUN is named as for kfm explain: by its id, the first 8 characters or more of it, or `latest`.
-
-    Example: kfm replay compare 6f9b2f0e-2f64-4c43-9a51-6a1f3a0e9c55
-    """
-    return compare_stages(shell, run, dataset)
-
-
-@replay.command()
-@click.option("--dataset", type=DATASET, help="Only this dataset's.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="The first so many.")
-@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done with each.")
-@click.option("--reason", help="Why, for readers of the governance log; needed where units are let in again.")
-@change_ref_option
-@actor_option
-@confirm_option
-@everywhere
-def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm: bool, **decided: Any) -> ExitCode:
-    """Carry out what failed runs intended and no later run has done, from each intent's payload, through the ledger.
-
-    Example: kfm replay intents --dry-run
-    """
-    return replay_failed_intents(shell, dataset=dataset, limit=limit, dry=dry, confirm=confirm, decided=decided)
+for command in (compare, inspect, intents):
+    replay.add_command(command)
 
 
 @contextmanager

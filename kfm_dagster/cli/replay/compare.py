@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kfm_dagster.cli.replay.options import Shell
+import click
+
+from kfm_dagster.cli.completion import DATASET, RUN
+from kfm_dagster.cli.replay.options import Shell, everywhere
 from kfm_dagster.cli.replay.output import show
 from kfm_dagster.cli.session import explanations, opened_pipeline
 from kfm_dagster.cli.tables import show_section
@@ -14,10 +17,16 @@ from kfm_dagster.run_state.choice import looked_up_states
 COLUMNS = ("stage", "units", "keys_differing", "results_differing", "first", "diverges")
 
 
-def compare(shell: Shell, run: str, dataset: str | None) -> ExitCode:
-    """Print each stage of a run, done again; the run is named as for `kfm explain`.
+@click.command()
+@click.argument("run", type=RUN, metavar="RUN")
+@click.option("--dataset", type=DATASET, help="Only this dataset of the run.")
+@everywhere
+def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
+    """Do a run's stages again from their checkpoints, last one first, and compare. Changes nothing; 4 says it differs.
 
-    Raises UnknownRunError without such a run, RunReplayRefusedError where it cannot be compared.
+    RUN is named as for kfm explain: by its id, the first 8 characters or more of it, or `latest`.
+
+    Example: kfm replay compare 6f9b2f0e-2f64-4c43-9a51-6a1f3a0e9c55
     """
     with opened_pipeline(shell.settings, read_only=True) as pipeline:
         states = looked_up_states(pipeline.database, shell.settings)

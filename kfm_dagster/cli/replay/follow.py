@@ -8,10 +8,8 @@ from collections.abc import Callable
 from rich.console import Console
 
 from kfm_dagster.cli.progress_bar import bar_of
-from kfm_dagster.recovery.replay.accounts import OPEN, outcome_line
-from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.reports import Report
-from kfm_dagster.recovery.replay.runs import ReplayState
+from kfm_dagster.recovery.replay.engine import ReplayEngine, Report
+from kfm_dagster.recovery.replay.runs import OPEN, ReplayState, outcome_line
 
 POLL_SECONDS = 1.0
 IDLE_SECONDS = 30.0

@@ -1,67 +1,82 @@
-"""What `kfm replay inspect` shows: units of a replay, records of a selection, results that differ; and their fields."""
+"""`kfm replay inspect`: units of a replay, records of a selection, or results that differ; and their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.cli.completion import REPLAY
+from kfm_dagster.cli.ids import whole_replay_id
+from kfm_dagster.cli.replay.options import SelectionOptions, Shell, everywhere, selecting
+from kfm_dagster.cli.replay.output import show
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.selection import Selection
+from kfm_dagster.views.view import json_row
 
 UNIT_FIELDS = ("position", "batch", "outcome", "skip_reason", "wal_id", "dataset", "last_error_code", "object_uri")
 RECORD_FIELDS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time", "object_uri")
 MISMATCH_FIELDS = ("wal_id", "dataset", "attempt", "earlier_attempt", "at", "replay_run_id", "permitted")
-
-
 MOST_ROWS = 100_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inspection:
-    """Rows to inspect, the fields that they have, and those that are shown unless others are asked for."""
+@click.command()
+@click.argument("replay_run_id", type=REPLAY, required=False)
+@selecting
+@click.option("--fields", help="Fields to show, with commas.")
+@click.option("--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="At most so many.")
+@click.option("--mismatches", is_flag=True, help="Show the results that differ from an earlier success.")
+@everywhere
+def inspect(
+    *, shell: Shell, replay_run_id: str | None, asked: SelectionOptions, fields: str | None, rows: int, mismatches: bool
+) -> None:
+    """Show the units of a replay, the records of a selection, or the results that differ.
 
-    rows: Sequence[Mapping[str, Any]]
-    known: Sequence[str]
-    default: Sequence[str]
+    Example: kfm replay inspect 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --fields wal_id,outcome,last_error_code
+    """
+    if asked.names and (mismatches or replay_run_id is not None):
+        raise click.UsageError(f"{asked.names} selects records; leave out the replay's id and --mismatches")
+    with opened_pipeline(shell.settings, read_only=True) as pipeline:
+        engine = ReplayEngine(pipeline=pipeline)
+        units: Sequence[Any]
+        known: Sequence[str] = MISMATCH_FIELDS
+        default: Sequence[str] = MISMATCH_FIELDS
+        if replay_run_id is not None:
+            replay_run_id = whole_replay_id(pipeline.database, replay_run_id)
+        if mismatches:
+            units = _mismatches(engine, replay_run_id, rows)
+        elif replay_run_id is not None:
+            with pipeline.database.snapshot() as view:
+                _ = runs.get(view, replay_run_id)
+                units = view.run("replay.outcomes", replay_run_id=replay_run_id, limit=rows).mappings().all()
+            known, default = list(json_row(units[0])) if units else UNIT_FIELDS, UNIT_FIELDS
+        else:
+            records = (
+                pipeline.ledger.get(unit.wal_id) for unit in engine.plan(asked.selection(shell.settings)).units[:rows]
+            )
+            units = [record for record in records if record is not None]
+            known, default = tuple(NoddWalRecord.model_fields), RECORD_FIELDS
+    names = _chosen(fields, known) or default
+    shown = [{name: row.get(name) for name in names} for row in map(json_row, units)]
+    show(shown, output=shell.output, as_table=lambda: show_rows(shown, names))
 
 
-def units_of(engine: ReplayEngine, replay_run_id: str, rows: int) -> Inspection:
-    """Return the units of a replay, in the order of its selection. Raises UnknownReplayError."""
-    _ = engine.report(replay_run_id)
-    with engine.pipeline.database.snapshot() as view:
-        found = runs.unit_rows(view, replay_run_id, limit=rows)
-    return Inspection(rows=found, known=tuple(found[0]) if found else UNIT_FIELDS, default=UNIT_FIELDS)
-
-
-def records_of(engine: ReplayEngine, selection: Selection, rows: int) -> Inspection:
-    """Return the records that a selection means now. Raises GuardError."""
-    units = engine.plan(selection).units[:rows]
-    records = [engine.pipeline.ledger.get(unit.wal_id) for unit in units]
-    shown = [record.model_dump(mode="json") for record in records if record is not None]
-    return Inspection(rows=shown, known=tuple(NoddWalRecord.model_fields), default=RECORD_FIELDS)
-
-
-def mismatches_of(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Inspection:
+def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Sequence[object]:
     """Return what differs from an earlier success, the newest first: all, or what nobody permitted of one replay."""
+    ledger = engine.pipeline.ledger
     if replay_run_id is None:
-        found = engine.pipeline.ledger.mismatches(limit=rows)
-    else:
-        own = {(one.wal_id, one.attempt) for one in engine.report(replay_run_id).differing}
-        everything = engine.pipeline.ledger.mismatches(limit=MOST_ROWS)
-        found = [one for one in everything if (one.wal_id, one.attempt) in own][:rows]
-    shown = [{name: getattr(one, name) for name in MISMATCH_FIELDS} | {"at": rfc3339(one.at)} for one in found]
-    return Inspection(rows=shown, known=MISMATCH_FIELDS, default=MISMATCH_FIELDS)
+        return ledger.mismatches(limit=rows)
+    own = {(unit.wal_id, unit.attempt) for unit in engine.report(replay_run_id).differing}
+    return [unit for unit in ledger.mismatches(limit=MOST_ROWS) if (unit.wal_id, unit.attempt) in own][:rows]
 
 
-def chosen(fields: str | None, found: Inspection) -> Sequence[str]:
-    """Return the fields to show. Raises click.BadParameter for one that the rows do not have."""
-    wanted = [part.strip() for part in (fields or "").split(",") if part.strip()]
-    if unknown := [name for name in wanted if name not in found.known]:
-        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(found.known)}", param_hint="--fields")
-    return wanted or found.default
+def _chosen(fields: str | None, known: Sequence[str]) -> Sequence[str]:
+    """Return the fields that are asked for. Raises click.BadParameter for one that the rows do not have."""
+    names = [part.strip() for part in (fields or "").split(",") if part.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(known)}", param_hint="--fields")
+    return names

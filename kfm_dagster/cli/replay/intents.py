@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.confirm import require_confirmation
-from kfm_dagster.cli.decision_options import decision_of
-from kfm_dagster.cli.replay.options import Shell
+from kfm_dagster.cli.completion import DATASET
+from kfm_dagster.cli.confirm import confirm_option, require_confirmation
+from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of
+from kfm_dagster.cli.replay.inspect import MOST_ROWS
+from kfm_dagster.cli.replay.options import Shell, everywhere
 from kfm_dagster.cli.replay.output import show
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
@@ -27,12 +29,19 @@ MOST_UNITS = 10_000
 """Of one selection; the next call lets the rest in."""
 
 
-def replay_failed_intents(
-    shell: Shell, *, dataset: str | None, limit: int, dry: bool, confirm: bool, decided: dict[str, Any]
-) -> ExitCode:
-    """Print each failed intent with what is done with it, and do it unless `dry`. Raises GuardError, NotConfirmedError.
+@click.command()
+@click.option("--dataset", type=DATASET, help="Only this dataset's.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="The first so many.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done with each.")
+@click.option("--reason", help="Why, for readers of the governance log; needed where units are let in again.")
+@change_ref_option
+@actor_option
+@confirm_option
+@everywhere
+def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm: bool, **decided: Any) -> ExitCode:
+    """Carry out what failed runs intended and no later run has done, from each intent's payload, through the ledger.
 
-    FINISHED_WITH_FAILURES where a stage that was run again failed again.
+    Example: kfm replay intents --dry-run
     """
     with opened_pipeline(shell.settings, read_only=dry) as pipeline:
         plans = list(islice(IntentRecovery(pipeline=pipeline).plans(dataset=dataset), limit))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import click
 import yaml
 
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.replay.accounts import outcome_line
+from kfm_dagster.recovery.replay.engine import Report
 from kfm_dagster.recovery.replay.plan import PlannedReplay
-from kfm_dagster.recovery.replay.reports import Report
-from kfm_dagster.recovery.replay.runs import ReplayRun
+from kfm_dagster.recovery.replay.runs import ReplayRun, outcome_line
 
 RUN_COLUMNS = ("replay_run_id", "name", "mode", "state", "created_at", "actor", "reason")
 EXAMPLE_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time")
@@ -53,12 +51,6 @@ def show_runs(found: Sequence[ReplayRun], *, output: str) -> None:
     """Print replays."""
     rows = [run.as_json() for run in found]
     show(rows, output=output, as_table=lambda: show_rows(rows, RUN_COLUMNS))
-
-
-def show_units(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], *, output: str) -> None:
-    """Print units with the chosen fields."""
-    chosen = [{name: row.get(name) for name in fields} for row in rows]
-    show(chosen, output=output, as_table=lambda: show_rows(chosen, fields))
 
 
 def nothing_selected(plan: PlannedReplay) -> str:
@@ -106,5 +98,4 @@ def _report_table(report: Report) -> None:
         | ({"held by": str(report.hold)} if report.hold else {})
     )
     if report.differing:
-        rows = [found.as_json() for found in report.differing]
-        show_section("results that differ", rows, ("wal_id", "dataset", "attempt", "at"))
+        show_section("results that differ", report.differing, ("wal_id", "dataset", "attempt", "at"))

@@ -9,8 +9,8 @@ what is done about a day. Does not belong here: comparing (`comparison.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision, GovernanceAction
@@ -30,17 +30,6 @@ ITEMS_PER_REPLAY = 10_000
 """Units that one selection names at most (`Filters.wal_ids`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Repaired:
-    """What was done about a day: objects entered, units whose repetition was started or proposed, and what is left."""
-
-    entered: int = 0
-    repeated: int = 0
-    left: int = 0
-    replay_run_id: str | None = None
-    proposal_id: int | None = None
-
-
 def repair_day(
     pipeline: Pipeline,
     compared: ComparedDay,
@@ -48,8 +37,10 @@ def repair_day(
     *,
     limit: int,
     progress: Callable[[int], None] = lambda _: None,
-) -> Repaired:
+) -> dict[str, Any]:
     """Enter at most `limit` objects of a day, and have as many of its lost Items made again where a change allows it.
+
+    Return how many were entered and repeated, how many differences are left, and the replay or proposal of the rest.
 
     Raises KillSwitchError for a dataset that is switched off, GuardError where a replay's guard refuses.
     """
@@ -62,13 +53,13 @@ def repair_day(
         progress(entered)
     started = _repeat(ReplayEngine(pipeline=pipeline), compared, decision, min(limit, ITEMS_PER_REPLAY))
     repeated = len(started.plan.units) if started else 0
-    return Repaired(
-        entered=entered,
-        repeated=repeated,
-        left=sum(compared.counts().values()) - entered - repeated,
-        replay_run_id=started.replay_run_id if started else None,
-        proposal_id=started.proposal_id if started else None,
-    )
+    return {
+        "entered": entered,
+        "repeated": repeated,
+        "left": sum(compared.counts().values()) - entered - repeated,
+        "replay_run_id": started and started.replay_run_id,
+        "proposal_id": started and started.proposal_id,
+    }
 
 
 def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk: Sequence[Envelope]) -> int:

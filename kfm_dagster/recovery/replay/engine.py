@@ -8,8 +8,9 @@ the ordinary runs. Does not belong here: rules (`guards.py`, `pace.py`, `units.p
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kfm_dagster import __version__
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
@@ -18,19 +19,65 @@ from kfm_dagster.governance.review import ReviewError, Units
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.replay import pace, runs
-from kfm_dagster.recovery.replay.accounts import UnitOutcome, outcome_line
 from kfm_dagster.recovery.replay.guards import kill_switch, refused_as_asked
-from kfm_dagster.recovery.replay.limits import LIMITS, Limits
-from kfm_dagster.recovery.replay.pace import Hold, HoldReason, Rate, RecentBatch, Traffic
+from kfm_dagster.recovery.replay.limits import LIMITS, Limits, Request
+from kfm_dagster.recovery.replay.pace import Hold, HoldReason, RecentBatch, Traffic
 from kfm_dagster.recovery.replay.plan import PlannedReplay, look
-from kfm_dagster.recovery.replay.refusals import Refusal, Request
-from kfm_dagster.recovery.replay.reports import Advance, Report
-from kfm_dagster.recovery.replay.runs import ReplayRun, ReplayState, ReplayStateError
+from kfm_dagster.recovery.replay.runs import (
+    ENDED,
+    Account,
+    Differing,
+    ReplayRun,
+    ReplayState,
+    ReplayStateError,
+    UnitOutcome,
+    outcome_line,
+)
 from kfm_dagster.recovery.replay.selection import Mode, Selection
-from kfm_dagster.recovery.replay.units import Admission, admit, frozen
+from kfm_dagster.recovery.replay.units import Admission, AdmittedBatch, admit, frozen
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading, writing
+from kfm_dagster.views.view import json_row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advance:
+    """What one advance did: let a batch in, was held, changed the state, or nothing."""
+
+    replay_run_id: str
+    state: ReplayState
+    admitted: AdmittedBatch | None = None
+    hold: Hold | None = None
+
+    def __str__(self) -> str:
+        if self.admitted is not None:
+            return f"replay {self.replay_run_id}: {self.admitted}"
+        return f"replay {self.replay_run_id}: {self.state}" + (f", {self.hold}" if self.hold else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """A replay, the account of its units, the results that differ, and what holds it at this moment."""
+
+    run: ReplayRun
+    account: Account
+    differing: tuple[Differing, ...]
+    hold: Hold | None
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether nothing more comes without a person."""
+        return self.run.state in ENDED
+
+    def as_json(self) -> dict[str, object]:
+        """Return the published form."""
+        return {
+            **self.run.as_json(),
+            **self.account.as_json(),
+            "mismatches": [json_row(unit) for unit in self.differing],
+            "hold": None if self.hold is None else str(self.hold),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +139,8 @@ class ReplayEngine:
                 at=self.pipeline.clock(),
             )
             run = runs.get(change, replay_run_id)
-            self._log(GovernanceAction.REPLAY_STARTED, run, decision, change, units=len(plan.units))
+            log = self.pipeline.ledger.log
+            runs.record(log, GovernanceAction.REPLAY_STARTED, run, decision, change, units=len(plan.units))
         return run
 
     def attributed(self, selection: Selection, decision: Decision) -> Decision:
@@ -134,21 +182,19 @@ class ReplayEngine:
 
     def pause(self, replay_run_id: str, decision: Decision) -> ReplayRun:
         """Let nothing more in until it is resumed; what was let in goes on. Raises ReplayStateError."""
-        return self._halt(replay_run_id, ReplayState.PAUSED, decision, GovernanceAction.REPLAY_PAUSED)
+        return self._change(
+            replay_run_id, {ReplayState.RUNNING}, ReplayState.PAUSED, decision, GovernanceAction.REPLAY_PAUSED
+        )
 
     def stop(self, replay_run_id: str, decision: Decision) -> ReplayRun:
         """End it; what was let in goes on. Raises ReplayStateError."""
-        return self._halt(replay_run_id, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
+        running = {ReplayState.RUNNING, ReplayState.PAUSED}
+        return self._change(replay_run_id, running, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
 
     def resume(self, replay_run_id: str, decision: Decision) -> ReplayRun:
         """Go on where it was paused or stopped; differing results so far count as seen. Raises ReplayStateError."""
-        with self.pipeline.database.transaction() as tx:
-            run = self._in_state(tx, replay_run_id, ReplayState.PAUSED, ReplayState.STOPPED)
-            seen = len(runs.differing(tx, replay_run_id))
-            at = self.pipeline.clock()
-            runs.change_state(tx, replay_run_id, run.state, ReplayState.RUNNING, at=at, mismatches_seen=seen)
-            self._log(GovernanceAction.REPLAY_RESUMED, run, decision, tx, mismatches_seen=seen)
-            return runs.get(tx, replay_run_id)
+        halted = {ReplayState.PAUSED, ReplayState.STOPPED}
+        return self._change(replay_run_id, halted, ReplayState.RUNNING, decision, GovernanceAction.REPLAY_RESUMED)
 
     def report(self, replay_run_id: str) -> Report:
         """Look at a replay. Raises UnknownReplayError."""
@@ -183,7 +229,7 @@ class ReplayEngine:
         decision = self._engine(reason, run)
         at = self.pipeline.clock()
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.STOPPED, at=at, state_reason=reason)
-        self._log(GovernanceAction.REPLAY_STOPPED, run, decision, tx, mismatches=len(found))
+        runs.record(self.pipeline.ledger.log, GovernanceAction.REPLAY_STOPPED, run, decision, tx, mismatches=len(found))
         return Advance(replay_run_id=run.replay_run_id, state=ReplayState.STOPPED)
 
     def _go_on(self, run: ReplayRun, tx: Transaction) -> Advance:
@@ -211,14 +257,8 @@ class ReplayEngine:
         counts = outcome_line(account.outcomes)
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.FINISHED, at=self.pipeline.clock())
         outcomes = {outcome.value: account.outcomes[outcome] for outcome in UnitOutcome if account.outcomes[outcome]}
-        runs.record(
-            self.pipeline.ledger.log,
-            GovernanceAction.REPLAY_FINISHED,
-            run,
-            self._engine(counts, run),
-            tx,
-            outcomes=outcomes,
-        )
+        decision = self._engine(counts, run)
+        runs.record(self.pipeline.ledger.log, GovernanceAction.REPLAY_FINISHED, run, decision, tx, outcomes=outcomes)
         return Advance(replay_run_id=run.replay_run_id, state=ReplayState.FINISHED)
 
     def _hold(self, run: ReplayRun, batch: int, tx: Transaction) -> Hold | None:
@@ -227,13 +267,11 @@ class ReplayEngine:
         off = self.pipeline.ledger.switches.off(datasets, tx=tx)
         for refusal in (*refused_as_asked(request), kill_switch(request, off)):
             if refusal is not None:
-                return _held_by(refusal)
+                observed = f"{refusal.guard}: {refusal.what}, {refusal.observed}"
+                return Hold(reason=HoldReason.GUARD, observed=observed, expected=str(refusal.expected))
         options = run.selection.spec.options
-        rate = Rate(
-            records_per_second=options.records_per_second or request.limits.records_per_second,
-            batches_per_minute=options.batches_per_minute or request.limits.batches_per_minute,
-        )
-        return pace.hold(self._traffic(tx), rate=rate, limits=request.limits, datasets=datasets)
+        rates = {name: getattr(options, name) or getattr(request.limits, name) for name in pace.RATES}
+        return pace.hold(self._traffic(tx), limits=replace(request.limits, **rates), datasets=datasets)
 
     def _traffic(self, tx: Transaction) -> Traffic:
         now = self.pipeline.clock()
@@ -247,32 +285,31 @@ class ReplayEngine:
             live_waits_since=waits_since,
         )
 
-    def _log(
-        self, action: GovernanceAction, run: ReplayRun, decision: Decision, tx: Transaction, **details: object
-    ) -> None:
-        runs.record(self.pipeline.ledger.log, action, run, decision, tx, **details)
-
-    def _halt(
-        self, replay_run_id: str, to_state: ReplayState, decision: Decision, action: GovernanceAction
+    def _change(
+        self,
+        replay_run_id: str,
+        allowed: Collection[ReplayState],
+        to_state: ReplayState,
+        decision: Decision,
+        action: GovernanceAction,
     ) -> ReplayRun:
-        allowed = [ReplayState.RUNNING, *([ReplayState.PAUSED] if to_state is ReplayState.STOPPED else [])]
+        """Change a replay's state by a person's decision, and log it. Raises ReplayStateError."""
         with self.pipeline.database.transaction() as tx:
-            run = self._in_state(tx, replay_run_id, *allowed)
-            at = self.pipeline.clock()
-            runs.change_state(tx, replay_run_id, run.state, to_state, at=at, state_reason=decision.reason)
-            self._log(action, run, decision, tx)
+            tx.run("replay.lock")
+            run = runs.get(tx, replay_run_id)
+            if run.state not in allowed:
+                raise ReplayStateError(
+                    observed=f"{replay_run_id} is {run.state}",
+                    expected=" or ".join(sorted(allowed)),
+                    next_step=f"kfm replay status {replay_run_id}",
+                )
+            change: dict[str, Any] = {"state_reason": decision.reason}
+            details = {}
+            if to_state is ReplayState.RUNNING:
+                change = details = {"mismatches_seen": len(runs.differing(tx, replay_run_id))}
+            runs.change_state(tx, replay_run_id, run.state, to_state, at=self.pipeline.clock(), **change)
+            runs.record(self.pipeline.ledger.log, action, run, decision, tx, **details)
             return runs.get(tx, replay_run_id)
-
-    def _in_state(self, tx: Transaction, replay_run_id: str, *allowed: ReplayState) -> ReplayRun:
-        tx.run("replay.lock")
-        run = runs.get(tx, replay_run_id)
-        if run.state not in allowed:
-            raise ReplayStateError(
-                observed=f"{replay_run_id} is {run.state}",
-                expected=" or ".join(allowed),
-                next_step=f"kfm replay status {replay_run_id}",
-            )
-        return run
 
     def _request(self, selection: Selection, change_ref: str | None) -> Request:
         env = self.pipeline.settings.env
@@ -293,11 +330,3 @@ class ReplayEngine:
         """Return the decision that the engine itself makes, under the change of the replay."""
         actor = self.pipeline.settings.worker_id
         return Decision(actor=actor, reason=reason, change_ref=run.decision.change_ref)
-
-
-def _held_by(refusal: Refusal) -> Hold:
-    return Hold(
-        reason=HoldReason.GUARD,
-        observed=f"{refusal.guard}: {refusal.what}, {refusal.observed}",
-        expected=str(refusal.expected),
-    )

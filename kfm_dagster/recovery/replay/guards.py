@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 
-from kfm_dagster.recovery.replay.refusals import Guard, Refusal, Request, RequestFacts
-from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Mode, Selection
+from kfm_dagster.governance.switches import EVERY_DATASET
+from kfm_dagster.recovery.replay.limits import Guard, Refusal, Request, RequestFacts
+from kfm_dagster.recovery.replay.selection import Mode, Selection
 
 
 def environment(request: Request) -> Refusal | None:

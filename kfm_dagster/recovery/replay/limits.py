@@ -1,77 +1,63 @@
-"""The limits of a replay by environment, and the service levels that it gives way to. Values only.
+"""The limits of a replay by environment, the guards that hold it to them, and what a refusal says. Values only.
 
 A spec may ask for less and never for more; a replay that needs more is two replays, or a change of this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from enum import StrEnum, unique
 
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.recovery.replay.selection import Selection
 from kfm_dagster.settings import Environment
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What one replay may do in an environment; the numbers in flight and the rates hold for all replays together."""
-
-    max_selection_records: int
-    max_records_of_days: int
-    """The same where a selection names its first and last day: a decision about a release's Items covers a range."""
-    max_batch_size: int
-    default_batch_size: int
-    max_batches: int
-    records_per_second: float
-    batches_per_minute: int
-    batches_in_flight_per_dataset: int
-    batches_in_flight: int
-    max_window: timedelta | None
-    """Longest span of time that one selection may cover; None: any."""
-    global_scope: bool
-    """Whether every dataset may be meant at once."""
-    needs_change_ref: bool
-    """Whether every replay needs a change or incident reference, not only one that replaces results."""
-
 
 RECORDS_OF_DAYS = 100_000
 """A month of HRRR or three days of NEXRAD: about 160 MB while they are selected, and 17 minutes at the rate of prod."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one replay may do in an environment; the numbers in flight and the rates hold for all replays together.
+
+    The defaults are those of dev.
+    """
+
+    max_selection_records: int = 50_000
+    max_records_of_days: int = RECORDS_OF_DAYS
+    """The same where a selection names its first and last day: a decision about a release's Items covers a range."""
+    max_batch_size: int = 1_000
+    default_batch_size: int = 500
+    max_batches: int = 1_000
+    records_per_second: float = 1_000
+    batches_per_minute: int = 120
+    batches_in_flight_per_dataset: int = 20
+    batches_in_flight: int = 40
+    max_window: timedelta | None = None
+    """Longest span of time that one selection may cover; None: any."""
+    global_scope: bool = True
+    """Whether every dataset may be meant at once."""
+    needs_change_ref: bool = False
+    """Whether every replay needs a change or incident reference, not only one that replaces results."""
+
+
 LIMITS: Mapping[Environment, Limits] = {
-    Environment.DEV: Limits(
-        max_selection_records=50_000,
-        max_records_of_days=RECORDS_OF_DAYS,
-        max_batch_size=1_000,
-        default_batch_size=500,
-        max_batches=1_000,
-        records_per_second=1_000,
-        batches_per_minute=120,
-        batches_in_flight_per_dataset=20,
-        batches_in_flight=40,
-        max_window=None,
-        global_scope=True,
-        needs_change_ref=False,
-    ),
+    Environment.DEV: Limits(),
     Environment.STAGE: Limits(
         max_selection_records=20_000,
-        max_records_of_days=RECORDS_OF_DAYS,
-        max_batch_size=1_000,
-        default_batch_size=500,
         max_batches=200,
         records_per_second=500,
         batches_per_minute=60,
         batches_in_flight_per_dataset=8,
         batches_in_flight=16,
         max_window=timedelta(days=92),
-        global_scope=True,
-        needs_change_ref=False,
     ),
     # 5,000 records are ten batches of 500: at one every two seconds the bulk lane never holds more than a run claims.
     Environment.PROD: Limits(
         max_selection_records=5_000,
-        max_records_of_days=RECORDS_OF_DAYS,
         max_batch_size=500,
-        default_batch_size=500,
         max_batches=50,
         records_per_second=100,
         batches_per_minute=30,
@@ -89,3 +75,104 @@ SLOW_DOWN_AT = 0.5
 """Share of it from which replays go at half their rate."""
 HOLD_AT = 0.8
 """Share of it from which replays let nothing in."""
+
+
+@unique
+class Guard(StrEnum):
+    """What can refuse a replay."""
+
+    ENVIRONMENT = "environment"
+    """The selection is for another environment."""
+    SCOPE = "scope"
+    """A dimension is missing: a dataset, a time, and a status or an error code; or explicit wal_ids."""
+    GLOBAL_SCOPE = "global_scope"
+    """Every dataset is meant at once."""
+    WINDOW = "window"
+    """The time is open, or longer than one replay may cover."""
+    MAX_SELECTION_RECORDS = "max_selection_records"
+    """More records than one replay may select."""
+    MAX_BATCH_SIZE = "max_batch_size"
+    """Larger batches than a transaction should hold."""
+    MAX_BATCHES = "max_batches"
+    """More batches than one replay may have."""
+    RATE = "rate"
+    """Faster than the environment allows."""
+    APPROVAL = "approval"
+    """Results would be replaced, or units released, without a governed approval."""
+    CHANGE_REFERENCE = "change_reference"
+    """The environment wants a change or incident reference."""
+    KILL_SWITCH = "kill_switch"
+    """A dataset of the selection is switched off."""
+    DOWNGRADE = "downgrade"
+    """Results of a newer release would be replaced by those of this one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why a guard refuses."""
+
+    guard: Guard
+    what: str
+    observed: object
+    expected: object
+    next_step: str
+
+    def as_json(self) -> dict[str, str]:
+        """Return the published form."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+
+class GuardError(KfmError):
+    """A guard refused the replay."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        first, *more = refusals
+        self.refusals = tuple(refusals)
+        also = f" (and {', '.join(refusal.guard for refusal in more)})" if more else ""
+        super().__init__(
+            f"guard {first.guard} refused{also}: {first.what}",
+            observed=first.observed,
+            expected=first.expected,
+            next_step=first.next_step,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A selection, and under which circumstances it is to be carried out."""
+
+    selection: Selection
+    env: Environment
+    limits: Limits
+    change_ref: str | None
+
+    @property
+    def max_records(self) -> int:
+        """Records that it may select."""
+        of_days = self.selection.spec.filters.days.are_bounded
+        return self.limits.max_records_of_days if of_days else self.limits.max_selection_records
+
+    @property
+    def max_batches(self) -> int:
+        """Batches that it may have: so many as its records fill."""
+        if self.selection.spec.filters.days.are_bounded:
+            return max(self.limits.max_batches, -(-self.max_records // self.batch_size))
+        return self.limits.max_batches
+
+    @property
+    def batch_size(self) -> int:
+        """Units of a batch."""
+        return self.selection.spec.limits.batch_size or self.limits.default_batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestFacts:
+    """What the ledger says about a request. `more` tells that records beyond the limit match."""
+
+    records: int
+    more: bool
+    switched_off: frozenset[str]
+    newer_results: int
+    code_version: str

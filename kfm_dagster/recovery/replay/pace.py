@@ -15,6 +15,8 @@ from enum import StrEnum, unique
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.recovery.replay.limits import HOLD_AT, QUEUE_AGE_SLO_SECONDS, SLOW_DOWN_AT, Limits
 
+RATES = ("records_per_second", "batches_per_minute")
+"""Limits that a replay's own options may lower."""
 REMEMBERED = timedelta(hours=1)
 """How far back batches count; the largest batch at the lowest rate is over in 17 minutes."""
 
@@ -66,15 +68,7 @@ class Traffic:
     live_waits_since: datetime | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
-    """The rate of one replay."""
-
-    records_per_second: float
-    batches_per_minute: int
-
-
-def hold(traffic: Traffic, *, rate: Rate, limits: Limits, datasets: Collection[str]) -> Hold | None:
+def hold(traffic: Traffic, *, limits: Limits, datasets: Collection[str]) -> Hold | None:
     """Say why a batch of these datasets has to wait, or None when it may come now."""
     age = queue_age(traffic)
     share = age / QUEUE_AGE_SLO_SECONDS
@@ -85,7 +79,7 @@ def hold(traffic: Traffic, *, rate: Rate, limits: Limits, datasets: Collection[s
             expected=f"less than {HOLD_AT * QUEUE_AGE_SLO_SECONDS:.0f} s",
         )
     factor = 0.5 if share >= SLOW_DOWN_AT else 1.0
-    return _in_flight(traffic, limits, datasets) or _too_soon(traffic, rate, factor)
+    return _in_flight(traffic, limits, datasets) or _too_soon(traffic, limits, factor)
 
 
 def queue_age(traffic: Traffic) -> float:
@@ -114,20 +108,20 @@ def _in_flight(traffic: Traffic, limits: Limits, datasets: Collection[str]) -> H
     return None
 
 
-def _too_soon(traffic: Traffic, rate: Rate, factor: float) -> Hold | None:
+def _too_soon(traffic: Traffic, limits: Limits, factor: float) -> Hold | None:
     minute_ago = traffic.now - timedelta(minutes=1)
     batches = sum(1 for batch in traffic.recent if batch.decided_at > minute_ago)
-    allowed = max(rate.batches_per_minute * factor, 1)
+    allowed = max(limits.batches_per_minute * factor, 1)
     if batches >= allowed:
         return Hold(
             reason=HoldReason.RATE, observed=f"{batches} batches within a minute", expected=f"at most {allowed:g}"
         )
     for batch in traffic.recent:
-        free_at = batch.decided_at + timedelta(seconds=batch.admitted / (rate.records_per_second * factor))
+        free_at = batch.decided_at + timedelta(seconds=batch.admitted / (limits.records_per_second * factor))
         if free_at > traffic.now:
             return Hold(
                 reason=HoldReason.RATE,
                 observed=f"{batch.admitted} records were let in at {rfc3339(batch.decided_at)}",
-                expected=f"{rate.records_per_second * factor:g} records a second",
+                expected=f"{limits.records_per_second * factor:g} records a second",
             )
     return None

@@ -13,7 +13,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.review import Units
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.guards import refused_as_asked, refused_by_facts, refused_to_look
-from kfm_dagster.recovery.replay.refusals import GuardError, Refusal, Request, RequestFacts
+from kfm_dagster.recovery.replay.limits import GuardError, Refusal, Request, RequestFacts
 from kfm_dagster.recovery.replay.selection import Mode, Selection
 from kfm_dagster.recovery.replay.units import (
     Admission,

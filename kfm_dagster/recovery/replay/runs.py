@@ -7,17 +7,17 @@ belong here: deciding anything (`engine.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
+from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.refusals import explained
-from kfm_dagster.recovery.replay.accounts import Account, Differing, UnitOutcome
 from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
@@ -97,6 +97,75 @@ class ReplayRun:
             "updated_at": rfc3339(self.updated_at),
             "finished_at": None if self.finished_at is None else rfc3339(self.finished_at),
         }
+
+
+@unique
+class UnitOutcome(StrEnum):
+    """What came of a unit of a replay; the database's view `replay_outcomes` says it."""
+
+    SELECTED = "selected"
+    """Its batch has not come."""
+    SKIPPED = "skipped"
+    """It was not let in."""
+    PENDING = "pending"
+    IN_PROGRESS = "in_progress"
+    RETRYING = "retrying"
+    """An attempt failed and another one is due."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """An attempt failed and no further one is due."""
+    QUARANTINED = "quarantined"
+
+
+OPEN = (UnitOutcome.SELECTED, UnitOutcome.PENDING, UnitOutcome.IN_PROGRESS, UnitOutcome.RETRYING)
+"""Outcomes that are none yet."""
+BAD = (UnitOutcome.FAILED, UnitOutcome.QUARANTINED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Account:
+    """How many units of a replay had which outcome; the buckets sum to the selection."""
+
+    outcomes: Mapping[UnitOutcome, int]
+    skipped: Mapping[str, int]
+    by_dataset: Mapping[str, Mapping[UnitOutcome, int]]
+
+    @property
+    def units(self) -> int:
+        """Units of the selection."""
+        return sum(self.outcomes.values())
+
+    @property
+    def open(self) -> int:
+        """Units that nothing final came of yet."""
+        return sum(self.outcomes[outcome] for outcome in OPEN)
+
+    @property
+    def bad(self) -> int:
+        """Units that were let in and ended badly."""
+        return sum(self.outcomes[outcome] for outcome in BAD)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "units": self.units,
+            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in UnitOutcome},
+            "skipped": dict(self.skipped),
+            "datasets": {
+                name: {outcome.value: count for outcome, count in counts.items()}
+                for name, counts in self.by_dataset.items()
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Differing:
+    """A unit whose result differs from the one before, without permission."""
+
+    wal_id: WalId
+    dataset: str
+    attempt: int
+    at: datetime
 
 
 def create(
@@ -200,20 +269,14 @@ def account(tx: Transaction, replay_run_id: str) -> Account:
     return Account(outcomes=outcomes, skipped=skipped, by_dataset=by_dataset)
 
 
+def outcome_line(counts: Mapping[UnitOutcome, int], *, among: Iterable[UnitOutcome] = UnitOutcome) -> str:
+    """Say how many units had which outcome, in one line without zeros."""
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in among if counts.get(outcome)) or "no units"
+
+
 def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
     """Return the units of a replay whose result differs from the one before, without permission."""
     return tx.rows(Differing, "replay.differing", replay_run_id=replay_run_id)
-
-
-def unit_rows(tx: Transaction, replay_run_id: str, *, limit: int) -> list[dict[str, Any]]:
-    """Return the units of a replay with their records, in the order of the selection."""
-    rows = tx.run("replay.outcomes", replay_run_id=replay_run_id, limit=limit).mappings()
-    return [_shown(dict(row)) for row in rows]
-
-
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    times = {name: rfc3339(row[name]) for name in ("event_time", "updated_at")}
-    return {**row, **times}
 
 
 def _run(row: Any) -> ReplayRun:

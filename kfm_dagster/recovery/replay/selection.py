@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from enum import StrEnum, unique
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
 import yaml
@@ -27,8 +27,6 @@ from kfm_dagster.settings import Environment
 
 API_VERSION = "kfm.nodd.replay/v1"
 SCHEMA_FILE = "docs/spec/replay-selection.schema.json"
-EVERY_DATASET = "*"
-"""Stands for every dataset that has a contract; the guards refuse it in prod."""
 
 
 class SelectionError(ConfigurationError):
@@ -68,30 +66,32 @@ class SelectionMetadata(_Strict):
     )
 
 
-class EventTime(_Strict):
+class _Span(_Strict):
+    """Two optional ends, in order."""
+
+    may_be_equal: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        (first, begin), (last, end) = self
+        if begin and end and (begin > end or (begin == end and not self.may_be_equal)):
+            raise ValueError(f"{first} before {last}")
+        return self
+
+
+class EventTime(_Span):
     """When the source says that the objects were written; the start belongs to it, the end does not."""
 
     start: AwareDatetime | None = None
     end: AwareDatetime | None = None
 
-    @model_validator(mode="after")
-    def _ordered(self) -> EventTime:
-        if self.start is not None and self.end is not None and self.start >= self.end:
-            raise ValueError("an end later than the start")
-        return self
 
-
-class Days(_Strict):
+class Days(_Span):
     """UTC days that the units are of, as the partitions are; both belong to it."""
 
+    may_be_equal: ClassVar[bool] = True
     first: date | None = None
     last: date | None = None
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Days:
-        if self.first is not None and self.last is not None and self.first > self.last:
-            raise ValueError("a first day not after the last")
-        return self
 
     @property
     def are_bounded(self) -> bool:
@@ -99,17 +99,11 @@ class Days(_Strict):
         return self.first is not None and self.last is not None
 
 
-class Created(_Strict):
+class Created(_Span):
     """When the units were discovered; `after` belongs to it, `before` does not."""
 
     after: AwareDatetime | None = None
     before: AwareDatetime | None = None
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Created:
-        if self.after is not None and self.before is not None and self.after >= self.before:
-            raise ValueError("before later than after")
-        return self
 
 
 class Attempts(_Strict):

@@ -19,11 +19,12 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ledger.policy import NEVER_REPLAYED
 from kfm_dagster.ledger.search import BEGINNING_OF_TIME, END_OF_TIME
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Selection
+from kfm_dagster.recovery.replay.selection import Selection
 from kfm_dagster.storage.database import Transaction
 
 
