@@ -20,7 +20,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
-from kfm_dagster.views.alerts import ALERTS
+from kfm_dagster.views.decisions import ALERTS
 from kfm_dagster.views.view import json_row
 
 TRIED = ("channel", "service", "answer")

@@ -1,4 +1,4 @@
-"""`kfm console`: the deployment in a browser, and its metrics over HTTP."""
+"""`kfm console` and `kfm mcp`: the deployment in a browser, its metrics over HTTP, and answers for assistants."""
 
 from __future__ import annotations
 
@@ -34,3 +34,19 @@ def console(*, host: str, port: int) -> None:
     with opened_pipeline(read_only=True) as pipeline, suppress(KeyboardInterrupt), ExitStack() as opened:
         deciding = opened.enter_context(opened_pipeline()) if pipeline.settings.console_tokens else None
         serve(pipeline, host=host, port=port, ready=ready, deciding=deciding)
+
+
+@click.command()
+def mcp() -> None:
+    """Serve search, explanations, status, failures and gaps to an assistant over stdio, until it hangs up.
+
+    A server of the Model Context Protocol (extra mcp), which an assistant starts by itself: docs/mcp.md has its
+    configuration. The database refuses every write of it.
+
+    Example: kfm mcp
+    """
+    # Only here, because it is an extra.
+    from kfm_dagster.console.mcp_server import mcp_server  # noqa: PLC0415
+
+    with opened_pipeline(read_only=True) as pipeline:
+        mcp_server(pipeline).run("stdio")

@@ -1,22 +1,100 @@
-"""The `kfm` command: groups its subcommands and turns every refusal into one line and a stable exit code."""
+"""The `kfm` command: its subcommands, imported when they are called, with one line and an exit code for every refusal.
+
+Commands are imported as click documents it ("Lazily Loading Subcommands"), with two additions: `commands` itself has
+the import paths, so that suggestions, completion and walks over the commands see them; and the group's help reads
+each summary from the module's source, where click would import every module for one line of each.
+"""
 
 from __future__ import annotations
 
+import ast
 import errno
+import importlib
+import importlib.util
 import io
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from importlib import metadata
+from importlib.abc import InspectLoader
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
+from packaging.requirements import Requirement
 
 from kfm_dagster import __version__
-from kfm_dagster.cli.extras import missing_extra
-from kfm_dagster.cli.lazy import Lazy, LazyGroup
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
+
+
+class Lazy(NamedTuple):
+    """Where a command is: `module:name`."""
+
+    path: str
+
+    def load(self) -> click.Command:
+        """Import the command."""
+        module, _, name = self.path.partition(":")
+        command = getattr(importlib.import_module(module), name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{self.path} is no command")
+        return command
+
+    def summary(self) -> str:
+        """First paragraph of the command's docstring, read without importing it."""
+        module, _, name = self.path.partition(":")
+        spec = importlib.util.find_spec(module)
+        source = spec.loader.get_source(module) if spec and isinstance(spec.loader, InspectLoader) else None
+        for statement in ast.parse(source or "").body:
+            if isinstance(statement, ast.FunctionDef) and statement.name == name:
+                return " ".join((ast.get_docstring(statement) or "").split("\n\n")[0].split())
+        raise TypeError(f"{self.path} is no function")
+
+
+class LazyCommands(UserDict[str, Any]):
+    """Commands by name; looking one up imports it, listing the names imports none."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self.data[name]
+        return found.load() if isinstance(found, Lazy) else found
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is called."""
+
+    def __init__(self, name: str | None = None, *, lazy: Mapping[str, Lazy], **attributes: Any) -> None:
+        super().__init__(name, LazyCommands(lazy), **attributes)
+        self.lazy = lazy
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their summaries."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.lazy[name].summary()) for name in self.list_commands(ctx)])
+
+
+_EXTRA = re.compile(r"""extra == ['"]([\w-]+)['"]""")
+_OF_DEVELOPERS = frozenset({"dev", "docs"})
+
+
+class MissingExtraError(ConfigurationError):
+    """The command needs an extra that is not installed."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """Return the refusal that names the extra to install, or None where the module is of no extra."""
+    module = (error.name or "").partition(".")[0]
+    for line in metadata.requires("kfm-dagster") or ():
+        requirement = Requirement(line)
+        extra = _EXTRA.search(str(requirement.marker))
+        if extra and extra[1] not in _OF_DEVELOPERS and requirement.name.replace("-", "_") == module:
+            return MissingExtraError(
+                observed=f"no package {requirement.name}", next_step=f"pip install 'kfm-dagster[{extra[1]}]'"
+            )
+    return None
+
 
 T = TypeVar("T")
 
@@ -44,13 +122,13 @@ COMMANDS = {
     "doctor": Lazy("kfm_dagster.cli.doctor:doctor"),
     "drain": Lazy("kfm_dagster.cli.drain:drain"),
     "explain": Lazy("kfm_dagster.cli.explain:explain"),
-    "export": Lazy("kfm_dagster.cli.export.commands:export"),
+    "export": Lazy("kfm_dagster.cli.export:export"),
     "gaps": Lazy("kfm_dagster.cli.gaps:gaps"),
     "governance": Lazy("kfm_dagster.cli.governance:governance"),
     "init": Lazy("kfm_dagster.cli.init:init"),
     "items": Lazy("kfm_dagster.cli.items:items"),
     "kill-switch": Lazy("kfm_dagster.cli.kill_switch:kill_switch"),
-    "mcp": Lazy("kfm_dagster.cli.mcp:mcp"),
+    "mcp": Lazy("kfm_dagster.cli.console:mcp"),
     "quarantine": Lazy("kfm_dagster.cli.quarantine:quarantine"),
     "queue": Lazy("kfm_dagster.cli.queue:queue"),
     "reconcile": Lazy("kfm_dagster.cli.reconcile:reconcile"),

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.console.operations import record_of
 from kfm_dagster.console.pages import Pages, query_of, row_id
-from kfm_dagster.console.request_parameters import given, whole_number
+from kfm_dagster.console.requests import given, whole_number
 from kfm_dagster.console.session import came_from, own_path
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry

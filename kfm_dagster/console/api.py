@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from kfm_dagster.console.operations import JSON, PATHS
-from kfm_dagster.console.refusals import REFUSALS, refusal
-from kfm_dagster.console.request_parameters import given
+from kfm_dagster.console.requests import REFUSALS, given, refusal
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.views.view import BASE
 

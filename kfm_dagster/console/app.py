@@ -28,8 +28,7 @@ from kfm_dagster.console import actions, api, datasets, histories, lists, overvi
 from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.console.operations import JSON
 from kfm_dagster.console.pages import STATIC, Pages, query_of, static
-from kfm_dagster.console.refusals import REFUSALS, refusal
-from kfm_dagster.console.request_parameters import is_page, whole_number
+from kfm_dagster.console.requests import REFUSALS, is_page, refusal, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report

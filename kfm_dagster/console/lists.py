@@ -16,10 +16,10 @@ from starlette.routing import Route
 from kfm_dagster.alerts.store import look_of
 from kfm_dagster.console.overview import SVG_HEADERS
 from kfm_dagster.console.pages import Pages, list_route, query_of
-from kfm_dagster.console.request_parameters import whole_number
+from kfm_dagster.console.requests import whole_number
 from kfm_dagster.exports.gap_picture import draw, gap_picture
 from kfm_dagster.ledger.rejections import RejectionFilter
-from kfm_dagster.views.alerts import ALERTS
+from kfm_dagster.views.decisions import ALERTS
 from kfm_dagster.views.feeds import GAP_DAYS, GAPS
 from kfm_dagster.views.rejections import REJECTIONS, rejected_message
 from kfm_dagster.views.units import FAILURES, UNITS, count_units

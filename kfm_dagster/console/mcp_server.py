@@ -1,7 +1,7 @@
 """The answers of the JSON API as tools of the Model Context Protocol, for assistants. Only reads.
 
 Belongs here: the tools, as the protocol names and describes them. Does not belong here: what is answered
-(`operations.py`), opening the database (`cli/mcp.py`). Importing it needs the extra `mcp`.
+(`operations.py`), opening the database (`cli/console.py`). Importing it needs the extra `mcp`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field
 
 from kfm_dagster import __version__
 from kfm_dagster.console.operations import OPERATIONS, Operation
-from kfm_dagster.console.refusals import REFUSALS, refusal
+from kfm_dagster.console.requests import REFUSALS, refusal
 from kfm_dagster.ingest.pipeline import Pipeline
 
 MOST_ROWS = 50

@@ -22,7 +22,10 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.views.registry import VIEWS
+from kfm_dagster.views.decisions import ALERTS
+from kfm_dagster.views.feeds import DATASETS, GAPS
+from kfm_dagster.views.rejections import REJECTIONS
+from kfm_dagster.views.units import FAILURES, UNITS
 from kfm_dagster.views.view import BASE, View, json_row
 
 JSON = "application/json"
@@ -123,7 +126,7 @@ def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWal
 
 _WAL_ID = {"wal_id": {"type": "string", "format": "uuid", "description": "Id of the unit, a UUID."}}
 OPERATIONS: Sequence[Operation] = (
-    *map(_of_view, VIEWS),
+    *map(_of_view, (UNITS, FAILURES, GAPS, REJECTIONS, ALERTS, DATASETS)),
     Operation(
         name="explainUnit",
         summary="One unit: record, issues, versions, lease, quarantine cases, decisions and every change.",

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from kfm_dagster.console.charts import state_diagram
 from kfm_dagster.console.operations import JSON
 from kfm_dagster.console.pages import Pages, duration, query_of
-from kfm_dagster.console.request_parameters import is_page
+from kfm_dagster.console.requests import is_page
 from kfm_dagster.drawing.footprints import draw as draw_footprints
 from kfm_dagster.drawing.map_ground import Size
 from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status

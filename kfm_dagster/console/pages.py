@@ -1,4 +1,4 @@
-"""Pages: the templates, what every page has around its content, and how values are written in them.
+"""Pages: the templates, what every page has around its content, and how values and tables are written in them.
 
 A page needs no script: links, forms, pictures made here, and a refresh where a person asks for a live view. Does not
 belong here: what a page says (the module of its routes).
@@ -6,28 +6,88 @@ belong here: what a page says (the module of its routes).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from importlib import resources
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import jinja2
+from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from kfm_dagster.console.cells import cell, heading, time
-from kfm_dagster.console.request_parameters import BadRequestError, given, whole_number
+from kfm_dagster.console.requests import BadRequestError, given, whole_number
 from kfm_dagster.console.session import Sessions
+from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment
 from kfm_dagster.views.view import View
+
+Links = Mapping[str, Callable[[Any], str | None]]
+"""Where the values of a column lead, by the column's name; None leads nowhere."""
+_PAGES = {
+    "dataset": "/datasets/{}",
+    "wal_id": "/units/{}",
+    "run_id": "/runs/{}",
+    "replay_run_id": "/replays/{}",
+}
+_STATES = {"status", "to_status", "state", "level", "urgency"}
+_CODE = {"next_step", "replay_run_id", "run_id", "wal_id"}
+
+
+def heading(rows: Iterable[Any], name: str) -> Markup:
+    """Return a column's heading: its name in words, with the zone of times."""
+    kinds = {type(_value(row, name)) for row in rows}
+    text = name.replace("_", " ").removesuffix(" at" if datetime in kinds else "")
+    return Markup('<th scope="col"{}>{}{}</th>').format(
+        Markup(' class="number"') if int in kinds else "", text, " (UTC)" if datetime in kinds else ""
+    )
+
+
+def cell(row: Any, name: str, links: Links) -> Markup:
+    """Return the cell of a row in a column; ids are shown by their beginning."""
+    value = _value(row, name)
+    kind = ' class="number"' if type(value) is int else ' class="time"' if isinstance(value, datetime) else ""
+    content = "" if value is None else _content(name, value)
+    address = links[name](row) if name in links else _PAGES[name].format(value) if value and name in _PAGES else None
+    if address is not None:
+        content = Markup('<a href="{}">{}</a>').format(address, content)
+    return Markup("<td{}>{}</td>").format(Markup(kind), content)  # noqa: S704, one of the two above
+
+
+def time(value: datetime | None) -> Markup:
+    """Return a time to the second, in UTC."""
+    if value is None:
+        return Markup('<span class="soft">none</span>')
+    text = rfc3339(value, timespec="seconds")
+    return Markup('<time datetime="{}">{}</time>').format(text, text.replace("T", " ").removesuffix("Z"))
+
+
+def _value(row: Any, name: str) -> Any:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+
+
+def _content(name: str, value: Any) -> Markup | str:
+    if isinstance(value, datetime):
+        return time(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in _STATES:
+        return Markup('<span class="badge {}">{}</span>').format(value, value.replace("_", " "))
+    if name in _CODE:
+        return Markup("<code>{}</code>").format(value[:SHORTEST_PREFIX] if name in _PAGES else value)
+    if name == "object_uri":
+        return Markup('<code title="{}">{}</code>').format(value, value.rpartition("/")[2])
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
 
 LIVE_SECONDS = 15
 """From one look to the next of a live view; a page costs some hundredths of a second."""

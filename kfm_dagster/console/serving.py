@@ -6,21 +6,75 @@ Does not belong here: what is answered (`app.py`).
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import uvicorn
+from botocore.exceptions import BotoCoreError
 
 from kfm_dagster.console.app import console_app
 from kfm_dagster.console.bounds import BoundedConnection
 from kfm_dagster.console.overview import FRONT
-from kfm_dagster.console.queue_watch import QueueWatch
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.redaction import error_text
 from kfm_dagster.telemetry.otlp import exports
 from kfm_dagster.web_guard import host_names
+
+EVERY_SECONDS = 15.0
+"""As often as Prometheus scrapes mostly; each look is one request to each queue."""
+FRESH_SECONDS = 60.0
+"""How long an answer counts."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class QueueWatch:
+    """Asks the primary queue and the dead-letter queue."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._found: dict[str, tuple[float, int]] = {}
+
+    def depths(self) -> Mapping[str, int]:
+        """Return messages by queue, as the queues said within the last minute."""
+        since = time.monotonic() - FRESH_SECONDS
+        return {queue: messages for queue, (at, messages) in list(self._found.items()) if at >= since}
+
+    def look(self) -> None:
+        """Ask each queue once. What a drain has in hand is hidden and still a dead letter."""
+        settings = self._pipeline.settings
+        # Connecting may fail as well as asking.
+        self._ask(settings.sqs_primary_queue, lambda: self._pipeline.queue.depth().visible)
+        self._ask(settings.sqs_dlq_queue, lambda: self._pipeline.dead_letters.depth().total)
+
+    @contextmanager
+    def watching(self, *, seconds: float = EVERY_SECONDS) -> Iterator[None]:
+        """Look at once and every so many seconds until the block ends, which waits for no queue."""
+        over = threading.Event()
+
+        def keep() -> None:
+            self.look()
+            while not over.wait(seconds):
+                self.look()
+
+        threading.Thread(target=keep, name="queue-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _ask(self, queue: str, ask: Callable[[], int]) -> None:
+        try:
+            self._found[queue] = (time.monotonic(), ask())
+        except (KfmError, BotoCoreError) as error:
+            _LOG.info("the depth of %s is not known: %s", queue, error_text(error))
+
 
 SHUTDOWN_SECONDS = 5
 """What an answer under way has left after the signal."""

@@ -55,7 +55,7 @@ def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--
                 os.fsync(handle.fileno())
             for part, file in zip(parts, files, strict=True):
                 part.replace(folder / file.name)
-        _sync(folder)
+        sync_folder(folder)
     except OSError as error:
         raise ConfigurationError(
             "the export cannot be written",
@@ -65,14 +65,7 @@ def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--
 
 
 def _refuse_foreign(path: Path, opening: bytes, option: str) -> None:
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        found = b""
-    elif not path.exists():
-        return
-    else:
-        with path.open("rb") as file:
-            found = file.read(len(opening))
-    if found != opening:
+    if (path.is_symlink() or path.exists()) and not begins_with(path, opening):
         raise ForeignFileError(
             observed=str(path),
             expected="a file of an earlier export, or none",
@@ -80,7 +73,16 @@ def _refuse_foreign(path: Path, opening: bytes, option: str) -> None:
         )
 
 
-def _sync(folder: Path) -> None:
+def begins_with(path: Path, opening: bytes) -> bool:
+    """Return whether a path is a file, and no link, that begins so."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(opening)) == opening
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -6,12 +6,13 @@
 An Activity is a node in a run, a Source an input that no node here made, an Object one version of what an Item was
 made of. An Item is one writing of it: the next writing is another node, so that no edge ever has to go, and `state`
 says whether it still stands. One state of the database is read, as a stream: memory does not grow with it.
-Belongs here: which nodes and edges there are. Does not belong here: their kinds and their text (`property_graph.py`).
+Every statement is a MERGE on a node's key, so statements may come twice and in any order.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,24 +20,80 @@ from functools import partial
 from io import TextIOWrapper
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from kfm_dagster.catalog.layout import item_path
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
-from kfm_dagster.exports.property_graph import (
-    CSV_EDGE,
-    CSV_NODE,
-    LABELS,
-    NodeKey,
-    merge_edge,
-    merge_node,
-    schema_statements,
-)
 from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.lineage.unit import object_entity
 from kfm_dagster.storage.database import Database, Transaction
+
+CSV_NODE = ("id:ID", ":LABEL")
+CSV_EDGE = (":START_ID", ":END_ID", ":TYPE")
+"""Headers of neo4j-admin's import, which other bulk loaders read, too."""
+LABELS: Mapping[str, tuple[str, ...]] = {
+    "Artifact": ("content_hash", "node", "step", "uri", "sha256", "outcome", "valid_from", "valid_to"),
+    "Activity": ("activity_id", "run_id", "node", "step", "started_at", "ended_at"),
+    "Source": ("source_id", "uri", "checksum", "etag"),
+    "Object": ("object_id", "uri", "version"),
+    "Item": ("item_id", "stac_item_id", "collection", "path", "sha256", "state", "valid_from", "valid_to"),
+}
+"""What a label's nodes have: first the property that names one. All are texts; times are RFC 3339."""
+RELATIONSHIPS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "WAS_GENERATED_BY": (("Artifact", "Activity"), ("Item", "Activity")),
+    "WAS_DERIVED_FROM": (("Artifact", "Artifact"), ("Artifact", "Source"), ("Item", "Object")),
+    "USED": (("Activity", "Object"),),
+}
+"""Labels that each kind leads from and to; the kinds are PROV-O's."""
+
+_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+_SPECIAL = re.compile(r"[\\'\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class NodeKey(NamedTuple):
+    """What names a node: its label, and the value of its label's first property."""
+
+    label: str
+    value: str
+
+    @property
+    def csv_id(self) -> str:
+        """Identifier among the nodes of every label."""
+        return f"{self.label}:{self.value}"
+
+    def pattern(self, variable: str) -> str:
+        """Return the node as a MERGE names it."""
+        return f"({variable}:{self.label} {{{LABELS[self.label][0]}: {literal(self.value)}}})"
+
+
+def merge_node(key: NodeKey, properties: Mapping[str, str | None]) -> str:
+    """Return the statement that makes a node what it is, whatever it was; None is a property that it has not."""
+    settings = ", ".join(f"n.{name} = {literal(value)}" for name, value in properties.items())
+    return f"MERGE {key.pattern('n')} SET {settings};\n"
+
+
+def merge_edge(kind: str, start: NodeKey, end: NodeKey) -> str:
+    """Return the statement that makes an edge, and its nodes where they are not there yet."""
+    return f"MERGE {start.pattern('a')} MERGE {end.pattern('b')} MERGE (a)-[:{kind}]->(b);\n"
+
+
+def literal(value: str | None) -> str:
+    """Return an openCypher literal on one line; a text cannot end its quotes."""
+    if value is None:
+        return "null"
+    return "'" + _SPECIAL.sub(lambda found: _ESCAPES.get(found[0], f"\\u{ord(found[0]):04X}"), value) + "'"
+
+
+def schema_statements() -> Iterator[str]:
+    """Yield what declares the tables of an engine that wants them first (LadybugDB, Kuzu); again changes nothing."""
+    for label, (key, *properties) in LABELS.items():
+        columns = ", ".join((f"{key} STRING PRIMARY KEY", *(f"{name} STRING" for name in properties)))
+        yield f"CREATE NODE TABLE IF NOT EXISTS {label} ({columns});\n"
+    for kind, ends in RELATIONSHIPS.items():
+        yield f"CREATE REL TABLE IF NOT EXISTS {kind} ({', '.join(f'FROM {start} TO {end}' for start, end in ends)});\n"
+
 
 BATCH = 1_000
 """Rows that are fetched at a time."""

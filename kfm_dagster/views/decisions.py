@@ -1,16 +1,54 @@
-"""Decisions: quarantine cases, kill switches that are on, and the governance log. Only reads."""
+"""Alerts, quarantine cases, kill switches that are on, and the governance log. Only reads."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from datetime import timedelta
 
 from pydantic import Field
 
-from kfm_dagster.contracts.filters import Filter, OfDataset
+from kfm_dagster.alerts.plan import AlertRule
+from kfm_dagster.alerts.store import Alert, AlertStore
+from kfm_dagster.contracts.filters import Days, Filter, OfDataset
 from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry, GovernanceLog
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch, KillSwitches
 from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases
-from kfm_dagster.views.view import Page, Parts, View, require_contract
+from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
+
+_CURSOR = re.compile(r"([0-9]{1,9})")
+
+
+class AlertFilter(Filter):
+    """Open alerts, and with `days` resolved ones."""
+
+    rule: AlertRule | None = Field(None, description="Only of this rule.")
+    days: Days | None = Field(None, description="Those that resolved within so many days, too.")
+
+
+def alerts(parts: Parts, wanted: AlertFilter, after: str | None, limit: int) -> Page:
+    """Return a page of alerts; `after` is an alert's number. Raises BadFilterError."""
+    rows = AlertStore(parts.database, clock=parts.clock).listed(
+        resolved_since=None if wanted.days is None else parts.clock() - timedelta(days=wanted.days),
+        rule=wanted.rule,
+        after=place_of(after, _CURSOR, int) or 0,
+        limit=limit + 1,
+    )
+    return Page(rows=rows[:limit], after=str(rows[limit - 1].alert_id) if len(rows) > limit else None)
+
+
+ALERTS = View(
+    name="alerts",
+    operation="listAlerts",
+    tool="alerts",
+    summary="Alerts that fire or are acknowledged, in the order of opening.",
+    filter=AlertFilter,
+    row=Alert,
+    query=alerts,
+    columns=("alert_id", "level", "state", "rule", "subject", "opened_at", "observed", "last_event_at", "undelivered"),
+    end="next",
+)
+
 
 ALL = "all"
 """The word for every dataset, also those whose contract comes later."""

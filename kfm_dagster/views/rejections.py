@@ -1,6 +1,6 @@
-"""Rejections: what came and could not be taken in, the newest first. Only reads.
+"""Rejections and ignored records: what messages brought that gave no unit, the newest first. Only reads.
 
-Does not belong here: what is kept of a rejection (`ledger/rejections.py`).
+Does not belong here: what is kept of them (`ledger/rejections.py`, `ledger/ignored.py`).
 """
 
 from __future__ import annotations
@@ -9,19 +9,38 @@ import re
 from datetime import datetime
 from urllib.parse import quote
 
-from kfm_dagster.contracts.filters import BadFilterError
+from pydantic import Field
+
+from kfm_dagster.contracts.filters import OfDataset
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.ledger.ignored import IgnoredCount, KeptIgnoredRecord
 from kfm_dagster.ledger.rejections import MESSAGE_ID, KeptRejection, RejectionFilter, RejectionPlace
 from kfm_dagster.notifications.landing import Landing
-from kfm_dagster.views.view import Page, Parts, View
+from kfm_dagster.operators.message_parse import IgnoreReason
+from kfm_dagster.views.view import Page, Parts, View, place_of
 
-_CURSOR = re.compile(
-    r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_"
-    rf"(?P<record>-?\d{{1,9}})_(?P<message>{MESSAGE_ID})",
-    re.ASCII,
-)
+_CURSOR = re.compile(rf"(\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{6}}Z)_(-?\d{{1,9}})_({MESSAGE_ID})", re.ASCII)
+
+
+class IgnoredFilter(OfDataset):
+    """Ignored records."""
+
+    reason: IgnoreReason | None = Field(None, description="Only for this reason.")
+    bucket: str | None = Field(None, description="Only of this bucket.")
+    key_prefix: str | None = Field(None, description="Only objects whose key begins so.")
+    message_id: str | None = Field(None, description="Only of the SQS message whose id begins so.")
+
+
+def _newest(parts: Parts, wanted: IgnoredFilter, _: str | None, limit: int) -> Page:
+    with parts.database.snapshot() as tx:
+        return Page(rows=tx.rows(KeptIgnoredRecord, "deliveries.ignored", dict(wanted), limit=limit))
+
+
+def _counts(parts: Parts, wanted: IgnoredFilter, _: str | None, __: int) -> Page:
+    with parts.database.snapshot() as tx:
+        return Page(rows=tx.rows(IgnoredCount, "deliveries.ignored_counts", dict(wanted)))
 
 
 class UnknownMessageError(KfmError):
@@ -30,7 +49,7 @@ class UnknownMessageError(KfmError):
 
 def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: int) -> Page:
     """Return a page of rejections; `after` of a page gives the next one. Raises BadFilterError."""
-    place = None if after is None else _place(after)
+    place = place_of(after, _CURSOR, _place)
     rows = Deliveries(parts.database, clock=parts.clock).rejected(wanted, after=place, limit=limit + 1)
     return Page(rows=rows[:limit], after=_cursor(rows[limit - 1]) if len(rows) > limit else None)
 
@@ -47,18 +66,8 @@ def _cursor(last: RejectionPlace) -> str:
     return f"{rfc3339(last.rejected_at)}_{last.record_index}_{last.message_id}"
 
 
-def _place(after: str) -> RejectionPlace:
-    match = _CURSOR.fullmatch(after)
-    try:
-        if match is not None:
-            return RejectionPlace(
-                rejected_at=datetime.fromisoformat(match["at"]),
-                message_id=match["message"],
-                record_index=int(match["record"]),
-            )
-    except ValueError:
-        pass
-    raise BadFilterError(observed=f"after={after[:80]!r}", expected="what the page before gave")
+def _place(at: str, record: str, message_id: str) -> RejectionPlace:
+    return RejectionPlace(rejected_at=datetime.fromisoformat(at), message_id=message_id, record_index=int(record))
 
 
 REJECTIONS = View(
@@ -72,4 +81,20 @@ REJECTIONS = View(
     columns=("rejected_at", "reason_code", "records", "message_id", "detail"),
     links={"message_id": lambda row: f"/rejected/{quote(row.message_id)}"},
     end="next",
+)
+IGNORED = View(
+    name="ignored",
+    summary="What messages named that gave no unit, the newest message first.",
+    filter=IgnoredFilter,
+    row=KeptIgnoredRecord,
+    query=_newest,
+    columns=("received_at", "dataset", "reason", "records", "bucket", "key", "message_id"),
+)
+IGNORED_COUNTS = View(
+    name="ignored counts",
+    summary="How many ignored records and messages there are by dataset and reason.",
+    filter=IgnoredFilter,
+    row=IgnoredCount,
+    query=_counts,
+    columns=("dataset", "reason", "records", "messages", "newest_at"),
 )

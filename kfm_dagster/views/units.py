@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from pydantic import Field, create_model
 
-from kfm_dagster.contracts.filters import BadFilterError, Moment, OfDataset
+from kfm_dagster.contracts.filters import Moment, OfDataset
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import (
@@ -29,7 +29,7 @@ from kfm_dagster.ledger.search import (
     index_ranges,
     walk,
 )
-from kfm_dagster.views.view import Page, Parts, View, require_contract
+from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
 
 MOST_EXAMINED = 10_000
 """Rows that a page or a count may examine: about 0.1 s, because the text of each is read from its table."""
@@ -84,7 +84,7 @@ def search_units(parts: Parts, wanted: UnitFilter, after: str | None, limit: int
 
     Raises BadFilterError for a wrong `after`, and KfmError for an unknown dataset.
     """
-    before = None if after is None else _position(after)
+    before = place_of(after, _CURSOR, lambda at, wal_id: (datetime.fromisoformat(at), wal_id))
     require_contract(parts, wanted.dataset)
     rows: list[Mapping[str, Any]] = []
     last: Position | None = None
@@ -146,16 +146,6 @@ def failure_groups(parts: Parts, wanted: FailureFilter) -> list[FailureGroup]:
                 for row in rows
             ]
     return sorted(groups, key=lambda group: (-group.units, group.code, group.dataset, group.operator or ""))
-
-
-def _position(after: str) -> Position:
-    match = _CURSOR.fullmatch(after)
-    try:
-        if match is not None:
-            return datetime.fromisoformat(match[1]), match[2]
-    except ValueError:
-        pass
-    raise BadFilterError(observed=f"after={after[:80]!r}", expected="what the page before gave")
 
 
 def _cursor(position: Position) -> str:

@@ -5,18 +5,22 @@ Belongs here: what all views have in common. Does not belong here: the views (th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field
 
-from kfm_dagster.contracts.filters import Filter
+from kfm_dagster.contracts.filters import BadFilterError, Filter
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.storage.database import Database
+
+T = TypeVar("T")
 
 BASE = "/api/v1"
 PAGE = 100
@@ -91,6 +95,19 @@ class View:
     def parameters(self) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of each parameter, by name."""
         return self.filter.parameters() | (Paging.parameters() if self.end == "next" else {})
+
+
+def place_of(after: str | None, shape: re.Pattern[str], make: Callable[..., T]) -> T | None:
+    """Return where a page begins, made of the groups of `shape` in `after`; None is the first page.
+
+    Raises BadFilterError.
+    """
+    if after is None:
+        return None
+    if match := shape.fullmatch(after):
+        with suppress(ValueError):  # a day that no month has
+            return make(*match.groups())
+    raise BadFilterError(observed=f"after={after[:80]!r}", expected="what the page before gave")
 
 
 def require_contract(parts: Parts, dataset: str | None) -> None:

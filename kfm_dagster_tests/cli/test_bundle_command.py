@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.cli.export.bundle import write_bundle
-from kfm_dagster.errors import ConfigurationError, ExitCode
-from kfm_dagster.exports.bundle.content import LAYOUT, Release
-from kfm_dagster.exports.bundle.gathering import NotPublishableError, gather_release
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.bundle.content import LAYOUT
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.settings import Settings
@@ -22,48 +20,47 @@ from kfm_dagster_tests.exports import bundle_sample
 Ledger = dict[str, NoddWalRecord]
 
 
-def gather(pipeline: Pipeline) -> Release:
-    return bundle_sample.release()
+@pytest.fixture
+def recorded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger, and what there is to release."""
+    monkeypatch.setattr("kfm_dagster.cli.export.gather_release", lambda _: bundle_sample.release())
 
 
 @pytest.fixture
-def bundle(ledger: Ledger, home: Path, capfd: pytest.CaptureFixture[str]) -> Path:
+def bundle(recorded: None, call: Call, home: Path) -> Path:
     """A bundle where it is by default, signed by a key that was made for it."""
-    write_bundle(gather, out=None, key=None, as_json=False)
-    capfd.readouterr()
+    assert call("export").code == ExitCode.DONE
     return home / "exports" / "PTN_EXPORT"
 
 
 @pytest.mark.clause("PCS-19")
 def test_a_bundle_is_written_below_the_home_with_a_key_that_is_told_once(
-    ledger: Ledger, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    recorded: None, call: Call, home: Path, tmp_path: Path
 ) -> None:
-    write_bundle(gather, out=None, key=None, as_json=False)
-    shown = capfd.readouterr()
-    folder = home / "exports" / "PTN_EXPORT"
-    assert shown.out.splitlines()[0] == str(folder)
-    assert (shown.err.count("\n"), str(home / "keys" / "release.key") in shown.err) == (1, True)
-    write_bundle(gather, out=tmp_path / "there", key=None, as_json=True)
-    shown = capfd.readouterr()
-    assert shown.err == ""
-    told = json.loads(shown.out)
+    answer = call("export")
+    assert answer.out.splitlines()[0] == str(home / "exports" / "PTN_EXPORT")
+    assert (answer.err.count("\n"), str(home / "keys" / "release.key") in answer.err) == (1, True)
+    answer = call("export", "--out", str(tmp_path / "there"), "--json")
+    assert answer.err == ""
+    told = json.loads(answer.out)
     assert (told["folder"], sorted(told["files"])) == (str(tmp_path / "there" / "PTN_EXPORT"), sorted(LAYOUT))
     assert Path(told["certificate"]).read_bytes() == (home / "keys" / "release.asc").read_bytes()
 
 
-def test_without_a_ledger_neither_key_nor_bundle_is_made(home: Path) -> None:
-    with pytest.raises(ConfigurationError, match="there is no ledger yet"):
-        write_bundle(gather, out=None, key=None, as_json=False)
-    assert not home.exists()
-
-
 @pytest.mark.clause("PCS-12", "PCS-19")
-def test_what_is_not_publishable_leaves_neither_key_nor_bundle(home: Path, tmp_path: Path) -> None:
-    Pipeline.open(Settings.load()).close()
+@pytest.mark.parametrize(
+    ("opened", "code", "why"), [(False, 2, "no ledger yet"), (True, 3, "no quantity was looked at")]
+)
+def test_what_is_not_publishable_leaves_neither_key_nor_bundle(
+    call: Call, home: Path, tmp_path: Path, *, opened: bool, code: int, why: str
+) -> None:
+    if opened:
+        Pipeline.open(Settings.load()).close()
     before = state_of(tmp_path)
-    with pytest.raises(NotPublishableError, match="observed no quantity was looked at"):
-        write_bundle(gather_release, out=None, key=None, as_json=False)
+    answer = call("export")
+    assert (answer.code, answer.err.count("\n"), why in answer.err) == (code, 1, True), answer.err
     assert state_of(tmp_path) == before
+    assert opened or not home.exists()
 
 
 @pytest.mark.clause("PCS-19")

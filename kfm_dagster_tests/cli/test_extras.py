@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.cli.extras import missing_extra
+from kfm_dagster.cli.main import missing_extra
 from kfm_dagster.errors import ExitCode
 from kfm_dagster_tests.test_wheel import with_extras
 

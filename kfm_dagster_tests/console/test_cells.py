@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kfm_dagster.console.cells import cell, heading
+from kfm_dagster.console.pages import cell, heading
 from kfm_dagster.ledger.state_machine import Status
 
 AT = datetime(2026, 1, 31, 6, tzinfo=UTC)

@@ -81,18 +81,17 @@ def audit_lines(told: Sequence[StageTransition]) -> Iterator[bytes]:
             "at": each.at.isoformat(),
             "note": NOTE,
         }
-        yield json.dumps(event, ensure_ascii=False).encode()
+        yield json.dumps(event, ensure_ascii=False).encode() + b"\n"
 
 
 def release(*, transitions_of: Sequence[StageTransition] | None = None) -> Release:
-    """A release; its stream of audit lines can be read once, so each use takes its own."""
     told = transitions() if transitions_of is None else transitions_of
     return Release(
         code=CodeFingerprint(code_sha="5efb3d1" + "0" * 33, lockfile_hash="ab" * 32, image_digest=None),
         card=Card.load(CONFIGS),
         dim_report={"p_dim": 1.0, "checked": 412, "failed": [], "units": {"n_eff": "1", "d_ell": "m"}},
         validate_report={"gates": {"G5": {"passed": 23, "failed": 1}}, "stops": ["S2"], "note": NOTE, "sigma_y": 1e-11},
-        audit_lines=audit_lines(told),
+        audit_lines=list(audit_lines(told)),
         transitions=told,
         attempts=attempts(),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import ladybug
 
-from kfm_dagster.exports.property_graph import LABELS, RELATIONSHIPS
+from kfm_dagster.exports.graph import LABELS, RELATIONSHIPS
 
 QUESTION = """
 MATCH (item:Item)-[:WAS_DERIVED_FROM]->(object:Object {uri: $uri})

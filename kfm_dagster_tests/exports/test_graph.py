@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports import graph as graph_module
-from kfm_dagster.exports.graph import export_graph
-from kfm_dagster.exports.property_graph import LABELS, RELATIONSHIPS, literal
+from kfm_dagster.exports.graph import LABELS, RELATIONSHIPS, export_graph, literal
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline

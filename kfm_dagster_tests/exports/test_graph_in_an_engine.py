@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.exports.graph import export_graph
-from kfm_dagster.exports.property_graph import LABELS, RELATIONSHIPS
+from kfm_dagster.exports.graph import LABELS, RELATIONSHIPS, export_graph
 from kfm_dagster.ingest.nodes import Settle, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import roll_back

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from kfm_dagster.console.queue_watch import QueueWatch
+from kfm_dagster.console.serving import QueueWatch
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import ProvenanceIssue
 from kfm_dagster.errors import QueueUnavailableError
@@ -292,5 +292,5 @@ def test_an_answer_of_a_queue_counts_for_a_minute(pipeline: Pipeline, monkeypatc
     watch = QueueWatch(replace(pipeline, connect_queue=connect, connect_dead_letters=connect))  # type: ignore[arg-type]
     watch.look()
     assert len(watch.depths()) == 2
-    monkeypatch.setattr("kfm_dagster.console.queue_watch.FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("kfm_dagster.console.serving.FRESH_SECONDS", -1.0)
     assert watch.depths() == {}

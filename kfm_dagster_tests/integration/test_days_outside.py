@@ -15,7 +15,7 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Settings
-from kfm_dagster.views.ignored import IGNORED, IgnoredFilter
+from kfm_dagster.views.rejections import IGNORED, IgnoredFilter
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face

@@ -13,8 +13,7 @@ import pytest
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION
-from kfm_dagster.exports.bundle.gathering import NotPublishableError, gather_release
+from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION, NotPublishableError, gather_release
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release

@@ -1,24 +1,36 @@
-"""What a release holds, where in its folder each part is, and `report_manifest.yaml`, which sums every other file.
+"""What a release holds, gathered of card, reports and audit, and `report_manifest.yaml`, which sums the files.
 
 The manifest holds nothing that was not recorded - no clock is read - so the same data give the same bytes. Does not
-belong here: where the parts are gathered from (`gathering.py`), or how they are written (`writing.py`), drawn
-(`figures.py`), read back (`verification.py`) and signed (`signature.py`).
+belong here: how the files are written (`writing.py`), drawn (`figures.py`), read back (`verification.py`) and signed
+(`signature.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum, unique
+from itertools import takewhile
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.exports.validation import dimensional_closure, validate_report
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.stages.audit import AuditKind, as_jsonl, verify_chain
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE, Card
+from kfm_dagster.stages.store import StageStore
+
+EVER = datetime(2000, 1, 1, tzinfo=UTC)
+"""Before anything was recorded."""
+PUBLISHABLE_P_DIM = 1.0
+"""Every quantity closes dimensionally (pipeline card, chapter 7: a bundle is published with p_dim = 1.0)."""
+
 
 BUNDLE = "PTN_EXPORT"
 """Name of the bundle's folder (pipeline card, chapter 7, section XIII); so are the names below."""
@@ -79,15 +91,15 @@ class Attempt:
 class Release:
     """What is to be handed on. Times are aware; the same parts in the same order give the same files.
 
-    The card's files are released as they were obeyed. `audit_lines` are JSON objects of one line each,
-    without its end, and are read once, as a stream. The reports must be JSON values, without NaN and infinity.
+    The card's files are released as they were obeyed. `audit_lines` are JSON objects of one line each, with
+    its end. The reports must be JSON values, without NaN and infinity.
     """
 
     code: CodeFingerprint
     card: Card
     dim_report: Mapping[str, Any]
     validate_report: Mapping[str, Any]
-    audit_lines: Iterable[bytes]
+    audit_lines: Sequence[bytes]
     transitions: Sequence[StageTransition]
     attempts: Sequence[Attempt]
 
@@ -102,8 +114,8 @@ OPENING = b"# kfm export: manifest of a release bundle, version 1\n"
 """First line, by which the next export knows the bundle for its own."""
 
 
-class BadManifestError(Exception):
-    """A manifest is not one of ours; the text says why."""
+class BundleFaultError(Exception):
+    """A part of a bundle is not as an export signs it; the text says why, in a few words."""
 
 
 class _Strict(BaseModel):
@@ -157,23 +169,23 @@ class Manifest(_Strict):
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
-        """Read a manifest. Raises BadManifestError unless it is exactly what `as_yaml` writes, over the bundle's files.
+        """Read a manifest. Raises BundleFaultError unless it is exactly what `as_yaml` writes, over the bundle's files.
 
         So no path leads out of the bundle, none comes twice, and no two readers of the YAML can read different things.
         """
         try:
             document: Any = yaml.safe_load(content)
         except (yaml.YAMLError, UnicodeDecodeError):
-            raise BadManifestError("not YAML") from None
+            raise BundleFaultError("not YAML") from None
         try:
             found = cls.model_validate(document)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the document"
-            raise BadManifestError(f"{where}: {first['msg']}") from None
+            raise BundleFaultError(f"{where}: {first['msg']}") from None
         _refuse_other_files([file.path for file in found.files])
         if found.as_yaml() != content:
-            raise BadManifestError("not in the form that an export writes")
+            raise BundleFaultError("not in the form that an export writes")
         return found
 
 
@@ -182,6 +194,72 @@ def _refuse_other_files(paths: Sequence[str]) -> None:
         return
     odd = [path for number, path in enumerate(paths) if path not in SUMMED or path in paths[:number]]
     missing = [path for path in SUMMED if path not in paths]
-    raise BadManifestError(
+    raise BundleFaultError(
         f"it names {odd[0][:100]!a}" if odd else f"it names no {missing[0]}" if missing else "files in another order"
     )
+
+
+class NotPublishableError(KfmError):
+    """What was recorded must not be published."""
+
+    exit_code = ExitCode.REFUSED
+
+
+def gather_release(pipeline: Pipeline) -> Release:
+    """Return everything that was recorded here.
+
+    Raises AuditChainError before an audit that was changed is signed, and NotPublishableError for a quantity that does
+    not close, whatever the card lets a gate pass, and where none was looked at.
+    """
+    closure = dimensional_closure(pipeline, since=EVER)
+    if closure["p_dim"] is None:
+        raise NotPublishableError(
+            observed="no quantity was looked at, so there is no p_dim",
+            expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
+            next_step="ingest something first (kfm demo)",
+        )
+    if closure["p_dim"] < PUBLISHABLE_P_DIM:
+        open_ones = [q for report in closure["datasets"] for q in report["quantities"] if q["closed"] < q["values"]]
+        raise NotPublishableError(
+            observed=f"p_dim {closure['p_dim']:g}: {', '.join(sorted({q['quantity'] for q in open_ones}))}",
+            expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
+            next_step="correct the contract's units and replay the units (kfm validate, kfm replay run)",
+        )
+    report = validate_report(pipeline, since=EVER)
+    audit = StageStore(pipeline.database, clock=pipeline.clock).audit
+    # As of the report: beside a deployment that works, the audit grows while it is read.
+    lines = list(takewhile(lambda line: line["seq"] <= report["audit"]["lines"], audit.lines()))
+    verify_chain(lines, head=report["audit"]["head"])
+    return Release(
+        code=pipeline.code,
+        card=pipeline.card,
+        dim_report=closure,
+        validate_report=report,
+        audit_lines=list(as_jsonl(lines)),
+        transitions=[_transition(line) for line in lines if line["kind"] == AuditKind.TRANSITION],
+        attempts=list(_attempts(lines)),
+    )
+
+
+def _transition(line: Mapping[str, Any]) -> StageTransition:
+    origin, _, to = line["event"].partition(">")
+    at = datetime.fromisoformat(line["at"])
+    return StageTransition(at=at, stage=line["stage"], run_id=line["run_id"], from_state=origin, to_state=to)
+
+
+def _attempts(lines: list[dict[str, Any]]) -> Iterator[Attempt]:
+    """Yield retries and replays, each with the time at which its attempt ended."""
+    ends = {
+        (line["run_id"], line["stage"], line["attempt"]): datetime.fromisoformat(line["at"])
+        for line in lines
+        if line["kind"] == AuditKind.TRANSITION and line["event"].startswith("running>")
+    }
+    for line in lines:
+        if line["kind"] in {AuditKind.RETRY, AuditKind.REPLAY}:
+            yield Attempt(
+                at=datetime.fromisoformat(line["at"]),
+                stage=line["stage"],
+                kind=AttemptKind(line["kind"]),
+                number=line["attempt"],
+                ended=ends.get((line["run_id"], line["stage"], line["attempt"])),
+            )

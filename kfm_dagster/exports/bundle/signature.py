@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from kfm_dagster.exports.bundle.content import BundleFaultError
+
 if TYPE_CHECKING:
     from pysequoia import Cert, PySigner
     from pysequoia.packet import Packet
@@ -34,10 +36,6 @@ _DIGESTS = {8: "sha256", 9: "sha384", 10: "sha512"}
 """Id (RFC 9580, section 9.5) > name of the digests that Sequoia signs with."""
 
 
-class BadSignatureError(Exception):
-    """A signature is not accepted; the text says why, in a few words."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signed:
     """Who signed (fingerprint of the certificate, 40 capital hex digits), and when by the signer's clock."""
@@ -47,7 +45,7 @@ class Signed:
 
 
 def sign_detached(content: bytes, signer: PySigner) -> bytes:
-    """Sign bytes; return the signature, armoured. Raises BadSignatureError for a key that makes no version 4 one."""
+    """Sign bytes; return the signature, armoured. Raises BundleFaultError for a key that makes no version 4 one."""
     from pysequoia import SignatureMode, sign  # noqa: PLC0415, the extra `release`
 
     raw = sign(signer, content, mode=SignatureMode.DETACHED, armor=False)
@@ -56,7 +54,7 @@ def sign_detached(content: bytes, signer: PySigner) -> bytes:
 
 
 def verify_detached(content: bytes, signature: bytes, certificates: Sequence[Cert]) -> Signed:
-    """Say who of these signed the bytes. Raises BadSignatureError for anything that `sign_detached` would not write."""
+    """Say who of these signed the bytes. Raises BundleFaultError for anything that `sign_detached` would not write."""
     from pysequoia import Sig, verify  # noqa: PLC0415, the extra `release`
 
     raw = _dearmoured(signature)
@@ -65,10 +63,10 @@ def verify_detached(content: bytes, signature: bytes, certificates: Sequence[Cer
         checked = verify(bytes=content, store=lambda _: list(certificates), signature=Sig.from_bytes(raw))
     except RuntimeError:
         # Sequoia's text is a backtrace, and says no more than this.
-        raise BadSignatureError(f"no valid signature by {' or '.join(map(fingerprint_of, certificates))}") from None
+        raise BundleFaultError(f"no valid signature by {' or '.join(map(fingerprint_of, certificates))}") from None
     at = packet.signature_created
     if at is None:
-        raise BadSignatureError("no time of signing")
+        raise BundleFaultError("no time of signing")
     return Signed(fingerprint=checked.valid_sigs[0].certificate.upper(), at=at)
 
 
@@ -88,9 +86,9 @@ def _dearmoured(text: bytes) -> bytes:
     try:
         raw = base64.b64decode(text.removeprefix(_BEGIN).removesuffix(_END))
     except ValueError:
-        raise BadSignatureError("not base64") from None
+        raise BundleFaultError("not base64") from None
     if _armoured(raw) != text:
-        raise BadSignatureError("armour of another form")
+        raise BundleFaultError("armour of another form")
     return raw
 
 
@@ -102,12 +100,12 @@ def _packet_of(raw: bytes, content: bytes) -> Packet:
         packets: list[Packet] = list(PacketPile.from_bytes(raw))
         again = b"".join(bytes(packet) for packet in packets)
     except RuntimeError:
-        raise BadSignatureError("no OpenPGP packet") from None
+        raise BundleFaultError("no OpenPGP packet") from None
     if len(packets) != 1 or packets[0].tag != Tag.Signature or again != raw:
-        raise BadSignatureError("not one signature packet in its shortest encoding")
+        raise BundleFaultError("not one signature packet in its shortest encoding")
     packet = packets[0]
     if packet.body[:2] != bytes((_VERSION, _BINARY)):
-        raise BadSignatureError("not a version 4 signature over a binary document")
+        raise BundleFaultError("not a version 4 signature over a binary document")
     _refuse_unsigned_octets(packet.body, content)
     return packet
 
@@ -117,10 +115,10 @@ def _refuse_unsigned_octets(body: bytes, content: bytes) -> None:
     hashed = body[: 6 + int.from_bytes(body[4:6])]
     unhashed, first = body[len(hashed) : len(hashed) + 2], body[len(hashed) + 2 : len(hashed) + 4]
     if any(unhashed):
-        raise BadSignatureError("unhashed subpackets")
+        raise BundleFaultError("unhashed subpackets")
     digest = _DIGESTS.get(body[3])
     if digest is None:
-        raise BadSignatureError("a digest other than SHA-2 with 256 bits or more")
+        raise BundleFaultError("a digest other than SHA-2 with 256 bits or more")
     trailer = bytes((_VERSION, 0xFF)) + len(hashed).to_bytes(4)
     if hashlib.new(digest, content + hashed + trailer).digest()[:2] != first:
-        raise BadSignatureError("another digest")
+        raise BundleFaultError("another digest")

@@ -22,11 +22,11 @@ from kfm_dagster.exports.bundle.content import (
     MANIFEST,
     SIGNATURE,
     SUMS,
-    BadManifestError,
+    BundleFaultError,
     Manifest,
     SummedFile,
 )
-from kfm_dagster.exports.bundle.signature import BadSignatureError, Signed, fingerprint_of, verify_detached
+from kfm_dagster.exports.bundle.signature import Signed, fingerprint_of, verify_detached
 
 if TYPE_CHECKING:
     from pysequoia import Cert
@@ -56,10 +56,6 @@ class VerifiedRelease:
         return sum(file.size for file in self.manifest.files)
 
 
-class _FaultError(Exception):
-    """A file is not as it was signed; the text names it."""
-
-
 def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
     """Check a bundle against the certificates that are trusted. Raises ReleaseRefusedError naming the files at fault.
 
@@ -74,7 +70,7 @@ def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedReleas
             expected = (*found.manifest.files, _sums(found.manifest))
             present = (file for file in expected if file.path in there)
             faults += [fault for file in present for fault in _differences(folder, file)]
-    except _FaultError as fault:
+    except BundleFaultError as fault:
         faults.append(str(fault))
     if faults or found is None:
         more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
@@ -123,14 +119,14 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
     content, signature = _small(folder, MANIFEST), _small(folder, SIGNATURE)
     try:
         signed = verify_detached(content, signature, certificates)
-    except BadSignatureError as error:
-        raise _FaultError(f"{SIGNATURE} does not hold for {MANIFEST}: {error}") from None
+    except BundleFaultError as error:
+        raise BundleFaultError(f"{SIGNATURE} does not hold for {MANIFEST}: {error}") from None
     try:
         manifest = Manifest.parse(content)
-    except BadManifestError as error:
-        raise _FaultError(f"{MANIFEST} is none of a bundle: {error}") from None
+    except BundleFaultError as error:
+        raise BundleFaultError(f"{MANIFEST} is none of a bundle: {error}") from None
     if manifest.signed_by != signed.fingerprint:
-        raise _FaultError(f"{SIGNATURE} is of {signed.fingerprint}, and {MANIFEST} names {manifest.signed_by}")
+        raise BundleFaultError(f"{SIGNATURE} is of {signed.fingerprint}, and {MANIFEST} names {manifest.signed_by}")
     return VerifiedRelease(signed=signed, manifest=manifest)
 
 
@@ -149,7 +145,7 @@ def _differences(folder: Path, file: SummedFile) -> Iterator[str]:
                 yield f"{file.path} has {size} bytes instead of {file.size}"
             elif hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
                 yield f"{file.path} has another SHA-256"
-    except _FaultError as fault:
+    except BundleFaultError as fault:
         yield str(fault)
 
 
@@ -157,7 +153,7 @@ def _small(folder: Path, path: str) -> bytes:
     with _opened(folder, path) as opened:
         content = opened.read(_SMALL + 1)
     if len(content) > _SMALL:
-        raise _FaultError(f"{path} has more than {_SMALL} bytes")
+        raise BundleFaultError(f"{path} has more than {_SMALL} bytes")
     return content
 
 
@@ -166,8 +162,8 @@ def _opened(folder: Path, path: str) -> BufferedReader:
     try:
         handle = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise _FaultError(f"{path} cannot be read ({error.strerror})") from None
+        raise BundleFaultError(f"{path} cannot be read ({error.strerror})") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise _FaultError(f"{path} is no regular file")
+        raise BundleFaultError(f"{path} is no regular file")
     return os.fdopen(handle, "rb")

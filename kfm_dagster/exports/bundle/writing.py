@@ -12,38 +12,37 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.exports.atomic_files import ExportFile, ForeignFileError, atomic_files
+from kfm_dagster.exports.atomic_files import ExportFile, ForeignFileError, atomic_files, begins_with, sync_folder
 from kfm_dagster.exports.bundle import content
-from kfm_dagster.exports.bundle.content import OPENING, AttemptKind, Manifest, Recorded, Release, SummedFile, span
+from kfm_dagster.exports.bundle.content import (
+    OPENING,
+    AttemptKind,
+    BundleFaultError,
+    Manifest,
+    Recorded,
+    Release,
+    SummedFile,
+    span,
+)
 from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
 from kfm_dagster.exports.bundle.keys import BundleSigner
-from kfm_dagster.exports.bundle.signature import BadSignatureError, sign_detached
-from kfm_dagster.exports.bundle.verification import VerifiedRelease, verify_release
+from kfm_dagster.exports.bundle.signature import sign_detached
+from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
 _CERTIFICATE = ExportFile(name="{}.cert.asc", opening=b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenRelease:
-    """Where a bundle stands, the certificate beside it to verify it with, and what its check found."""
+def write_release(release: Release, folder: Path, signer: BundleSigner) -> Path:
+    """Write a bundle in the place of an earlier one, and return the signer's certificate, `FOLDER.cert.asc` beside it.
 
-    folder: Path
-    certificate: Path
-    verified: VerifiedRelease
-
-
-def write_release(release: Release, folder: Path, signer: BundleSigner) -> WrittenRelease:
-    """Write a bundle; it takes the place of an earlier one. Without fail there is none, the earlier one, or this one.
-
-    The signer's certificate goes to `FOLDER.cert.asc` beside it. Raises ForeignFileError before anything is written
+    At any moment there is none, the earlier one, or this one, whole. Raises ForeignFileError before anything is written
     where something stands that no export wrote, ConfigurationError for a configuration that is no state machine, a key
     whose signature gpg could not verify, and a folder that cannot be written to.
     """
@@ -53,7 +52,7 @@ def write_release(release: Release, folder: Path, signer: BundleSigner) -> Writt
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _beside(folder) as part:
             _fill(part, release, signer)
-            verified = verify_release(part, [signer.certificate])
+            verify_release(part, [signer.certificate])
             certificate = _write_certificate(folder, signer)
             _put(part, folder)
     except OSError as error:
@@ -62,29 +61,28 @@ def write_release(release: Release, folder: Path, signer: BundleSigner) -> Writt
             observed=f"{folder}: {error.strerror or error}",
             next_step="name another folder with --out",
         ) from error
-    return WrittenRelease(folder=folder, certificate=certificate, verified=verified)
+    return certificate
 
 
 def _fill(part: Path, release: Release, signer: BundleSigner) -> None:
     for name in content.FOLDERS:
         (part / name).mkdir()
-    lines = _Lines(release.audit_lines)
     parts: Mapping[str, Iterable[bytes]] = {
         content.MACHINE: [release.card.files[STATE_MACHINE]],
         content.PLAN: [release.card.files[REPLAY_PLAN]],
         content.DIMENSIONS: [_json(release.dim_report)],
         content.VALIDATION: [_json(release.validate_report)],
-        content.AUDIT: lines,
+        content.AUDIT: release.audit_lines,
         content.TRANSITIONS_FIGURE: [state_transitions_svg(release.card.machine, release.transitions)],
         content.TIMELINE_FIGURE: [timeline_pdf(release.transitions, release.attempts)],
     }
     files = [_write(part, path, parts[path]) for path in content.SUMMED]
-    manifest = _manifest(release, files, signer, audit_events=lines.count)
+    manifest = _manifest(release, files, signer)
     _write(part, content.MANIFEST, [manifest.as_yaml()])
     _write(part, content.SUMS, [manifest.sums()])
     try:
         _write(part, content.SIGNATURE, [sign_detached(manifest.as_yaml(), signer.secret)])
-    except BadSignatureError as error:
+    except BundleFaultError as error:
         raise ConfigurationError(
             "the key makes no signature that gpg verifies",
             observed=f"{signer.fingerprint}: {error}",
@@ -92,10 +90,10 @@ def _fill(part: Path, release: Release, signer: BundleSigner) -> None:
             next_step="name another key with --key or KFM_SIGNING_KEY",
         ) from None
     for name in (*content.FOLDERS, "."):
-        _sync(part / name)
+        sync_folder(part / name)
 
 
-def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner, *, audit_events: int) -> Manifest:
+def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner) -> Manifest:
     times = [transition.at for transition in release.transitions]
     times += [time for each in release.attempts for time in (each.at, each.ended) if time is not None]
     told = span(times)
@@ -112,28 +110,13 @@ def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner, *
             transitions=len(release.transitions),
             retries=kinds.count(AttemptKind.RETRY),
             replays=kinds.count(AttemptKind.REPLAY),
-            audit_events=audit_events,
+            audit_events=len(release.audit_lines),
             first=rfc3339(told[0]) if told else None,
             last=rfc3339(told[1]) if told else None,
         ),
         signed_by=signer.fingerprint,
         files=files,
     )
-
-
-class _Lines:
-    """Lines with their ends, counted while they pass."""
-
-    def __init__(self, lines: Iterable[bytes]) -> None:
-        self._lines = lines
-        self.count = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for line in self._lines:
-            if b"\n" in line:
-                raise ValueError("an audit line goes over several lines")
-            self.count += 1
-            yield line + b"\n"
 
 
 def _write(part: Path, path: str, chunks: Iterable[bytes]) -> SummedFile:
@@ -187,7 +170,7 @@ def _put(part: Path, folder: Path) -> None:
             old.rename(folder)
             raise
         shutil.rmtree(old)
-    _sync(folder.parent)
+    sync_folder(folder.parent)
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -196,7 +179,7 @@ def _refuse_foreign(folder: Path) -> None:
         return
     if folder.is_dir() and not folder.is_symlink():
         strange = sorted(path for path in _below(folder) if path not in {*content.LAYOUT, *content.FOLDERS})
-        if not strange and (not any(folder.iterdir()) or _opening(folder / content.MANIFEST) == OPENING):
+        if not strange and (not any(folder.iterdir()) or begins_with(folder / content.MANIFEST, OPENING)):
             return
         observed = str(folder / strange[0]) if strange else f"{folder}, with no {content.MANIFEST} of an export"
     else:
@@ -213,18 +196,3 @@ def _below(folder: Path) -> Iterator[str]:
         yield path.name
         if path.name in content.FOLDERS and path.is_dir() and not path.is_symlink():
             yield from (f"{path.name}/{inner.name}" for inner in path.iterdir())
-
-
-def _opening(path: Path) -> bytes:
-    if path.is_symlink() or not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        return file.read(len(OPENING))
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

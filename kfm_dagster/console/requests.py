@@ -1,18 +1,18 @@
-"""What an error of an answer is over HTTP, for pages, the JSON API and assistants alike.
+"""Requests: parameters and numbers, whether the answer is JSON or a page, and what an error is over HTTP. Nothing else.
 
 Does not belong here: how a refusal is written (`app.py`, `api.py`, `mcp_server.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
 from kfm_dagster.alerts.store import UnknownAlertError
 from kfm_dagster.console.operations import UnknownUnitError
-from kfm_dagster.console.request_parameters import BadRequestError
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import (
     ContractError,
@@ -24,7 +24,13 @@ from kfm_dagster.errors import (
 from kfm_dagster.exports.explanations.explanation import UnknownRunError
 from kfm_dagster.governance.log import UnattributedDecisionError
 from kfm_dagster.recovery.replay.runs import UnknownReplayError
+from kfm_dagster.typed_numbers import LARGEST
 from kfm_dagster.views.rejections import UnknownMessageError
+
+
+class BadRequestError(KfmError):
+    """A request has no such parameter, field or value."""
+
 
 REFUSALS: tuple[type[Exception], ...] = (KfmError, DBAPIError, NoConnectionFreeError)
 """Errors that have a line for the client; every connection may be in use for too long."""
@@ -52,3 +58,31 @@ def refusal(error: Exception) -> tuple[int, str]:
         # The command line has an exit code for what the ledger or a guard does not allow.
         return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
     return 503, "the database does not answer; next: see its log, then ask again"
+
+
+def given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dict[str, str]:
+    """Return parameters by name. Raises BadRequestError for one that is not known, or comes twice."""
+    values = dict(parameters)
+    unknown = sorted(set(values) - set(known))
+    if unknown or len(values) != len(parameters):
+        raise BadRequestError(
+            observed=repr(unknown[0][:40]) if unknown else "a parameter twice",
+            expected=f"{', '.join(known)}; each once at most" if known else "no parameter",
+        )
+    return values
+
+
+def whole_number(name: str, text: str, *, most: int = LARGEST) -> int:
+    """Read a number from 1 to `most`. Raises BadRequestError."""
+    # No more digits than LARGEST has: Python reads any script's, and thousands of them.
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+        raise BadRequestError(observed=f"{name}={text[:40]!r}", expected=f"a whole number from 1 to {most}")
+    return int(text)
+
+
+def is_page(values: Mapping[str, str], accept: str) -> bool:
+    """Whether the answer is a page: as the parameter `format` says, else for browsers. Raises BadRequestError."""
+    named = values.get("format")
+    if named not in {None, "json", "html"}:
+        raise BadRequestError(observed=f"format={str(named)[:40]!r}", expected="json or html")
+    return named == "html" or (named is None and "text/html" in accept)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import click
 
-from kfm_dagster.cli.export.bundle import verify_bundle, write_bundle
-from kfm_dagster.cli.session import opened_database
+from kfm_dagster.cli.session import opened_database, opened_pipeline
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.exports.bundle.gathering import gather_release
+from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, MANIFEST, SUMMED, gather_release
+from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
+from kfm_dagster.exports.bundle.verification import verify_release
+from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.dcat import export_dcat
 from kfm_dagster.exports.graph import export_graph
 from kfm_dagster.run_state.choice import looked_up_states
@@ -66,9 +69,9 @@ def export(
     if verify is None and certificate:
         raise click.UsageError("--certificate goes with --verify", ctx)
     if verify is not None:
-        verify_bundle(verify, certificate=certificate, as_json=as_json)
+        _verify_bundle(verify, certificate=certificate, as_json=as_json)
     else:
-        write_bundle(gather_release, out=out, key=key, as_json=as_json)
+        _write_bundle(out=out, key=key, as_json=as_json)
 
 
 @export.command()
@@ -113,3 +116,45 @@ def graph(*, out: Path | None, as_json: bool) -> None:
     for file in files:
         click.echo(file)
     click.echo(", ".join(f"{count} {name}" for name, count in done.counts.items()) or "nothing has been applied yet")
+
+
+def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
+    """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by a key file or by the settings' key.
+
+    A key that is made for it is told on stderr. Raises KfmError; then nothing has been written, but that key where only
+    the folder refuses.
+    """
+    settings = Settings.load()
+    with opened_pipeline(settings, read_only=True) as pipeline:
+        release = gather_release(pipeline)
+        # After all that may refuse: a key is made for what is signed.
+        signer = open_signer(settings, key)
+        if signer.made is not None:
+            click.echo(
+                f"kfm: made a signing key, {signer.fingerprint}: {signer.made}; keep it, and keep it secret", err=True
+            )
+        folder = (out or settings.home / "exports").absolute() / BUNDLE
+        certificate = write_release(release, folder, signer)
+    if as_json:
+        told = {"folder": str(folder), "files": list(LAYOUT)}
+        click.echo(json.dumps({**told, "certificate": str(certificate), "signed_by": signer.fingerprint}))
+        return
+    click.echo(str(folder))
+    click.echo(f"signed by {signer.fingerprint}; its certificate: {certificate}")
+
+
+def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
+    """Say by whom a bundle was signed, and when, also where the folder is the one that was given to --out.
+
+    Raises ReleaseRefusedError, and ConfigurationError without a key.
+    """
+    if (folder / BUNDLE).is_dir() and not (folder / MANIFEST).exists():
+        folder = folder / BUNDLE
+    verified = verify_release(folder, trusted_certificates(Settings.load(), certificate))
+    at = rfc3339(verified.signed.at, timespec="seconds")
+    if as_json:
+        told = {"folder": str(folder), "signed_by": verified.signed.fingerprint, "signed_at": at}
+        click.echo(json.dumps({**told, "bytes": verified.size}))
+        return
+    signed = f"as {verified.signed.fingerprint} signed them at {at}"
+    click.echo(f"{folder}: {len(SUMMED)} files, {verified.size} bytes, {signed}")
