@@ -38,8 +38,9 @@ from benchmarks.postgis import lacking, postgis_server, stac_api_database
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
-from kfm_dagster.catalog.documents import Extent, collection_document
+from kfm_dagster.catalog.documents import collection_document
 from kfm_dagster.catalog.following import BATCH
+from kfm_dagster.catalog.index import Extent
 from kfm_dagster.catalog.item import canonical, content_sha256
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.cli.tables import show_rows

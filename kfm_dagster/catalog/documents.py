@@ -1,24 +1,25 @@
-"""Catalog documents: root, Collection, year, day and page, built by pystac from what the index says.
+"""Catalog documents: root, Collection, year, day and page, as the index says at this moment.
 
-Pure. pystac takes 0.2 s to import, so only who writes a document imports it. Does not belong here: Items (`item.py`),
-paths (`layout.py`), queries (`index.py`).
+pystac builds Collections; it takes 0.2 s to import, so only who writes one imports it. Does not belong here: Items
+(`item.py`), paths (`layout.py`), queries (`index.py`), or putting documents in their places (`store.py`, `undo.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.assets import DATA_ASSET, THUMBNAIL, THUMBNAIL_ASSET
-from kfm_dagster.catalog.item import used_extensions
-from kfm_dagster.catalog.layout import GEOJSON, link, page_name
-from kfm_dagster.catalog.notice import collection_notice
+from kfm_dagster.catalog.index import CollectionIndex, Extent, Page
+from kfm_dagster.catalog.item import STAC_VERSION, canonical, item_notice, used_extensions
+from kfm_dagster.catalog.layout import GEOJSON, link
+from kfm_dagster.catalog.publisher import Level, PublishError
+from kfm_dagster.catalog.validation import validate_document
+from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.model import DatasetContract
-
-if TYPE_CHECKING:
-    import pystac
+from kfm_dagster.contracts.stewardship import Governance
 
 MIRROR_ASSET = "geoparquet-items"
 MIRROR = {
@@ -40,26 +41,65 @@ ROOT_DESCRIPTION = (
 MAX_SUMMARY_VALUES = 500
 """Distinct values that a Collection lists per property; beyond, it gives their range. NEXRAD alone has 160 sites."""
 
-Bbox = tuple[float, float, float, float]
 
+def tree(
+    index: CollectionIndex, days: Iterable[str], *, pages: Iterable[Page] | None = None, root: bool = True
+) -> list[Level]:
+    """Return the documents from the root down to the pages of these days, level by level. Raises PublishError.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
-    """True extent of a Collection's Items.
-
-    bbox is (west, south, east, north) in WGS 84 degrees, west > east when it crosses the antimeridian, None when no
-    Item has a geometry; start and end are RFC 3339.
+    A collection, year or day without Items has None. Without `root` the root is left out; `pages`, which have Items,
+    are the only ones to return.
     """
+    contract, collection = index.contract, index.contract.stac.collection
+    pages_of = {day: index.pages(day) for day in sorted(set(days))}
+    years = index.years()
+    if pages is None:
+        pages = [(day, page) for day, numbers in pages_of.items() for page in numbers]
+    levels: list[dict[str, dict[str, Any] | None]] = [
+        {layout.collection_path(collection): _collection(index, years) if years else None},
+        {
+            layout.year_path(collection, year): _year(contract, year, index.days(year)) if year in years else None
+            for year in sorted({day[:4] for day in pages_of})
+        },
+        {
+            layout.day_path(collection, day): _day(contract, day, numbers) if numbers else None
+            for day, numbers in pages_of.items()
+        },
+        {
+            layout.page_path(collection, day, page): _page(contract, day, page, index.page_items(day, page))
+            for day, page in sorted(pages)
+        },
+    ]
+    if root:
+        # Last, because it waits for other writers of the root.
+        levels.insert(0, {layout.ROOT: _root(index.collections())})
+    return [{path: _checked(path, document) for path, document in level.items()} for level in levels]
 
-    bbox: Bbox | None
-    start: str
-    end: str
+
+def _checked(path: str, document: Mapping[str, Any] | None) -> bytes | None:
+    if document is None:
+        return None
+    if reasons := validate_document(document):
+        raise PublishError(StacIssue.STAC_VALIDATION_FAILED, f"{path}: {'; '.join(reasons)}")
+    return canonical(document)
 
 
-def root_document(collections: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the root Catalog over (collection id, title)."""
+def _root(collections: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
+    if not collections:
+        return None
     children = [link("child", f"./{name}/collection.json", title=title) for name, title in collections]
     return _catalog(ROOT_ID, ROOT_TITLE, ROOT_DESCRIPTION, [link("root", "./catalog.json"), *children])
+
+
+def _collection(index: CollectionIndex, years: Sequence[str]) -> dict[str, Any]:
+    return collection_document(
+        index.contract,
+        extent=index.extent(),
+        summaries=index.summaries(),
+        years=years,
+        run_id=index.newest_run(),
+        mirrored=index.mirrored,
+    )
 
 
 def collection_document(
@@ -75,7 +115,7 @@ def collection_document(
 
     `mirrored` says that its Items are published as GeoParquet, too.
     """
-    import pystac  # noqa: PLC0415, see above
+    import pystac  # noqa: PLC0415, as above
 
     interval: list[datetime | None] = [datetime.fromisoformat(extent.start), datetime.fromisoformat(extent.end)]
     collection = pystac.Collection(
@@ -104,63 +144,62 @@ def collection_document(
             **collection_notice(contract.governance),
         },
     )
-    parents = [link("root", "../catalog.json", title=ROOT_TITLE), link("parent", "../catalog.json", title=ROOT_TITLE)]
-    return _written(collection, [*parents, *(link("child", f"./{year}/catalog.json", title=year) for year in years)])
-
-
-def year_document(contract: DatasetContract, *, year: str, days: Sequence[str]) -> dict[str, Any]:
-    """Return the Catalog of a year, over its days."""
-    return _catalog(
-        f"{contract.stac.collection}-{year}",
-        f"{contract.metadata.title}, {year}",
-        f"Days of {year} (UTC).",
-        [
-            link("root", "../../catalog.json", title=ROOT_TITLE),
-            link("parent", "../collection.json", title=contract.metadata.title),
-            *(link("child", f"./{day}/catalog.json", title=day) for day in days),
-        ],
-    )
-
-
-def day_document(contract: DatasetContract, *, day: str, pages: Sequence[int]) -> dict[str, Any]:
-    """Return the Catalog of a day, over its pages."""
-    return _catalog(
-        f"{contract.stac.collection}-{day}",
-        f"{contract.metadata.title}, {day}",
-        f"Items of {day} (UTC), by pages.",
-        [
-            link("root", "../../../catalog.json", title=ROOT_TITLE),
-            link("parent", "../catalog.json", title=day[:4]),
-            *(link("child", f"./{page_name(page)}", title=f"Page {page}") for page in pages),
-        ],
-    )
-
-
-def page_document(contract: DatasetContract, *, day: str, page: int, item_ids: Sequence[str]) -> dict[str, Any]:
-    """Return the Catalog of one page of a day, over its Items."""
-    return _catalog(
-        f"{contract.stac.collection}-{day}-page-{page:04d}",
-        f"{contract.metadata.title}, {day}, page {page}",
-        f"A page of the Items of {day} (UTC).",
-        [
-            link("root", "../../../catalog.json", title=ROOT_TITLE),
-            link("parent", "./catalog.json", title=day),
-            *(link("item", f"./{item_id}.json", media_type=GEOJSON) for item_id in item_ids),
-        ],
-    )
-
-
-def _catalog(identifier: str, title: str, description: str, links: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    import pystac  # noqa: PLC0415, see above
-
-    return _written(pystac.Catalog(id=identifier, title=title, description=description), links)
-
-
-def _written(catalog: pystac.Catalog, links: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    # Not pystac's own links: they want the linked documents in memory.
+    above = [link(rel, "../catalog.json", title=ROOT_TITLE) for rel in ("root", "parent")]
     return {
-        **catalog.to_dict(include_self_link=False, transform_hrefs=False),
-        "links": list(links),
+        **collection.to_dict(include_self_link=False, transform_hrefs=False),
+        # Not pystac's own links: they want the linked documents in memory.
+        "links": [*above, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
+    }
+
+
+def collection_notice(governance: Governance) -> dict[str, str]:
+    """Return the members that a Collection has by its dataset's governance; an embargo says why Items are missing."""
+    embargo = governance.embargo
+    if embargo is None:
+        missing = {}
+    elif embargo.until is not None:
+        missing = {"kfm:embargo": f"until {embargo.until.isoformat()}"}
+    else:
+        missing = {"kfm:embargo": f"{embargo.days_after_observation} days after observation"}
+    return {"kfm:care_label": governance.care_label, **item_notice(governance), **missing}
+
+
+def _year(contract: DatasetContract, year: str, days: Sequence[str]) -> dict[str, Any]:
+    parent = link("parent", "../collection.json", title=contract.metadata.title)
+    children = [link("child", f"./{day}/catalog.json", title=day) for day in days]
+    return _branch(contract, "../../", year, year, f"Days of {year} (UTC).", [parent, *children])
+
+
+def _day(contract: DatasetContract, day: str, pages: Sequence[int]) -> dict[str, Any]:
+    parent = link("parent", "../catalog.json", title=day[:4])
+    children = [link("child", f"./{layout.page_name(page)}", title=f"Page {page}") for page in pages]
+    return _branch(contract, "../../../", day, day, f"Items of {day} (UTC), by pages.", [parent, *children])
+
+
+def _page(contract: DatasetContract, day: str, page: int, item_ids: Sequence[str]) -> dict[str, Any]:
+    parent = link("parent", "./catalog.json", title=day)
+    items = [link("item", f"./{item_id}.json", media_type=GEOJSON) for item_id in item_ids]
+    name, label = f"{day}-page-{page:04d}", f"{day}, page {page}"
+    return _branch(contract, "../../../", name, label, f"A page of the Items of {day} (UTC).", [parent, *items])
+
+
+def _branch(
+    contract: DatasetContract, up: str, name: str, label: str, description: str, links: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a Catalog below a Collection; `up` leads to the root's folder."""
+    root = link("root", f"{up}catalog.json", title=ROOT_TITLE)
+    identifier, title = f"{contract.stac.collection}-{name}", f"{contract.metadata.title}, {label}"
+    return _catalog(identifier, title, description, [root, *links])
+
+
+def _catalog(identifier: str, title: str, description: str, links: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "type": "Catalog",
+        "stac_version": STAC_VERSION,
+        "id": identifier,
+        "title": title,
+        "description": description,
+        "links": links,
     }
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import orjson
 
 from kfm_dagster.catalog.changes import ChangeKind
-from kfm_dagster.catalog.documents import Bbox, Extent
 from kfm_dagster.catalog.item import Candidate, canonical
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
@@ -28,6 +27,20 @@ SUMMARY_TEXT_LIMIT = 500
 
 Page = tuple[str, int]
 """A page of the collection: partition and number, counted from 1."""
+Bbox = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """True extent of a Collection's Items.
+
+    bbox is (west, south, east, north) in WGS 84 degrees, west > east when it crosses the antimeridian, None when no
+    Item has a geometry; start and end are RFC 3339.
+    """
+
+    bbox: Bbox | None
+    start: str
+    end: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

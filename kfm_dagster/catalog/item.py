@@ -17,11 +17,11 @@ import orjson
 
 from kfm_dagster.catalog.assets import EXTENSIONS, assets, storage_schemes
 from kfm_dagster.catalog.layout import item_links
-from kfm_dagster.catalog.notice import item_notice
 from kfm_dagster.contracts.envelope import CLOSED, CheckStatus, Envelope, WalId
 from kfm_dagster.contracts.issues import Issue
 from kfm_dagster.contracts.key_grammar import KeyMatch
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.stewardship import Governance
 
 STAC_VERSION = "1.1.0"
 ISSUE_TEXT_LIMIT = 300
@@ -181,6 +181,18 @@ def _properties(
         operator = run_state["dataset_id"].rpartition(".")[2]
         properties["kfm:run_state"] = {**run_state, "dataset_id": f"{contract.public_id}.{operator}"}
     return properties
+
+
+def item_notice(governance: Governance) -> dict[str, str]:
+    """Return the properties that an Item has by its dataset's governance; none for an open dataset."""
+    notice: dict[str, str] = {}
+    if governance.sensitivity != "none":
+        notice["kfm:sensitivity"] = governance.sensitivity
+    if governance.access != "open":
+        notice["kfm:access"] = governance.access
+    if governance.masking is not None:
+        notice["kfm:masking"] = str(governance.masking)
+    return notice
 
 
 def _issue(operator: str, issue: Issue) -> dict[str, str]:

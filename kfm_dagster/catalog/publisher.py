@@ -37,6 +37,10 @@ RANGE_BYTES = 64 * 1024
 """What a request for a part of an object asks for at least: what follows is often wanted next."""
 
 
+Level = Mapping[str, bytes | None]
+"""Files by path; None for one that must not be there."""
+
+
 class PublishError(Exception):
     """A file could not be read, staged or put in its place; `code` says what failed."""
 
@@ -96,16 +100,21 @@ def open_publisher(url: str) -> Publisher:
     return FolderPublisher(Path(url))
 
 
-def publish(publisher: Publisher, levels: Sequence[Mapping[str, bytes]]) -> None:
-    """Put files in their places, each at once, level after level, and durably. Raises PublishError."""
-    files = {path: content for level in levels for path, content in level.items()}
-    if not files:
-        return
-    with publisher.staging(files) as staged:
-        for level in levels:
-            for failure in staged.promote(list(level)).values():
-                raise failure
-        staged.settle()
+def publish(publisher: Publisher, levels: Sequence[Level]) -> None:
+    """Put files in their places, each at once, level after level, and durably. Raises PublishError.
+
+    What must not be there is removed afterwards, from the last level to the first.
+    """
+    written = [{path: content for path, content in level.items() if content is not None} for level in levels]
+    files = {path: content for level in written for path, content in level.items()}
+    if files:
+        with publisher.staging(files) as staged:
+            for level in written:
+                for failure in staged.promote(list(level)).values():
+                    raise failure
+            staged.settle()
+    if absent := [path for level in reversed(levels) for path, content in level.items() if content is None]:
+        publisher.remove(absent)
 
 
 class FolderPublisher:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.catalog import layout, outcomes, tree
+from kfm_dagster.catalog import documents, layout, outcomes
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
 from kfm_dagster.catalog.item import Candidate, content_of
 from kfm_dagster.catalog.promotions import PromotionLog
@@ -268,7 +268,10 @@ class Catalog:
             if promotion.applied:
                 index.recount(promotion.applied)
                 restored = any(outcomes.is_restoration(write) for write in promotion.writes)
-                self._publish_documents(index, promotion.applied, root=is_new or restored)
+                pages = promotion.applied
+                above = documents.tree(index, {day for day, _ in pages}, pages=pages, root=is_new or restored)
+                # From the leaf up: no link ever points at a file that is missing.
+                publish(self._publisher, above[::-1])
                 staged.settle()
         outcome = {write.candidate.item_id: outcomes.written(write) for write in promotion.writes}
         for write in writes:
@@ -278,13 +281,6 @@ class Catalog:
         if lost:
             outcome |= outcomes.lost_race(lost, index.current(write.candidate.item_id for write in lost))
         return outcome
-
-    def _publish_documents(self, index: CollectionIndex, applied: Iterable[Page], *, root: bool) -> None:
-        """Rewrite what leads to the applied pages, from the leaf up: no link ever points at a file that is missing.
-
-        Raises PublishError.
-        """
-        publish(self._publisher, tree.leading_to(index, index.contract, sorted(applied), root=root))
 
     def _index(self, tx: Transaction, contract: DatasetContract) -> CollectionIndex:
         return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size, mirrored=self._mirrored)

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kfm_dagster.catalog import layout, tree
+from kfm_dagster.catalog import documents, layout
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex
 from kfm_dagster.catalog.promotions import Promotion, PromotionLog, sha256
-from kfm_dagster.catalog.publisher import Publisher, publish
+from kfm_dagster.catalog.publisher import Level, Publisher, publish
 from kfm_dagster.contracts.model import DatasetContract
 
 _PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
@@ -93,12 +93,12 @@ def _undo(
     own: Mapping[str, Sequence[Promotion]],
 ) -> UndoReport:
     """Undo the promotions `own` among all the `entries` of their Items, under the collection's lock."""
-    shown = index.current(entries)
+    current = index.current(entries)
     steps: list[_Step] = []
     untouched: dict[str, CatalogEntry | None] = {}
     superseded: list[str] = []
     for item_id, found in entries.items():
-        now = shown.get(item_id)
+        now = current.get(item_id)
         ours = {entry.promotion_id for entry in own[item_id]}
         oldest = _oldest_to_undo(found, now, ours)
         if oldest is not None:
@@ -114,11 +114,18 @@ def _undo(
         [step.oldest.item_id for step in steps if step.in_index],
         [step.oldest.promotion_id for step in steps if step.in_index and step.oldest.before_revision is not None],
     )
-    days = {entry.partition for found in own.values() for entry in found} | {now.partition for now in shown.values()}
+    days = {entry.partition for found in own.values() for entry in found} | {now.partition for now in current.values()}
     kept = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else kept[sha] for step in steps}
-    _publish(
-        publisher, [*tree.around(index, index.contract, days), items, _stray_pages(index, publisher, contract, days)]
+    levels: list[Level] = [*documents.tree(index, days), items, _stray_pages(index, publisher, days)]
+    shown = publisher.read([path for level in levels for path in level])
+    # Absent files stay listed: a promotion may have died with no more than its folder made.
+    publish(
+        publisher,
+        [
+            {path: content for path, content in level.items() if content is None or shown.get(path) != content}
+            for level in levels
+        ],
     )
     return UndoReport(
         restored=tuple(sorted(step.oldest.item_id for step in steps if step.oldest.before_revision is not None)),
@@ -169,34 +176,16 @@ def _left_in_sight(
     return found
 
 
-def _stray_pages(
-    index: CollectionIndex, publisher: Publisher, contract: DatasetContract, days: Iterable[str]
-) -> tree.Level:
-    """Pages that stand and have no Items, those of a dead promotion among them."""
+def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[str]) -> Level:
+    """Return the pages that have a file and no Items, those of a dead promotion among them."""
     stray: dict[str, None] = {}
     for day in sorted(days):
-        first = layout.page_path(contract.stac.collection, day, 1)
-        indexed = set(index.pages(day))
-        for name in publisher.names(first.rpartition("/")[0]):
-            match = _PAGE_FILE.fullmatch(name)
-            if match and int(match[1]) not in indexed:
-                stray[layout.page_path(contract.stac.collection, day, int(match[1]))] = None
+        folder = layout.day_path(index.contract.stac.collection, day).rpartition("/")[0]
+        indexed = {layout.page_name(page) for page in index.pages(day)}
+        for name in publisher.names(folder):
+            if _PAGE_FILE.fullmatch(name) and name not in indexed:
+                stray[f"{folder}/{name}"] = None
     return stray
-
-
-def _publish(publisher: Publisher, levels: Sequence[tree.Level]) -> None:
-    """Bring the files in line: those that differ are written, level by level; what must not be there goes last."""
-    shown = publisher.read([path for level in levels for path in level])
-    differing = [
-        {path: content for path, content in level.items() if content is not None and shown.get(path) != content}
-        for level in levels
-    ]
-    publish(publisher, differing)
-    # From the leaf up, as nothing is left that leads there.
-    gone = [path for level in reversed(levels) for path, content in level.items() if content is None]
-    if gone:
-        # Those that are not there as well: a promotion may have died with no more than its folder made.
-        publisher.remove(gone)
 
 
 def _path(contract: DatasetContract, shown: CatalogEntry | None, entry: Promotion) -> str:

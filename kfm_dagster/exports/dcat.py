@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kfm_dagster.catalog.documents import ROOT_DESCRIPTION, ROOT_ID, ROOT_TITLE, Bbox, Extent
-from kfm_dagster.catalog.index import CollectionIndex
+from kfm_dagster.catalog.documents import ROOT_DESCRIPTION, ROOT_ID, ROOT_TITLE
+from kfm_dagster.catalog.index import Bbox, CollectionIndex, Extent
 from kfm_dagster.catalog.store import PAGE_SIZE
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry

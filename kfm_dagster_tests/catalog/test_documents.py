@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.catalog.documents import MAX_SUMMARY_VALUES, Extent, collection_document
+from kfm_dagster.catalog.documents import MAX_SUMMARY_VALUES, collection_document
+from kfm_dagster.catalog.index import Extent
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.contracts.loader import ContractRegistry
 
