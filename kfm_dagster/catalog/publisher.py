@@ -12,7 +12,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
@@ -133,26 +133,20 @@ class FolderPublisher:
 
     def open(self, path: str, *, size: int) -> BinaryIO:  # noqa: ARG002, a store has to know it
         """Open a file."""
-        try:
+        with _in_folder():
             return (self._root / path).open("rb")
-        except OSError as error:
-            raise _io_error(error) from error
 
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
         """Write files to a staging folder of this batch and make them durable. Raises PublishError(IO_ERROR)."""
-        try:
+        with _in_folder():
             folder, lock = self._staging_folder()
-        except OSError as error:
-            raise _io_error(error) from error
         try:
             staged = {path: folder / str(number) for number, path in enumerate(files)}
-            try:
+            with _in_folder():
                 hit(Failpoint.CATALOG_STAGE_BEFORE)
                 self._write(staged, files)
                 hit(Failpoint.CATALOG_STAGE_AFTER)
-            except OSError as error:
-                raise _io_error(error) from error
             yield _StagedInFolder(self._root, staged)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -167,19 +161,15 @@ class FolderPublisher:
         return [entry.name for entry in self._entries(folder) if entry.is_dir()]
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(self._root / folder) as entries:
-                return list(entries)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _io_error(error) from error
+        with _in_folder(), suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+            return list(entries)
+        return []
 
     def remove(self, paths: Sequence[str]) -> None:
         """Unlink files, then folders that are left empty, and make it survive a power loss."""
         folders = {parent for path in paths for parent in (self._root / path).parents if parent != self._root}
         folders = {folder for folder in folders if folder.is_relative_to(self._root)}
-        try:
+        with _in_folder():
             for path in paths:
                 hit(Failpoint.CATALOG_REMOVE_BEFORE)
                 (self._root / path).unlink(missing_ok=True)
@@ -187,20 +177,20 @@ class FolderPublisher:
             for folder in sorted(folders, reverse=True):  # what lies deeper comes first
                 with suppress(OSError):
                     folder.rmdir()
-            _sync_folders(folder for folder in (*folders, self._root) if folder.exists())
-        except OSError as error:
-            raise _io_error(error) from error
+            for folder in (*folders, self._root):
+                if folder.exists():
+                    _synced(folder, os.fsync)
 
     def _write(self, staged: Mapping[str, Path], files: Mapping[str, bytes]) -> None:
-        one_by_one = len(staged) <= FSYNC_LIMIT or _syncfs() is None
+        syncfs = _syncfs() if len(staged) > FSYNC_LIMIT else None
         for path, target in staged.items():
             with target.open("xb") as file:
                 file.write(files[path])
-                if one_by_one:
+                if syncfs is None:
                     file.flush()
                     os.fsync(file.fileno())
-        if staged and not one_by_one:
-            _sync_file_system(next(iter(staged.values())).parent)
+        if syncfs is not None:
+            _synced(next(iter(staged.values())).parent, syncfs)
 
     def _staging_folder(self) -> tuple[Path, int]:
         """Make a locked folder, after a look for folders of killed processes: their locks went with them."""
@@ -237,25 +227,25 @@ class _StagedInFolder:
         for path in paths:
             target = self._root / path
             try:
-                if target.parent not in self._folders:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    self._folders.add(target.parent)
-                hit(Failpoint.CATALOG_PROMOTE_BEFORE)
-                self._staged[path].rename(target)
-                hit(Failpoint.CATALOG_PROMOTE_AFTER)
-            except OSError as error:
-                failures[path] = _io_error(error)
+                with _in_folder():
+                    if target.parent not in self._folders:
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        self._folders.add(target.parent)
+                    hit(Failpoint.CATALOG_PROMOTE_BEFORE)
+                    self._staged[path].rename(target)
+                    hit(Failpoint.CATALOG_PROMOTE_AFTER)
+            except PublishError as error:
+                failures[path] = error
         return failures
 
     def settle(self) -> None:
         """Sync the folders of the promoted files and the folders above, which may be new as well."""
         above = {parent for folder in self._folders for parent in folder.parents if parent.is_relative_to(self._root)}
-        try:
+        with _in_folder():
             hit(Failpoint.CATALOG_SETTLE_BEFORE)
-            _sync_folders(sorted(self._folders | above, reverse=True))
+            for folder in sorted(self._folders | above, reverse=True):
+                _synced(folder, os.fsync)
             hit(Failpoint.CATALOG_SETTLE_AFTER)
-        except OSError as error:
-            raise _io_error(error) from error
 
 
 class ObjectStorePublisher:
@@ -288,10 +278,8 @@ class ObjectStorePublisher:
         return [prefix.rstrip("/").rpartition("/")[2] for prefix in self._listed(folder)["common_prefixes"]]
 
     def _listed(self, folder: str) -> Any:
-        try:
+        with _in_store():
             return self._store.list_with_delimiter(folder)
-        except (BaseError, OSError) as error:
-            raise _storage_unavailable(error) from error
 
     def remove(self, paths: Sequence[str]) -> None:
         """Delete objects; a bucket has no folders."""
@@ -299,28 +287,19 @@ class ObjectStorePublisher:
             list(pool.map(with_context(self._delete), paths))
 
     def _delete(self, path: str) -> None:
-        try:
+        with _in_store(), suppress(FileNotFoundError):
             hit(Failpoint.CATALOG_REMOVE_BEFORE)
             self._store.delete(path)
             hit(Failpoint.CATALOG_REMOVE_AFTER)
-        except FileNotFoundError:
-            return
-        except (BaseError, OSError) as error:
-            raise _storage_unavailable(error) from error
 
     def _get_range(self, path: str, start: int, end: int) -> bytes:
-        try:
+        with _in_store():
             return bytes(self._store.get(path, options={"range": (start, end)}).bytes())
-        except (BaseError, OSError) as error:
-            raise _storage_unavailable(error) from error
 
     def _get(self, path: str) -> bytes | None:
-        try:
+        with _in_store(), suppress(FileNotFoundError):
             return bytes(self._store.get(path).bytes())
-        except FileNotFoundError:
-            return None
-        except (BaseError, OSError) as error:
-            raise _storage_unavailable(error) from error
+        return None
 
 
 class _StagedInMemory:
@@ -339,38 +318,37 @@ class _StagedInMemory:
 
     def _put(self, path: str) -> PublishError | None:
         try:
-            hit(Failpoint.CATALOG_PROMOTE_BEFORE)
-            kind = "application/vnd.apache.parquet" if path.endswith(".parquet") else "application/json"
-            self._store.put(path, self._files[path], attributes={"Content-Type": kind})
-            hit(Failpoint.CATALOG_PROMOTE_AFTER)
-        except (BaseError, OSError) as error:
-            return _storage_unavailable(error)
+            with _in_store():
+                hit(Failpoint.CATALOG_PROMOTE_BEFORE)
+                kind = "application/vnd.apache.parquet" if path.endswith(".parquet") else "application/json"
+                self._store.put(path, self._files[path], attributes={"Content-Type": kind})
+                hit(Failpoint.CATALOG_PROMOTE_AFTER)
+        except PublishError as error:
+            return error
         return None
 
 
-def _sync_folders(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+@contextmanager
+def _in_folder() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # The path in an OSError is absolute and differs from run to run; the reason is what a person needs.
+        raise PublishError(StacIssue.IO_ERROR, error.strerror or type(error).__name__) from error
 
 
-def _io_error(error: OSError) -> PublishError:
-    # The path in an OSError is absolute and differs from run to run; the reason is what a person needs.
-    return PublishError(StacIssue.IO_ERROR, error.strerror or type(error).__name__)
+@contextmanager
+def _in_store() -> Iterator[None]:
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise PublishError(StacIssue.STORAGE_UNAVAILABLE, error_text(error, 200)) from error
 
 
-def _storage_unavailable(error: Exception) -> PublishError:
-    return PublishError(StacIssue.STORAGE_UNAVAILABLE, error_text(error, 200))
-
-
-def _sync_file_system(folder: Path) -> None:
-    syncfs = _syncfs()
+def _synced(folder: Path, sync: Callable[[int], int | None]) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
-        if syncfs is not None and syncfs(handle) != 0:
+        if sync(handle):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError
 
@@ -143,9 +143,8 @@ class Catalog:
         """
         contract = self._registry[dataset]
         with self._undoing(f"{dataset}, run {run_id}"), writing(self._database, tx) as change:
-            return undo_run(
-                self._index(change, contract), PromotionLog(change, contract), self._publisher, contract, run_id
-            )
+            log = PromotionLog(change, contract)
+            return undo_run(self._index(change, contract), log, self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
         """Put back, byte for byte, what stood before single promotions, given by Item id; as `undo` for the rest.
@@ -154,9 +153,7 @@ class Catalog:
         """
         contract = self._registry[dataset]
         with self._undoing(f"{dataset}, {len(promotions)} Items"):
-            return undo_items(
-                self._index(tx, contract), PromotionLog(tx, contract), self._publisher, contract, promotions
-            )
+            return undo_items(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, promotions)
 
     def orphans(self, wal_ids: Iterable[WalId]) -> list[Orphan]:
         """Return the Items of those of the given units that are in quarantine and whose lineage does not stand."""
@@ -197,7 +194,9 @@ class Catalog:
         unchanged: list[Write] = []
         for candidate in sorted(candidates, key=lambda candidate: candidate.item_id):
             base = current.get(candidate.item_id)
-            write = _write(candidate, base)
+            partition = base.partition if base else candidate.partition
+            path = layout.item_path(candidate.collection_id, partition, candidate.item_id)
+            write = Write(candidate=candidate, base=base, path=path)
             if base is None:
                 writes.append(write)
             elif base.content_sha256 == candidate.content_sha256:
@@ -264,18 +263,18 @@ class Catalog:
     ) -> dict[str, StacResult]:
         index = self._index(tx, contract)
         with index.only_writer() as is_new:
-            promotion = _promote(tx, index, writes, staged)
-            if promotion.applied:
-                index.recount(promotion.applied)
-                restored = any(outcomes.is_restoration(write) for write in promotion.writes)
-                pages = promotion.applied
+            pages, failures = _promote(tx, index, writes, staged)
+            promoted = [write for on_page in pages.values() for write in on_page]
+            if pages:
+                index.recount(pages)
+                restored = any(outcomes.is_restoration(write) for write in promoted)
                 above = documents.tree(index, {day for day, _ in pages}, pages=pages, root=is_new or restored)
                 # From the leaf up: no link ever points at a file that is missing.
                 publish(self._publisher, above[::-1])
                 staged.settle()
-        outcome = {write.candidate.item_id: outcomes.written(write) for write in promotion.writes}
+        outcome = {write.candidate.item_id: outcomes.written(write) for write in promoted}
         for write in writes:
-            if (failure := promotion.failures.get(write.path)) is not None:
+            if (failure := failures.get(write.path)) is not None:
                 outcome[write.candidate.item_id] = outcomes.failed(write.candidate, failure.code, str(failure))
         lost = [write for write in writes if write.candidate.item_id not in outcome]
         if lost:
@@ -303,33 +302,19 @@ class Orphan:
     promotion_id: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Promotion:
-    """What became of the files of a batch; writes that are in neither lost against another writer."""
+def _promote(
+    tx: Transaction, index: CollectionIndex, writes: Sequence[Write], staged: Staged
+) -> tuple[dict[Page, list[Write]], Mapping[str, PublishError]]:
+    """Swap the index and promote the winners; return them by page, and the error of each file that failed.
 
-    applied: Mapping[Page, Sequence[Write]] = field(default_factory=dict)
-    failures: Mapping[str, PublishError] = field(default_factory=dict)
-
-    @property
-    def writes(self) -> list[Write]:
-        return [write for writes in self.applied.values() for write in writes]
-
-
-def _promote(tx: Transaction, index: CollectionIndex, writes: Sequence[Write], staged: Staged) -> _Promotion:
-    """Swap the index and promote the winners; the index forgets again whatever could not be promoted."""
+    The index forgets again whatever could not be promoted. A write that is in neither lost against another writer.
+    """
     with tx.connection.begin_nested() as savepoint:
-        found = _Promotion(applied=index.apply(writes))
-        failures = staged.promote([write.path for write in found.writes])
+        applied = index.apply(writes)
+        won = [write for on_page in applied.values() for write in on_page]
+        failures = staged.promote([write.path for write in won])
         if not failures:
-            return found
+            return applied, {}
         savepoint.rollback()
-    promoted = [write for write in found.writes if write.path not in failures]
-    if not promoted:
-        return _Promotion(failures=failures)
-    return _Promotion(applied=index.apply(promoted), failures=failures)
-
-
-def _write(candidate: Candidate, base: CatalogEntry | None) -> Write:
-    partition = base.partition if base else candidate.partition
-    path = layout.item_path(candidate.collection_id, partition, candidate.item_id)
-    return Write(candidate=candidate, base=base, path=path)
+    promoted = [write for write in won if write.path not in failures]
+    return index.apply(promoted) if promoted else {}, failures

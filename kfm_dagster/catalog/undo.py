@@ -10,14 +10,13 @@ Does not belong here: the log itself (`promotions.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kfm_dagster.catalog import documents, layout
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex
 from kfm_dagster.catalog.promotions import Promotion, PromotionLog, sha256
 from kfm_dagster.catalog.publisher import Level, Publisher, publish
-from kfm_dagster.contracts.model import DatasetContract
 
 _PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
 
@@ -45,69 +44,56 @@ class _Step:
     in_index: bool
 
 
-def undo_run(
-    index: CollectionIndex, log: PromotionLog, publisher: Publisher, contract: DatasetContract, run_id: str
-) -> UndoReport:
+def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, dataset: str, run_id: str) -> UndoReport:
     """Undo a run in the open transaction. Raises PublishError, after which nothing of it may be committed."""
     if not log.items_of(run_id):
         return UndoReport()
     with index.only_writer():
         # Asked again: what was logged while this one waited for the lock is either through or will be refused.
         entries = log.of_items(log.items_of(run_id))
-        own = {
-            item_id: [entry for entry in found if entry.run_id == run_id and entry.dataset == contract.id]
-            for item_id, found in entries.items()
-        }
-        return _undo(index, log, publisher, contract, entries, own)
+        return _undo(index, log, publisher, entries, lambda entry: entry.run_id == run_id and entry.dataset == dataset)
 
 
 def undo_items(
-    index: CollectionIndex,
-    log: PromotionLog,
-    publisher: Publisher,
-    contract: DatasetContract,
-    promotions: Mapping[str, int],
+    index: CollectionIndex, log: PromotionLog, publisher: Publisher, promotions: Mapping[str, int]
 ) -> UndoReport:
     """Undo single promotions, given by Item id, in the open transaction; one that its Item no longer stands by stays.
 
     Raises PublishError, after which nothing of it may be committed.
     """
     with index.only_writer():
-        standing = index.current(promotions)
         entries = log.of_items(
-            item_id for item_id, entry in standing.items() if entry.promotion_id == promotions[item_id]
+            item_id for item_id, entry in index.current(promotions).items() if entry.promotion_id == promotions[item_id]
         )
-        own = {
-            item_id: [entry for entry in found if entry.promotion_id == promotions[item_id]]
-            for item_id, found in entries.items()
-        }
-        return _undo(index, log, publisher, contract, entries, own) if own else UndoReport()
+        if not entries:
+            return UndoReport()
+        return _undo(index, log, publisher, entries, lambda entry: entry.promotion_id == promotions[entry.item_id])
 
 
 def _undo(
     index: CollectionIndex,
     log: PromotionLog,
     publisher: Publisher,
-    contract: DatasetContract,
     entries: Mapping[str, Sequence[Promotion]],
-    own: Mapping[str, Sequence[Promotion]],
+    is_own: Callable[[Promotion], bool],
 ) -> UndoReport:
-    """Undo the promotions `own` among all the `entries` of their Items, under the collection's lock."""
+    """Undo the promotions that are `is_own` among all the `entries` of their Items, under the collection's lock."""
+    own = {item_id: [entry for entry in of_item if is_own(entry)] for item_id, of_item in entries.items()}
     current = index.current(entries)
     steps: list[_Step] = []
     untouched: dict[str, CatalogEntry | None] = {}
     superseded: list[str] = []
     for item_id, found in entries.items():
         now = current.get(item_id)
-        ours = {entry.promotion_id for entry in own[item_id]}
-        oldest = _oldest_to_undo(found, now, ours)
+        ancestors = list(_ancestors(found, now))
+        oldest = _oldest_to_undo(ancestors, is_own)
         if oldest is not None:
-            steps.append(_Step(oldest=oldest, path=_path(contract, now, oldest), in_index=True))
+            steps.append(_Step(oldest=oldest, path=_path(index, now, oldest), in_index=True))
         else:
             untouched[item_id] = now
-            if _has_ancestor(found, now, ours):
+            if any(map(is_own, ancestors)):  # what stands came after what is to be undone
                 superseded.append(item_id)
-    steps += _left_in_sight(publisher, contract, own, untouched)
+    steps += _left_in_sight(index, publisher, own, untouched)
     # First, because an Item leaves the index only when its promotion is withdrawn.
     log.withdraw(entry.promotion_id for found in own.values() for entry in found)
     index.replace_rows(
@@ -134,46 +120,41 @@ def _undo(
     )
 
 
-def _oldest_to_undo(entries: Sequence[Promotion], shown: CatalogEntry | None, own: set[int]) -> Promotion | None:
+def _ancestors(entries: Sequence[Promotion], shown: CatalogEntry | None) -> Iterator[Promotion]:
+    """Yield the entry by which an Item stands, then the one before each."""
+    by_id = {entry.promotion_id: entry for entry in entries}
+    current = by_id.get(shown.promotion_id or 0) if shown else None
+    while current is not None:
+        yield current
+        current = by_id.get(current.before_promotion_id or 0)
+
+
+def _oldest_to_undo(ancestors: Iterable[Promotion], is_own: Callable[[Promotion], bool]) -> Promotion | None:
     """Return the entry to go back behind: through those to undo, and through those undone before."""
-    by_id = {entry.promotion_id: entry for entry in entries}
-    found = None
-    current = by_id.get(shown.promotion_id or 0) if shown else None
-    while current is not None and (current.promotion_id in own or (found is not None and current.withdrawn)):
-        found = current
-        current = by_id.get(current.before_promotion_id or 0)
-    return found
-
-
-def _has_ancestor(entries: Sequence[Promotion], shown: CatalogEntry | None, own: set[int]) -> bool:
-    """Tell whether what stands came after what is to be undone."""
-    by_id = {entry.promotion_id: entry for entry in entries}
-    current = by_id.get(shown.promotion_id or 0) if shown else None
-    while current is not None and current.promotion_id not in own:
-        current = by_id.get(current.before_promotion_id or 0)
-    return current is not None
+    oldest = None
+    for entry in ancestors:
+        if not (is_own(entry) or (oldest is not None and entry.withdrawn)):
+            break
+        oldest = entry
+    return oldest
 
 
 def _left_in_sight(
+    index: CollectionIndex,
     publisher: Publisher,
-    contract: DatasetContract,
     own: Mapping[str, Sequence[Promotion]],
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
     """Files that stand without their row: the promotion died between the two, or its undoing did."""
-    paths = {item_id: _path(contract, now, own[item_id][0]) for item_id, now in untouched.items()}
+    paths = {item_id: _path(index, now, own[item_id][0]) for item_id, now in untouched.items()}
     files = publisher.read(list(paths.values()))
-    found: list[_Step] = []
+    steps: list[_Step] = []
     for item_id, path in paths.items():
-        content = files.get(path)
-        if content is None:
-            continue
-        digest = sha256(content)
-        for entry in own[item_id]:
-            if entry.after_sha256 == digest and entry.came_after(untouched[item_id]):
-                found.append(_Step(oldest=entry, path=path, in_index=False))
-                break
-    return found
+        digest = sha256(files[path]) if path in files else None
+        left = (entry for entry in own[item_id] if entry.after_sha256 == digest)
+        if oldest := next((entry for entry in left if entry.came_after(untouched[item_id])), None):
+            steps.append(_Step(oldest=oldest, path=path, in_index=False))
+    return steps
 
 
 def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[str]) -> Level:
@@ -188,7 +169,7 @@ def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[st
     return stray
 
 
-def _path(contract: DatasetContract, shown: CatalogEntry | None, entry: Promotion) -> str:
+def _path(index: CollectionIndex, shown: CatalogEntry | None, entry: Promotion) -> str:
     """Return where an Item's file is: it never moves while it stands, whatever day a later issue of it says."""
     partition = shown.partition if shown else entry.partition
-    return layout.item_path(contract.stac.collection, partition, entry.item_id)
+    return layout.item_path(index.contract.stac.collection, partition, entry.item_id)

@@ -110,7 +110,7 @@ def test_files_are_durable_before_they_are_promoted(tmp_path: Path, monkeypatch:
     """Few files are synced one by one, many by one syncfs, and without syncfs one by one again."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda _: synced.append("fsync"))
-    monkeypatch.setattr(publisher_module, "_sync_file_system", lambda _: synced.append("syncfs"))
+    monkeypatch.setattr(publisher_module, "_syncfs", lambda: lambda _: synced.append("syncfs"))
     many = {str(number): b"x" for number in range(FSYNC_LIMIT + 1)}
     folder = FolderPublisher(tmp_path)
     with folder.staging({"one": b"x"}):
@@ -122,6 +122,9 @@ def test_files_are_durable_before_they_are_promoted(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(publisher_module, "_syncfs", lambda: None)
     with folder.staging(many):
         assert synced == ["fsync"] * len(many)
+    monkeypatch.setattr(publisher_module, "_syncfs", lambda: lambda _: -1)
+    with pytest.raises(PublishError), folder.staging(many):
+        pass
 
 
 def test_a_leftover_is_removed_and_a_living_stage_is_not(tmp_path: Path) -> None:
