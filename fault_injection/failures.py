@@ -13,7 +13,7 @@ from obstore.exceptions import GenericError
 from sqlalchemy.exc import OperationalError
 
 from kfm_dagster.failpoints import Failpoint
-from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
+from kfm_dagster.followers.announcements.sending import ReceiverUnavailableError
 
 
 def _database(why: str) -> Exception:

@@ -25,7 +25,7 @@ from fault_injection.injector import Injector, injecting
 from fault_injection.plan import Plan, parse_plan
 from kfm_dagster import failpoints
 from kfm_dagster.failpoints import Failpoint
-from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
+from kfm_dagster.followers.announcements.sending import ReceiverUnavailableError
 from kfm_dagster.ingest.pipeline import utc_now
 
 BEGIN = Failpoint.DATABASE_BEGIN

@@ -38,7 +38,7 @@ GROWING = {
 }
 """Tables with a row for each unit, message or Item; and the steps of batches, which are large."""
 WHOLE = {
-    "announcements.waiting": "a count, for who asks how a subscription does",
+    "announcements.status": "a count, for who asks how a subscription does",
     "catalog.all_contents": "the API's rebuild compares every Item",
     "catalog.drop_empty_collection": "asks for any Item at all",
     "deliveries.conservation": "the sum over everything that was received",

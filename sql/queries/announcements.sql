@@ -81,27 +81,29 @@ SELECT collection_id, item_id, kind, event_id, failing_since, body FROM announce
 WHERE subscription = :subscription AND state = 'refused'
 ORDER BY collection_id, item_id;
 
--- name: counts
+-- name: status
+-- Waiting are the changes that the subscription has not been sent, or for which it is not decided whether they are its.
+WITH put_off AS (
+    SELECT next_attempt_at, last_error FROM outbox
+    WHERE topic = 'catalog' AND consumer = :follower AND failures > 0
+    ORDER BY failures DESC, subject
+    LIMIT 1
+)
 SELECT
     coalesce(sum(taken), 0) AS sent,
+    (
+        SELECT count(*) FROM catalog_changes AS change
+        LEFT JOIN outbox AS place
+            ON place.topic = 'catalog' AND place.subject = change.collection_id AND place.consumer = :follower
+        WHERE change.change_id > coalesce(place.position, 0)
+    ) AS waiting,
     count(*) FILTER (WHERE state = 'open' AND last_error IS NOT NULL) AS failing,
     count(*) FILTER (WHERE state = 'refused') AS refused,
-    max(taken_at) AS taken_at
+    max(taken_at) AS taken_at,
+    (SELECT next_attempt_at FROM put_off) AS next_attempt_at,
+    (SELECT last_error FROM put_off) AS last_error
 FROM announcements
 WHERE subscription = :subscription;
-
--- name: waiting
--- Changes that the subscription has not been sent, or of which it has not been decided whether they are its.
-SELECT count(*) AS changes FROM catalog_changes AS change
-LEFT JOIN outbox AS place
-    ON place.topic = 'catalog' AND place.subject = change.collection_id AND place.consumer = :follower
-WHERE change.change_id > coalesce(place.position, 0);
-
--- name: put_off
-SELECT failures, next_attempt_at, last_error FROM outbox
-WHERE topic = 'catalog' AND consumer = :follower AND failures > 0
-ORDER BY failures DESC, subject
-LIMIT 1;
 
 -- name: in_trouble
 SELECT collection_id, item_id, kind, event_id, state, attempts, failing_since, last_error FROM announcements

@@ -19,12 +19,11 @@ from pydantic import SecretStr
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.followers.announcements.aws import AwsReceiver, aws_receiver
+from kfm_dagster.followers.announcements.aws import AwsReceiver
 from kfm_dagster.followers.announcements.event import EventWriter
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription, TargetKind
-from kfm_dagster.followers.announcements.receiver import Receiver, Reception
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription
 from kfm_dagster.followers.announcements.selection import Matches, compiled, within
-from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS, EventSender
+from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS, Receiver, Reception, Sending, request
 from kfm_dagster.followers.announcements.store import Announced, AnnouncementState, AnnouncementStore
 from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.storage.database import Database
@@ -49,9 +48,10 @@ class Announcer:
         self.after: Sequence[str] = subscription.after
         self.subscription = subscription
         self.store = AnnouncementStore(database, subscription.name, clock=clock)
-        room = subscription.max_bytes
-        self._sender = EventSender(receiver, self.store, room=room, clock=clock, budget_seconds=budget_seconds)
-        self._writer = EventWriter.of(plan, subscription, catalog_url=catalog_url)
+        self._receiver = receiver
+        self._clock = clock
+        self._budget_seconds = budget_seconds
+        self._writer = EventWriter(plan, subscription, catalog_url=catalog_url)
         self._selects = list(_selects(subscription, registry))
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
@@ -70,8 +70,17 @@ class Announcer:
             for change, one in decided
             if one.state is AnnouncementState.OPEN and one.event_id in begun | again
         ]
-        events = (self._writer.write(collection, change, one.kind) for change, one in due)
-        self._sender.send(collection, events, count=len(due))
+        if due:
+            sending = Sending(
+                self._receiver,
+                self.store,
+                collection,
+                room=self.subscription.max_bytes,
+                begun_at=self._clock(),
+                budget_seconds=self._budget_seconds,
+            )
+            events = (self._writer.write(collection, change, one.kind) for change, one in due)
+            sending.send(events, count=len(due))
 
     def forget(self, contract: DatasetContract) -> None:
         """Have all current Items announced again, under the same ids: a receiver keeps what it has got."""
@@ -85,7 +94,7 @@ class Announcer:
         given_up = self.store.to_resend(self._writer.content_type)
         taken = 0
         for event in given_up:
-            [answer] = self._sender.request([event])
+            [answer] = request(self._receiver, [event])
             if answer.reception is Reception.UNREACHED:
                 raise FollowError(observed=f"{self.subscription.name}: {answer.error}", next_step="try again later")
             if answer.reception is Reception.TAKEN:
@@ -132,9 +141,9 @@ class Announcer:
 def receiver_of(subscription: Subscription, token: SecretStr | None) -> AwsReceiver | Webhook:
     """Return what speaks to a subscription's target; connects to nothing."""
     target = subscription.target
-    if target.kind is TargetKind.WEBHOOK:
+    if target.kind == "webhook":
         return Webhook(target.address, token=token)
-    return aws_receiver(target.kind, target.address)
+    return AwsReceiver(target.kind, target.address)
 
 
 def follower_name(subscription: str) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kfm_dagster.followers.announcements.event import TYPES, OutgoingEvent
-from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
+from kfm_dagster.followers.announcements.sending import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
 
 MOST = 10
@@ -45,15 +44,18 @@ def connect(service: str, region: str | None) -> Any:
     return session.client(service, region_name=region, config=bounded(MOST, max_attempts=2))  # type: ignore[call-overload]
 
 
-class AwsReceiver(ABC):
-    """What the three have in common. `address` is an ARN, a URL or a name."""
+class AwsReceiver:
+    """A topic of SNS, a queue of SQS or a bus of EventBridge; `address` is an ARN, a URL or a name.
+
+    A topic or queue whose name ends with `.fifo` tells duplicates apart by the event's id. On a bus the source is
+    `kfm.nodd`, the type of the event is the detail-type and all of the event the detail.
+    """
 
     most = MOST
-    service = ""
 
-    def __init__(self, address: str, *, region: str | None = None, connect: Connect = connect) -> None:
+    def __init__(self, service: str, address: str, *, connect: Connect = connect) -> None:
+        self._service = service
         self._address = address
-        self._region = region
         self._connect = connect
         self._lock = threading.Lock()
         self._connected: Any = None
@@ -63,111 +65,78 @@ class AwsReceiver(ABC):
         try:
             return self._answers(events)
         except (BotoCoreError, ClientError) as error:
-            code = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+            code = _code(error)
             if any(part in code for part in _OF_THE_REQUEST):
                 return [ReceiverAnswer(reception=Reception.REFUSED, error=code)] * len(events)
-            raise ReceiverUnavailableError(f"{self.service}: {code}") from None
+            raise ReceiverUnavailableError(f"{self._service}: {code}") from None
 
     def ask(self) -> bool:
         """Ask whether the target is there; False where that may not be asked. Raises ReceiverUnavailableError."""
         try:
-            self._describe()
+            match self._service:
+                case "sns":
+                    self._client.get_topic_attributes(TopicArn=self._address)
+                case "sqs":
+                    self._client.get_queue_attributes(QueueUrl=self._address, AttributeNames=["QueueArn"])
+                case _:
+                    self._client.describe_event_bus(Name=self._address)
         except (BotoCoreError, ClientError) as error:
-            code = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+            code = _code(error)
             if _MAY_NOT_ASK.search(code):
                 return False
-            raise ReceiverUnavailableError(f"{self.service}: {code}") from None
+            raise ReceiverUnavailableError(f"{self._service}: {code}") from None
         return True
+
+    @property
+    def region(self) -> str | None:
+        """Region that an ARN or a URL of AWS names."""
+        if self._service == "sqs":
+            of_url = _REGION_OF_URL.match(self._address)
+            return of_url[1] if of_url else None
+        return self._address.split(":")[3] if self._address.startswith("arn:") else None
 
     @property
     def _client(self) -> Any:
         with self._lock:
             if self._connected is None:
-                self._connected = self._connect(self.service, self._region)
+                service = "events" if self._service == "eventbridge" else self._service
+                self._connected = self._connect(service, self.region)
             return self._connected
 
-    @abstractmethod
-    def _describe(self) -> object:
-        """Request what is known of the target."""
-
-    @abstractmethod
     def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
         """Request it, and say what became of each event."""
-
-
-class SnsTopic(AwsReceiver):
-    """A topic of SNS; one whose name ends with `.fifo` tells duplicates apart by the event's id."""
-
-    service = "sns"
-
-    def _describe(self) -> object:
-        return self._client.get_topic_attributes(TopicArn=self._address)
-
-    def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+        if self._service == "eventbridge":
+            entries = [
+                {
+                    "EventBusName": self._address,
+                    "Source": EVENT_SOURCE,
+                    "DetailType": TYPES[event.kind],
+                    "Detail": event.body.decode(),
+                    "Time": event.time,
+                }
+                for event in events
+            ]
+            answered = self._client.put_events(Entries=entries)["Entries"]
+            return [_answer(one.get("ErrorCode"), sender_fault=True) for one in answered]
+        body = "Message" if self._service == "sns" else "MessageBody"
         entries = [
             {
                 "Id": str(number),
-                "Message": event.body.decode(),
+                body: event.body.decode(),
                 "MessageAttributes": _attributes(event),
                 **_order(self._address, event),
             }
             for number, event in enumerate(events)
         ]
-        answer = self._client.publish_batch(TopicArn=self._address, PublishBatchRequestEntries=entries)
+        if self._service == "sns":
+            answer = self._client.publish_batch(TopicArn=self._address, PublishBatchRequestEntries=entries)
+        else:
+            answer = self._client.send_message_batch(QueueUrl=self._address, Entries=entries)
         return _by_number(answer, len(events))
 
 
-class SqsQueue(AwsReceiver):
-    """A queue of SQS; one whose name ends with `.fifo` tells duplicates apart by the event's id."""
-
-    service = "sqs"
-
-    def _describe(self) -> object:
-        return self._client.get_queue_attributes(QueueUrl=self._address, AttributeNames=["QueueArn"])
-
-    def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        entries = [
-            {
-                "Id": str(number),
-                "MessageBody": event.body.decode(),
-                "MessageAttributes": _attributes(event),
-                **_order(self._address, event),
-            }
-            for number, event in enumerate(events)
-        ]
-        return _by_number(self._client.send_message_batch(QueueUrl=self._address, Entries=entries), len(events))
-
-
-class EventBus(AwsReceiver):
-    """A bus of EventBridge: source `kfm.nodd`, the type of the event as detail-type, all of the event as detail."""
-
-    service = "events"
-
-    def _describe(self) -> object:
-        return self._client.describe_event_bus(Name=self._address)
-
-    def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        entries = [
-            {
-                "EventBusName": self._address,
-                "Source": EVENT_SOURCE,
-                "DetailType": TYPES[event.kind],
-                "Detail": event.body.decode(),
-                "Time": event.time,
-            }
-            for event in events
-        ]
-        answered = self._client.put_events(Entries=entries)["Entries"]
-        return [_answer(one.get("ErrorCode"), sender_fault=True) for one in answered]
-
-
-def aws_receiver(service: str, address: str) -> AwsReceiver:
-    """Return the receiver at an ARN, a URL or a name."""
-    if service == "sqs":
-        found = _REGION_OF_URL.match(address)
-        return SqsQueue(address, region=found[1] if found else None)
-    region = address.split(":")[3] if address.startswith("arn:") else None
-    return (SnsTopic if service == "sns" else EventBus)(address, region=region)
+def _code(error: BotoCoreError | ClientError) -> str:
+    return error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
 
 
 def _attributes(event: OutgoingEvent) -> dict[str, Any]:

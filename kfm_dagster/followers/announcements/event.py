@@ -20,7 +20,7 @@ from kfm_dagster.catalog.layout import GEOJSON, JSON, link
 from kfm_dagster.configs import Strict
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.followers.announcements import wis2
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan, EventForm, Subscription
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription
 
 TYPES = {kind: f"kfm.nodd.item.{kind}" for kind in ChangeKind}
 """`type` of the events: what it names first is this product, which has no domain to turn around."""
@@ -67,24 +67,22 @@ class OutgoingEvent:
         return len(self.body) + ROOM_BYTES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EventWriter:
-    """Writes the events of a subscription. `base` is where the catalog's files are, None where nobody else has them."""
+    """Writes the events of a subscription.
 
-    plan: AnnouncementPlan
-    subscription: Subscription
-    base: str | None
+    Links lead to the catalog's public address; without it to `catalog_url` where that is one of S3, else they stay
+    relative, because nobody else has the files.
+    """
 
-    @classmethod
-    def of(cls, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> EventWriter:
-        """Return the writer; without a public address the catalog's own is given where it is one of S3."""
-        own = catalog_url.rstrip("/") if catalog_url.startswith("s3://") else None
-        return cls(plan=plan, subscription=subscription, base=plan.catalog or own)
+    def __init__(self, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> None:
+        self.plan = plan
+        self.subscription = subscription
+        self.base = plan.catalog or (catalog_url.rstrip("/") if catalog_url.startswith("s3://") else None)
 
     @property
     def content_type(self) -> str:
         """Media type of the events."""
-        return GEOJSON if self.subscription.form is EventForm.WIS2 else CLOUDEVENT
+        return GEOJSON if self.subscription.form == "wis2" else CLOUDEVENT
 
     def event_id(self, collection: str, change: ItemChange, kind: ChangeKind) -> str:
         """Return the id of an event: a UUIDv8 of what it reports, the same for every subscription and every try."""
@@ -96,7 +94,7 @@ class EventWriter:
     def write(self, collection: str, change: ItemChange, kind: ChangeKind) -> OutgoingEvent:
         """Write an event; `kind` is what the change is for this receiver."""
         event_id = self.event_id(collection, change, kind)
-        if self.subscription.form is EventForm.WIS2:
+        if self.subscription.form == "wis2":
             body = wis2.notification(
                 change,
                 kind=kind,

@@ -7,7 +7,6 @@ or how a target is spoken to (`aws.py`, `webhook.py`).
 from __future__ import annotations
 
 import re
-from enum import StrEnum, unique
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ from kfm_dagster.catalog.changes import ChangeKind
 from kfm_dagster.configs import Strict, parse, refusal, text_in
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.documents.checking import KeyPath
-from kfm_dagster.followers.announcements.selection import WrongFilterError, compiled
+from kfm_dagster.followers.announcements.selection import compiled
 from kfm_dagster.settings import LOOPBACK_HOSTS
 
 ANNOUNCEMENTS = "announcements.yaml"
@@ -27,29 +26,6 @@ KIB = 1024
 SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
 """Of a message, and of all that one request holds: 256 KiB is what SNS and EventBridge take, and SQS took until 2025;
 1 MiB is the most that any of them can be set to (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
-
-_SNS = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?")
-_BUS = re.compile(r"(arn:aws[a-z-]*:events:[a-z0-9-]+:\d{12}:event-bus/)?[A-Za-z0-9._/-]{1,256}")
-
-
-@unique
-class EventForm(StrEnum):
-    """What an event looks like."""
-
-    CLOUDEVENTS = "cloudevents"
-    """CloudEvents 1.0, structured JSON."""
-    WIS2 = "wis2"
-    """WMO's WIS2 Notification Message."""
-
-
-@unique
-class TargetKind(StrEnum):
-    """What speaks at a target."""
-
-    SNS = "sns"
-    SQS = "sqs"
-    EVENTBRIDGE = "eventbridge"
-    WEBHOOK = "webhook"
 
 
 def _secure(value: str) -> str:
@@ -71,39 +47,50 @@ def _without_query(value: str) -> str:
     return value.rstrip("/")
 
 
-def _topic(value: str) -> str:
-    if _SNS.fullmatch(value) is None:
-        raise ValueError("the ARN of a topic, arn:aws:sns:REGION:ACCOUNT:NAME")
-    return value
+def _matching(pattern: str, expected: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(expected)
+        return value
+
+    return AfterValidator(check)
 
 
-def _bus(value: str) -> str:
-    if _BUS.fullmatch(value) is None:
-        raise ValueError("the name or the ARN of an event bus")
-    return value
-
-
+Topic = Annotated[
+    str,
+    _matching(
+        r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?",
+        "the ARN of a topic, arn:aws:sns:REGION:ACCOUNT:NAME",
+    ),
+]
+Bus = Annotated[
+    str,
+    _matching(
+        r"(arn:aws[a-z-]*:events:[a-z0-9-]+:\d{12}:event-bus/)?[A-Za-z0-9._/-]{1,256}",
+        "the name or the ARN of an event bus",
+    ),
+]
 SecureUrl = Annotated[str, AfterValidator(_secure)]
 
 
 class AnnouncementTarget(Strict):
     """Where a subscription leads: one of these."""
 
-    sns: Annotated[str, AfterValidator(_topic)] | None = Field(None, description="ARN of a topic.")
+    sns: Topic | None = Field(None, description="ARN of a topic.")
     sqs: SecureUrl | None = Field(None, description="URL of a queue.")
-    eventbridge: Annotated[str, AfterValidator(_bus)] | None = Field(None, description="Name or ARN of an event bus.")
+    eventbridge: Bus | None = Field(None, description="Name or ARN of an event bus.")
     webhook: SecureUrl | None = Field(None, description="URL that takes POST requests.")
 
     @property
-    def kind(self) -> TargetKind:
+    def kind(self) -> str:
         """What speaks there."""
-        return next(kind for kind in TargetKind if getattr(self, kind.value) is not None)
+        return next(iter(self.model_dump(exclude_none=True)))
 
     @property
     def address(self) -> str:
         """ARN, URL or name."""
-        found: str = getattr(self, self.kind.value)
-        return found
+        address: str = getattr(self, self.kind)
+        return address
 
     def __str__(self) -> str:
         """Return it as it may be shown: a query of a URL may be a credential."""
@@ -111,8 +98,8 @@ class AnnouncementTarget(Strict):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> AnnouncementTarget:
-        if sum(getattr(self, kind.value) is not None for kind in TargetKind) != 1:
-            raise ValueError(f"one of {', '.join(TargetKind)}")
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError(f"one of {', '.join(type(self).model_fields)}")
         return self
 
 
@@ -136,7 +123,9 @@ class Subscription(Strict):
     after: list[Literal["stac-api", "geoparquet", "virtual-zarr"]] = Field(
         [], description="Places that have a change before it is announced. Default: the catalog's files alone."
     )
-    form: EventForm = EventForm.CLOUDEVENTS
+    form: Literal["cloudevents", "wis2"] = Field(
+        "cloudevents", description="CloudEvents 1.0 in structured JSON, or WMO's WIS2 Notification Message."
+    )
     max_bytes: PositiveInt = Field(
         USUAL_BYTES,
         ge=SMALLEST_BYTES,
@@ -156,9 +145,16 @@ class Subscription(Strict):
                 raise ValueError("west, south, east, north in degrees, south below north")
         return value
 
+    @field_validator("filter")
+    @classmethod
+    def _is_cql2(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+        if value is not None:
+            compiled(value)
+        return value
+
     @model_validator(mode="after")
     def _has_a_centre(self) -> Subscription:
-        if (self.form is EventForm.WIS2) != (self.centre is not None):
+        if (self.form == "wis2") != (self.centre is not None):
             raise ValueError("form wis2 has a centre, and no other form has one")
         return self
 
@@ -176,7 +172,12 @@ class AnnouncementPlan(Strict):
         """Read a folder's file, or that of this release. Raises CardError with file, line and reason."""
         text, source = text_in(folder, ANNOUNCEMENTS)
         plan = cls.parse(text, source=source)
-        _refuse_unknown_datasets(plan, text, registry, source=source)
+        for place, one in enumerate(plan.subscriptions):
+            for number, dataset in enumerate(one.datasets or ()):
+                if dataset not in registry.contracts:
+                    path = ("subscriptions", place, "datasets", number)
+                    expected = f"one of {', '.join(registry.contracts)}"
+                    raise refusal(text, path, source=source, observed=repr(dataset), expected=expected)
         return plan
 
     @classmethod
@@ -190,27 +191,7 @@ class AnnouncementPlan(Strict):
                 observed, expected = repr(one.name), "a name that no other subscription has"
                 raise refusal(text, (*path, "name"), source=source, observed=observed, expected=expected)
             seen.add(one.name)
-            if one.form is EventForm.WIS2 and not (plan.catalog or "").startswith("https://"):
+            if one.form == "wis2" and not (plan.catalog or "").startswith("https://"):
                 observed, expected = "form wis2 without catalog", "catalog: https://..., for the links of its messages"
                 raise refusal(text, (*path, "form"), source=source, observed=observed, expected=expected)
-            if one.filter is not None:
-                try:
-                    compiled(one.filter)
-                except WrongFilterError as error:
-                    raise refusal(
-                        text, (*path, "filter"), source=source, observed=repr(one.filter), expected=str(error)
-                    ) from None
         return plan
-
-
-def _refuse_unknown_datasets(plan: AnnouncementPlan, text: str, registry: ContractRegistry, *, source: str) -> None:
-    for place, one in enumerate(plan.subscriptions):
-        for number, dataset in enumerate(one.datasets or ()):
-            if dataset not in registry.contracts:
-                raise refusal(
-                    text,
-                    ("subscriptions", place, "datasets", number),
-                    source=source,
-                    observed=repr(dataset),
-                    expected=f"one of {', '.join(registry.contracts)}",
-                )

@@ -17,26 +17,20 @@ from kfm_dagster.redaction import redact
 Matches = Callable[[Mapping[str, Any]], bool]
 
 
-class WrongFilterError(ValueError):
-    """A filter is no CQL2, or nothing here reads CQL2; the text says what is expected."""
-
-
 def compiled(text: str | Mapping[str, Any]) -> Matches:
-    """Read a CQL2 filter, as text or JSON. Raises WrongFilterError.
+    """Read a CQL2 filter, as text or JSON. Raises ValueError with what is expected.
 
     An Item that lacks what decides is not matched: nothing is known to be true of it (CQL2, 6.5, three-valued logic).
     """
     try:
         from cql2 import Expr  # noqa: PLC0415, an extra
     except ImportError:
-        raise WrongFilterError(
-            "the extra announcements (pip install 'kfm-dagster[announcements]'), or bbox alone"
-        ) from None
+        raise ValueError("the extra announcements (pip install 'kfm-dagster[announcements]'), or bbox alone") from None
     try:
         expression = Expr(dict(text) if isinstance(text, Mapping) else text)
         expression.validate()
     except Exception as error:  # the library raises Exception itself
-        raise WrongFilterError(f"CQL2: {redact(str(error), 200)}") from None
+        raise ValueError(f"CQL2: {redact(str(error), 200)}") from None
 
     def matches(item: Mapping[str, Any]) -> bool:
         try:

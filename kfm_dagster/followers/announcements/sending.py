@@ -9,21 +9,18 @@ Does not belong here: which events there are (`announcer.py`), the rows (`store.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum, unique
+from functools import partial
 from itertools import islice
+from typing import Protocol
 
 from kfm_dagster.catalog.changes import FollowError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.followers.announcements.event import OutgoingEvent
-from kfm_dagster.followers.announcements.receiver import (
-    Receiver,
-    ReceiverAnswer,
-    ReceiverUnavailableError,
-    Reception,
-)
 from kfm_dagster.followers.announcements.store import AnnouncementStore
 from kfm_dagster.notifications.sqs import requests
 
@@ -39,126 +36,146 @@ BUDGET_SECONDS = 30.0
 """After so long no further request is begun: who brings followers up to date has other things to do."""
 
 
-@dataclass(kw_only=True)
-class _Batch:
-    """Events on their way: what became of those that were sent."""
+@unique
+class Reception(StrEnum):
+    """What became of an event that was sent."""
 
-    collection: str
-    begun_at: datetime
-    deadline: float
-    taken: int = 0
-    refused: list[tuple[OutgoingEvent, str]] = field(default_factory=list)
-    failed: list[tuple[OutgoingEvent, str]] = field(default_factory=list)
-    stopped: str | None = None
-    """Why no further request is made."""
-
-    def add(self, event: OutgoingEvent, answer: ReceiverAnswer) -> None:
-        """Count an answer."""
-        error = answer.error or answer.reception
-        match answer.reception:
-            case Reception.TAKEN:
-                self.taken += 1
-            case Reception.REFUSED:
-                self.refused.append((event, error))
-            case Reception.FAILED:
-                self.failed.append((event, error))
-            case Reception.UNREACHED:
-                self.stopped = error
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether a further request may help."""
-        if self.stopped is None and not self.taken and len(self.refused) >= MAX_REFUSALS:
-            self.stopped = f"it refuses everything, at first with {self.refused[0][1]}"
-        elif self.stopped is None and time.monotonic() >= self.deadline:
-            self.stopped = "it is slow: the time for it is over"
-        return self.stopped is None
+    TAKEN = "taken"
+    FAILED = "failed"
+    """Not this time."""
+    REFUSED = "refused"
+    """The receiver says that it never takes this one."""
+    UNREACHED = "unreached"
+    """Nobody takes anything there now."""
 
 
-class EventSender:
-    """Sends the events of one subscription. `room`: bytes of a request."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceiverAnswer:
+    """What a receiver said of one event; `error` is None when it took it."""
+
+    reception: Reception
+    error: str | None = None
+
+
+TAKEN = ReceiverAnswer(reception=Reception.TAKEN)
+
+
+class ReceiverUnavailableError(Exception):
+    """A receiver takes nothing now, or not from us; the text says why, and holds no credential."""
+
+
+class Receiver(Protocol):
+    """Where the events of a subscription go. Thread-safe once a first request was made."""
+
+    most: int
+    """Events that one request holds."""
+
+    def send(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+        """Send a request of events; return what was said of each, in order. Raises ReceiverUnavailableError."""
+        ...
+
+
+class Sending:
+    """The events of one batch of a subscription on their way. `room`: bytes of a request."""
 
     def __init__(
         self,
         receiver: Receiver,
         store: AnnouncementStore,
+        collection: str,
         *,
         room: int,
-        clock: Callable[[], datetime],
+        begun_at: datetime,
         budget_seconds: float,
     ) -> None:
         self._receiver = receiver
         self._store = store
+        self._collection = collection
         self._room = room
-        self._clock = clock
-        self._budget = budget_seconds
+        self._begun_at = begun_at
+        self._deadline = time.monotonic() + budget_seconds
+        self._taken = 0
+        self._refused: list[tuple[OutgoingEvent, str]] = []
+        self._failed: list[tuple[OutgoingEvent, str]] = []
+        self._stopped: str | None = None
+        """Why no further request is made."""
 
-    def send(self, collection: str, events: Iterable[OutgoingEvent], *, count: int) -> None:
-        """Send so many events of a collection. Raises FollowError unless each was taken or given up."""
-        if not count:
-            return
-        batch = _Batch(collection=collection, begun_at=self._clock(), deadline=time.monotonic() + self._budget)
+    def send(self, events: Iterable[OutgoingEvent], *, count: int) -> None:
+        """Send so many events. Raises FollowError unless each was taken or given up."""
         waiting = requests(events, lambda event: event.size, most=self._receiver.most, room=self._room)
         with ThreadPoolExecutor(THREADS, thread_name_prefix="announce") as pool:
             width = 1  # a receiver that is down costs one wait
             while wave := list(islice(waiting, width)):
-                self._keep(batch, wave, list(pool.map(with_context(self.request), wave)))
+                answers = pool.map(with_context(partial(request, self._receiver)), wave)
+                self._keep(
+                    [pair for sent, said in zip(wave, answers, strict=True) for pair in zip(sent, said, strict=True)]
+                )
                 width = THREADS
-                if not batch.goes_on:
+                if not self._goes_on():
                     break
-        given_up = self._give_up(batch)
-        if left := count - batch.taken - given_up:
-            why = batch.stopped or (batch.failed or batch.refused)[-1][1]
+        given_up = self._give_up()
+        if left := count - self._taken - given_up:
+            why = self._stopped or (self._failed or self._refused)[-1][1]
             raise FollowError(
                 observed=f"{left} of {count} events were not taken: {why}",
                 next_step="they are sent again by themselves; kfm announcements list",
             )
 
-    def request(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        """Make one request."""
-        try:
-            hit(Failpoint.ANNOUNCEMENT_SEND_BEFORE)
-            answers = self._receiver.send(events)
-            hit(Failpoint.ANNOUNCEMENT_SEND_AFTER)
-        except ReceiverUnavailableError as error:
-            return [ReceiverAnswer(reception=Reception.UNREACHED, error=str(error))] * len(events)
-        return answers
-
-    def _keep(
-        self, batch: _Batch, wave: Sequence[Sequence[OutgoingEvent]], answers: Sequence[Sequence[ReceiverAnswer]]
-    ) -> None:
-        pairs = [pair for sent, said in zip(wave, answers, strict=True) for pair in zip(sent, said, strict=True)]
+    def _keep(self, pairs: Sequence[tuple[OutgoingEvent, ReceiverAnswer]]) -> None:
+        taken = []
         for event, answer in pairs:
-            batch.add(event, answer)
-        self._store.taken(batch.collection, [event for event, answer in pairs if answer.reception is Reception.TAKEN])
+            error = answer.error or answer.reception
+            match answer.reception:
+                case Reception.TAKEN:
+                    taken.append(event)
+                case Reception.REFUSED:
+                    self._refused.append((event, error))
+                case Reception.FAILED:
+                    self._failed.append((event, error))
+                case Reception.UNREACHED:
+                    self._stopped = error
+        self._taken += len(taken)
+        self._store.taken(self._collection, taken)
 
-    def _give_up(self, batch: _Batch) -> int:
+    def _goes_on(self) -> bool:
+        """Tell whether a further request may help."""
+        if self._stopped is None and not self._taken and len(self._refused) >= MAX_REFUSALS:
+            self._stopped = f"it refuses everything, at first with {self._refused[0][1]}"
+        elif self._stopped is None and time.monotonic() >= self._deadline:
+            self._stopped = "it is slow: the time for it is over"
+        return self._stopped is None
+
+    def _give_up(self) -> int:
         """Try what was refused once more, give up what the receiver never takes, and return how many these are.
 
         Nothing is given up of a receiver that takes nothing else, either: then it is not the event that is wrong.
         """
-        refused, batch.refused = batch.refused, []
+        refused, self._refused = self._refused, []
         for event, error in refused:
-            answer = (
-                self._alone(event, error) if batch.goes_on else ReceiverAnswer(reception=Reception.FAILED, error=error)
-            )
-            batch.add(event, answer)
-            if answer.reception is Reception.TAKEN:
-                self._store.taken(batch.collection, [event])
-        failures = self._store.failed(batch.collection, [*batch.refused, *batch.failed], begun_at=batch.begun_at)
+            reception = Reception.REFUSED if self._goes_on() else Reception.FAILED
+            answer = ReceiverAnswer(reception=reception, error=error)
+            for _ in range(TRIES - 1):
+                if answer.reception is not Reception.REFUSED:
+                    break
+                [answer] = request(self._receiver, [event])
+            self._keep([(event, answer)])
+        failures = self._store.failed(self._collection, [*self._refused, *self._failed], begun_at=self._begun_at)
         given_up = [
             (event, error)
-            for most, those in ((1, batch.refused), (MAX_FAILURES, batch.failed))
+            for most, those in ((1, self._refused), (MAX_FAILURES, self._failed))
             for event, error in those
             if failures.get(event.event_id, 0) >= most
         ]
-        self._store.refused(batch.collection, given_up)
+        self._store.refused(self._collection, given_up)
         return len(given_up)
 
-    def _alone(self, event: OutgoingEvent, error: str) -> ReceiverAnswer:
-        answer = ReceiverAnswer(reception=Reception.REFUSED, error=error)
-        for _ in range(TRIES - 1):
-            [answer] = self.request([event])
-            if answer.reception is not Reception.REFUSED:
-                break
-        return answer
+
+def request(receiver: Receiver, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
+    """Make one request."""
+    try:
+        hit(Failpoint.ANNOUNCEMENT_SEND_BEFORE)
+        answers = receiver.send(events)
+        hit(Failpoint.ANNOUNCEMENT_SEND_AFTER)
+    except ReceiverUnavailableError as error:
+        return [ReceiverAnswer(reception=Reception.UNREACHED, error=str(error))] * len(events)
+    return answers

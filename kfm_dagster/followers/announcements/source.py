@@ -16,7 +16,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
 from kfm_dagster.followers.announcements.announcer import Announcer, receiver_of
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
-from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError
+from kfm_dagster.followers.announcements.sending import ReceiverUnavailableError
 from kfm_dagster.followers.announcements.webhook import tokens_of
 from kfm_dagster.settings import Settings
 

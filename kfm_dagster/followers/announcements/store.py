@@ -147,18 +147,10 @@ class AnnouncementStore:
     def status(self, follower: str) -> SubscriptionStatus:
         """Return how the subscription does; `follower` is the name of its cursors."""
         with self._database.snapshot() as view:
-            counts = view.run("announcements.counts", subscription=self._subscription).one()
-            waiting = view.run("announcements.waiting", follower=follower).scalar_one()
-            put_off = view.run("announcements.put_off", follower=follower).one_or_none()
-        return SubscriptionStatus(
-            sent=int(counts.sent),
-            waiting=waiting,
-            failing=counts.failing,
-            refused=counts.refused,
-            taken_at=counts.taken_at,
-            next_attempt_at=put_off.next_attempt_at if put_off else None,
-            last_error=put_off.last_error if put_off else None,
-        )
+            [status] = view.rows(
+                SubscriptionStatus, "announcements.status", subscription=self._subscription, follower=follower
+            )
+        return status
 
     def in_trouble(self) -> list[dict[str, Any]]:
         """Return the Items whose newest event was not taken, those that were given up first."""

@@ -19,7 +19,7 @@ from pyreqwest.exceptions import PyreqwestError
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.followers.announcements.event import OutgoingEvent
-from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
+from kfm_dagster.followers.announcements.sending import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
 from kfm_dagster.settings import LOOPBACK_HOSTS
 
 SECONDS = 10.0

@@ -20,8 +20,13 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.announcements.announcer import Announcer, receiver_of
 from kfm_dagster.followers.announcements.event import OutgoingEvent
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
-from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer, ReceiverUnavailableError, Reception
-from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS
+from kfm_dagster.followers.announcements.sending import (
+    BUDGET_SECONDS,
+    TAKEN,
+    ReceiverAnswer,
+    ReceiverUnavailableError,
+    Reception,
+)
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.ledger.bench import Clock

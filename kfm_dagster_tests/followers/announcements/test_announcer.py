@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.announcements.event import OutgoingEvent
-from kfm_dagster.followers.announcements.receiver import TAKEN, ReceiverAnswer
-from kfm_dagster.followers.announcements.sending import MAX_FAILURES, MAX_REFUSALS, THREADS, TRIES
+from kfm_dagster.followers.announcements.sending import (
+    MAX_FAILURES,
+    MAX_REFUSALS,
+    TAKEN,
+    THREADS,
+    TRIES,
+    ReceiverAnswer,
+)
 from kfm_dagster.followers.announcements.store import AnnouncementStore, SubscriptionStatus
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes

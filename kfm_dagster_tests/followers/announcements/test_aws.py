@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +15,10 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from kfm_dagster.catalog.changes import ChangeKind, FollowError
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.followers.announcements.aws import EventBus, SnsTopic, SqsQueue, aws_receiver
+from kfm_dagster.followers.announcements.aws import AwsReceiver
 from kfm_dagster.followers.announcements.event import OutgoingEvent
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
-from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception
+from kfm_dagster.followers.announcements.sending import ReceiverUnavailableError, Reception
 from kfm_dagster.notifications.sqs import requests
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
@@ -89,7 +89,7 @@ def test_a_fifo_queue_takes_an_event_once_however_often_it_is_sent(
 ) -> None:
     box = Mailbox(boto3.client("sqs"), fifo=True)
     event = writer().write("c", change(1, item_of(contracts)), ChangeKind.CREATED)
-    receiver = SqsQueue(box.url)
+    receiver = AwsReceiver("sqs", box.url)
     for _ in range(3):
         assert [answer.reception for answer in receiver.send([event])] == [Reception.TAKEN]
     assert len(box.receive()) == 1
@@ -185,13 +185,11 @@ T, F, R = Reception.TAKEN, Reception.FAILED, Reception.REFUSED
 
 
 @pytest.mark.clause("OPR-22")
-@pytest.mark.parametrize("kind", [SnsTopic, SqsQueue])
-def test_each_entry_of_a_request_has_its_own_answer(
-    contracts: ContractRegistry, kind: Callable[..., SnsTopic | SqsQueue]
-) -> None:
+@pytest.mark.parametrize("service", ["sns", "sqs"])
+def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry, service: str) -> None:
     codes = (("InternalError", False), ("InvalidMessageContents", True), ("KMS.AccessDeniedException", True))
     client = Answering(failing(*codes))
-    receiver = kind("arn:aws:sns:us-east-1:123456789012:t", connect=lambda *_: client)
+    receiver = AwsReceiver(service, "arn:aws:sns:us-east-1:123456789012:t", connect=lambda *_: client)
     said = receiver.send(outgoing(contracts, 5))
     assert [answer.reception for answer in said] == [T, F, R, F, F]
     assert [answer.error for answer in said] == [None, *(code for code, _ in codes), "no answer for it"]
@@ -203,15 +201,15 @@ def test_a_code_of_the_sender_or_the_moment_is_no_refusal_whatever_fault_it_is(c
         "Throttling", "AuthorizationError", "AccessDenied", "KmsDisabled", "InternalFailure", "ServiceUnavailable",
         "RequestTimeout", "RequestLimitExceeded", "InvalidParameterValue",
     )  # fmt: skip
-    receiver = SqsQueue("u", connect=lambda *_: Answering(failing(*((code, True) for code in codes))))
+    receiver = AwsReceiver("sqs", "u", connect=lambda *_: Answering(failing(*((code, True) for code in codes))))
     said = receiver.send(outgoing(contracts, len(codes) + 1))
     assert [answer.reception for answer in said] == [T, *[F] * (len(codes) - 1), R]
 
 
 def test_a_target_that_may_not_be_looked_at_is_told_from_one_that_is_not_there() -> None:
-    def refusing(code: str) -> SqsQueue:
+    def refusing(code: str) -> AwsReceiver:
         client = SimpleNamespace(get_queue_attributes=Answering(client_error(code)).publish_batch)
-        return SqsQueue("u", connect=lambda *_: client)
+        return AwsReceiver("sqs", "u", connect=lambda *_: client)
 
     assert [refusing(code).ask() for code in ("AccessDenied", "AuthorizationError", "Forbidden")] == [False] * 3
     with pytest.raises(ReceiverUnavailableError, match="sqs: NotFound"):
@@ -221,7 +219,9 @@ def test_a_target_that_may_not_be_looked_at_is_told_from_one_that_is_not_there()
 @pytest.mark.clause("OPR-22")
 def test_each_entry_of_a_bus_has_its_own_answer(contracts: ContractRegistry) -> None:
     answers = [{"EventId": "1"}, {"ErrorCode": "ThrottlingException"}, {"ErrorCode": "MalformedDetail"}]
-    receiver = EventBus("b", connect=lambda *_: Answering({"FailedEntryCount": 2, "Entries": answers}))
+    receiver = AwsReceiver(
+        "eventbridge", "b", connect=lambda *_: Answering({"FailedEntryCount": 2, "Entries": answers})
+    )
     assert [answer.reception for answer in receiver.send(outgoing(contracts, 3))] == [T, F, R]
 
 
@@ -233,10 +233,10 @@ def client_error(code: str) -> ClientError:
 def test_a_request_is_refused_for_its_size_or_not_taken_at_all(contracts: ContractRegistry) -> None:
     of_the_request = ("AWS.SimpleQueueService.BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
     for code in of_the_request:
-        refusing = SqsQueue("u", connect=lambda *_, code=code: Answering(client_error(code)))
+        refusing = AwsReceiver("sqs", "u", connect=lambda *_, code=code: Answering(client_error(code)))
         assert [answer.reception for answer in refusing.send(outgoing(contracts, 2))] == [R, R], code
     for error in (client_error("AccessDenied"), client_error("NotFound"), EndpointConnectionError(endpoint_url="u")):
-        receiver = SnsTopic("a", connect=lambda *_, error=error: Answering(error))
+        receiver = AwsReceiver("sns", "a", connect=lambda *_, error=error: Answering(error))
         with pytest.raises(ReceiverUnavailableError, match=r"sns: (AccessDenied|NotFound|EndpointConnectionError)"):
             receiver.send(outgoing(contracts, 2))
 
@@ -252,7 +252,7 @@ REGIONS: Sequence[tuple[str, str, str | None]] = [
 
 def test_a_target_is_asked_in_its_own_region() -> None:
     for service, address, region in REGIONS:
-        assert aws_receiver(service, address)._region == region
+        assert AwsReceiver(service, address).region == region
 
 
 @pytest.mark.clause("OPR-22")

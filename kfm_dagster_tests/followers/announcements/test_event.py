@@ -38,7 +38,7 @@ CLOUDEVENT, NOTIFICATION = schema("cloudevents"), schema("wis2-notification-mess
 
 def writer(text: str = TEXT, *, catalog_url: str = "catalog", **more: Any) -> EventWriter:
     plan = AnnouncementPlan.parse(text)
-    return EventWriter.of(plan, plan.subscriptions[0].model_copy(update=more), catalog_url=catalog_url)
+    return EventWriter(plan, plan.subscriptions[0].model_copy(update=more), catalog_url=catalog_url)
 
 
 def written(one: EventWriter, what: ItemChange, kind: ChangeKind | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.followers.announcements.selection import WrongFilterError, compiled, within
+from kfm_dagster.followers.announcements.selection import compiled, within
 from kfm_dagster_tests.catalog.envelopes import box, goes
 from kfm_dagster_tests.followers.announcements.changes import item_of
 
@@ -55,5 +55,5 @@ def test_a_filter_is_cql2(contracts: ContractRegistry) -> None:
 
 def test_what_is_no_cql2_is_refused() -> None:
     for text in ["", "platform =", "platform == 'x'", {"args": []}]:
-        with pytest.raises(WrongFilterError, match="CQL2"):
+        with pytest.raises(ValueError, match="CQL2"):
             compiled(text)

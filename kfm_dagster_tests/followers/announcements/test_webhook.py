@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from kfm_dagster.catalog.changes import ChangeKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
-from kfm_dagster.followers.announcements.receiver import ReceiverUnavailableError, Reception
+from kfm_dagster.followers.announcements.sending import ReceiverUnavailableError, Reception
 from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
