@@ -60,10 +60,10 @@ class Follower(Protocol):
         """Bring the place in line with these Items, each of which comes once, in the order of `change_id`.
 
         `contract` is that of the dataset that owns the collection. Each change comes at least once, from one caller at
-        a time; one that stalled may still be at work. Raises FollowError, after which all of it comes again.
+        a time; one that stalled may still be at work. After any error all of it comes again.
         """
         ...
 
     def forget(self, contract: DatasetContract) -> None:
-        """Empty the place of a collection, before all that stands is followed again. Raises FollowError."""
+        """Empty the place of a collection, before all that stands is followed again."""
         ...

@@ -22,7 +22,7 @@ from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import ChangeKind, Follower, FollowError, ItemChange
 from kfm_dagster.catalog.index import CollectionIndex
 from kfm_dagster.catalog.item import content_of
-from kfm_dagster.catalog.publisher import Publisher
+from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.outbox import Entry, Outbox
@@ -130,7 +130,11 @@ class FollowerRunner:
         try:
             yield
         except Exception as error:
-            text = error_text(error)
+            failure = error
+            if isinstance(error, PublishError):
+                next_step = "see whether the follower's place takes files (KFM_CATALOG_URL, KFM_VIRTUAL_URL)"
+                failure = FollowError(observed=error, next_step=next_step)
+            text = error_text(failure)
             _LOG.warning("%s of %s is deferred: %s", entry.consumer, entry.subject, text)
             self._outbox.defer(entry, text)
             raise FollowError(observed=text) from None
@@ -200,15 +204,14 @@ class FollowerRunner:
 
 def _last(changes: Sequence[ItemChange]) -> list[ItemChange]:
     """Return the last change of each Item; an Item that came among these is created, whatever came after."""
-    first: dict[str, ItemChange] = {}
+    first: dict[str, ChangeKind] = {}
     last: dict[str, ItemChange] = {}
     for change in changes:
-        first.setdefault(change.item_id, change)
+        first.setdefault(change.item_id, change.kind)
         last[change.item_id] = change
-    return [replace(change, kind=_net(first[change.item_id].kind, change.kind)) for change in last.values()]
-
-
-def _net(first: ChangeKind, last: ChangeKind) -> ChangeKind:
-    if last is ChangeKind.WITHDRAWN:
-        return last
-    return ChangeKind.CREATED if first is ChangeKind.CREATED else ChangeKind.UPDATED
+    return [
+        replace(change, kind=ChangeKind.CREATED if first[item_id] is ChangeKind.CREATED else ChangeKind.UPDATED)
+        if change.kind is not ChangeKind.WITHDRAWN
+        else change
+        for item_id, change in last.items()
+    ]

@@ -3,7 +3,6 @@
 `VirtualZarr` is a follower of the catalog (`catalog/changes.py`), `references.py` the format.
 """
 
-from kfm_dagster.followers.virtual.changing import VirtualReport
 from kfm_dagster.followers.virtual.follower import VirtualZarr
 
-__all__ = ["VirtualReport", "VirtualZarr"]
+__all__ = ["VirtualZarr"]

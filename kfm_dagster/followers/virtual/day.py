@@ -13,14 +13,14 @@ Belongs here: reading and publishing. Does not belong here: which steps a store 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import orjson
 from pydantic import TypeAdapter
 
 from kfm_dagster.catalog.changes import FollowError
-from kfm_dagster.catalog.publisher import Publisher, PublishError, publish
+from kfm_dagster.catalog.publisher import Publisher, publish
 from kfm_dagster.followers.virtual.references import VirtualCube, from_document, to_document
 
 LIST, DAYS = "stores.json", "days.json"
@@ -47,14 +47,10 @@ class DayOfStores:
         self._collection, self._day = collection, day
         self._folder = f"{collection}/{day[:4]}/{day}"
         self._content = self._at(LIST)
-        self.listed = _listed(self._content)
-
-    def read(self, one: Listed) -> VirtualCube:
-        """Return a store of the list. Raises FollowError."""
-        return _understood(self.content(one), one.href)
+        self.listed = [] if self._content is None else _STORES.validate_python(orjson.loads(self._content)["stores"])
 
     def content(self, one: Listed) -> bytes:
-        """Return the document of a store of the list. Raises FollowError."""
+        """Return the document of a store of the list. Raises FollowError and PublishError."""
         found = self._at(one.href)
         if found is None:
             raise FollowError(
@@ -63,10 +59,10 @@ class DayOfStores:
         return found
 
     def put(self, name: str, store: VirtualCube) -> Listed:
-        """Write a store's document, which no reader finds before the list is published. Raises FollowError."""
+        """Write a store's document, which no reader finds before the list is published. Raises PublishError."""
         content = to_document(store)
         href = f"{name}.{hashlib.sha256(content).hexdigest()[:_HASH]}.json"
-        self._write({f"{self._folder}/{href}": content})
+        publish(self._publisher, [{f"{self._folder}/{href}": content}])
         return Listed(
             name=name,
             href=href,
@@ -77,7 +73,9 @@ class DayOfStores:
         )
 
     def publish(self, listed: Iterable[Listed]) -> None:
-        """Replace the list, then remove what neither this one nor the one before names. Raises FollowError.
+        """Replace the list, then remove what neither this one nor the one before names.
+
+        Raises FollowError and PublishError.
 
         A reader of the list before still finds its documents, until the next one is published.
         """
@@ -86,84 +84,50 @@ class DayOfStores:
             return
         if self._at(LIST) != self._content:
             raise FollowError(observed=f"{self._folder}/{LIST} was replaced meanwhile", next_step="it is tried again")
-        said = {"collection": self._collection, "day": self._day, "stores": new}
-        self._write({f"{self._folder}/{LIST}": orjson.dumps(said, option=orjson.OPT_INDENT_2)})
+        document = {"collection": self._collection, "day": self._day, "stores": new}
+        publish(self._publisher, [{f"{self._folder}/{LIST}": orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
         named = {LIST, *(one.href for one in (*new, *self.listed))}
-        try:
-            names = self._publisher.names(self._folder)
-            self._publisher.remove([f"{self._folder}/{name}" for name in names if name not in named])
-        except PublishError as error:
-            raise _failure(error) from error
+        names = self._publisher.names(self._folder)
+        self._publisher.remove([f"{self._folder}/{name}" for name in names if name not in named])
         self.listed = new
 
     def _at(self, name: str) -> bytes | None:
         path = f"{self._folder}/{name}"
-        return read(self._publisher, [path]).get(path)
-
-    def _write(self, files: Mapping[str, bytes]) -> None:
-        write(self._publisher, files)
+        return self._publisher.read([path]).get(path)
 
 
 _STORES = TypeAdapter(list[Listed])
 
 
 def days_of(publisher: Publisher, collection: str) -> list[str]:
-    """Return the days of a collection that have a list, or were about to have one. Raises FollowError."""
+    """Return the days of a collection that have a list, or were about to have one. Raises PublishError."""
     path = f"{collection}/{DAYS}"
-    content = read(publisher, [path]).get(path)
+    content = publisher.read([path]).get(path)
     return [] if content is None else list(orjson.loads(content)["days"])
 
 
 def add_days(publisher: Publisher, collection: str, days: Iterable[str]) -> None:
-    """Note days before they have stores, so that a rebuild finds them. Raises FollowError."""
+    """Note days before they have stores, so that a rebuild finds them. Raises PublishError."""
     known = days_of(publisher, collection)
     if new := set(days) - set(known):
-        said = {"collection": collection, "days": sorted({*known, *new})}
-        write(publisher, {f"{collection}/{DAYS}": orjson.dumps(said, option=orjson.OPT_INDENT_2)})
+        document = {"collection": collection, "days": sorted({*known, *new})}
+        publish(publisher, [{f"{collection}/{DAYS}": orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
 
 
 def forget(publisher: Publisher, collection: str) -> None:
-    """Remove every list, then every document, of a collection. Raises FollowError."""
+    """Remove every list, then every document, of a collection. Raises PublishError."""
     folders = [f"{collection}/{day[:4]}/{day}" for day in days_of(publisher, collection)]
-    try:
-        publisher.remove([f"{folder}/{LIST}" for folder in folders])
-        for folder in folders:
-            publisher.remove([f"{folder}/{name}" for name in publisher.names(folder)])
-        publisher.remove([f"{collection}/{DAYS}"])
-    except PublishError as error:
-        raise _failure(error) from error
+    publisher.remove([f"{folder}/{LIST}" for folder in folders])
+    for folder in folders:
+        publisher.remove([f"{folder}/{name}" for name in publisher.names(folder)])
+    publisher.remove([f"{collection}/{DAYS}"])
 
 
-def read(publisher: Publisher, paths: Sequence[str]) -> Mapping[str, bytes]:
-    """Return what stands at those paths that have a file. Raises FollowError."""
-    try:
-        return publisher.read(paths)
-    except PublishError as error:
-        raise _failure(error) from error
-
-
-def write(publisher: Publisher, files: Mapping[str, bytes]) -> None:
-    """Put files in their places, each at once, and durably. Raises FollowError."""
-    try:
-        publish(publisher, [files])
-    except PublishError as error:
-        raise _failure(error) from error
-
-
-def _listed(content: bytes | None) -> list[Listed]:
-    if content is None:
-        return []
-    return _STORES.validate_python(orjson.loads(content)["stores"])
-
-
-def _understood(content: bytes, href: str) -> VirtualCube:
+def store_of(content: bytes, href: str) -> VirtualCube:
+    """Return the store of a document. Raises FollowError for one that is not ours."""
     try:
         return from_document(content)
     except (ValueError, KeyError, TypeError) as error:
         raise FollowError(
             observed=f"{href} is no store of ours", next_step="kfm stac rebuild --place virtual-zarr"
         ) from error
-
-
-def _failure(error: PublishError) -> FollowError:
-    return FollowError(observed=str(error), next_step="see whether KFM_VIRTUAL_URL takes files; it is tried again")

@@ -1,16 +1,17 @@
 """The catalog's follower that keeps virtual Zarr stores: the Items that stand, as steps of the stores of their day.
 
-Belongs here: which Items go to which store, and in which order a batch of changes is worked off. Does not belong here:
-which steps a store then has (`changing.py`), where stores stand (`day.py`).
+Belongs here: which Items go to which store, which steps of a store stay or leave, and in which order a batch of changes
+is worked off. Does not belong here: reading objects (`index.py`), documents (`references.py`) and their places
+(`day.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -22,9 +23,10 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.virtual import VirtualStore
 from kfm_dagster.failpoints import with_context
 from kfm_dagster.followers.virtual import day as days
-from kfm_dagster.followers.virtual.changing import Changed, Replacement, VirtualReport, changed
 from kfm_dagster.followers.virtual.day import DayOfStores, Listed
 from kfm_dagster.followers.virtual.index import Indexed, index, object_uri
+from kfm_dagster.followers.virtual.references import Frame, StoreStep, VirtualCube
+from kfm_dagster.plural import counted
 from kfm_dagster.storage.objects import ObjectStores
 
 _LOG = logging.getLogger(__name__)
@@ -45,7 +47,11 @@ class VirtualZarrSource(FollowerSource):
 
 
 class VirtualZarr:
-    """Keeps virtual stores below a publisher's root. `report`: what the last `follow` took."""
+    """Keeps virtual stores below a publisher's root.
+
+    `report` counts what the last `follow` did: Items `added` and `removed`, Items `left_out` because no store can refer
+    to their object, and fields `refused` by a store that has the rest of the object. Each of the latter two is logged.
+    """
 
     name = "virtual-zarr"
     after: Sequence[str] = ()
@@ -53,37 +59,42 @@ class VirtualZarr:
     def __init__(self, publisher: Publisher, objects: ObjectStores) -> None:
         self._publisher = publisher
         self._objects = objects
-        self.report = VirtualReport()
+        self.report: Counter[str] = Counter()
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Bring the stores of a collection in line with these Items. Raises FollowError.
+        """Bring the stores of a collection in line with these Items. Raises FollowError and PublishError.
 
         What the store of an object does not answer for is left for the next time; all else is published, and costs no
         request again.
         """
-        self.report = VirtualReport()
+        self.report = Counter()
         if not contract.virtual:
             return
         by_day: dict[str, list[ItemChange]] = defaultdict(list)
         for change in changes:
             by_day[change.partition].append(change)
         failures = [failure for day, of_day in sorted(by_day.items()) for failure in self._day(contract, day, of_day)]
-        _LOG.info("virtual-zarr of %s: %s", contract.stac.collection, self.report)
+        _LOG.info("virtual-zarr of %s: %s", contract.stac.collection, dict(self.report))
         if failures:
             raise failures[0]
 
     def forget(self, contract: DatasetContract) -> None:
-        """Remove every store of a collection. Raises FollowError."""
+        """Remove every store of a collection. Raises PublishError."""
         days.forget(self._publisher, contract.stac.collection)
 
     def _day(self, contract: DatasetContract, day: str, of_day: Sequence[ItemChange]) -> list[FollowError]:
-        placed = _place(contract, of_day)
+        items: dict[str, list[ItemChange]] = defaultdict(list)
+        rules: dict[str, VirtualStore] = {}
+        for change, name, rule in _placed(contract, of_day):
+            items[name].append(change)
+            rules[change.item_id] = rule
+        gone = {change.item_id for change in of_day if change.item is None}
         here = DayOfStores(self._publisher, collection=contract.stac.collection, day=day)
         listed: dict[str, list[Listed]] = defaultdict(list)
         for one in here.listed:
             listed[one.name].append(one)
         # Nothing says in which store a withdrawn Item is, so each is looked at.
-        names = placed.items.keys() | (listed.keys() if placed.gone else set())
+        names = items.keys() | (listed.keys() if gone else set())
         if not names:
             return []
         days.add_days(self._publisher, contract.stac.collection, [day])
@@ -91,47 +102,39 @@ class VirtualZarr:
 
             def read(change: ItemChange) -> Indexed | FollowError:
                 try:
-                    return index(self._objects, contract, change, rule=placed.rules[change.item_id])
+                    return index(self._objects, contract, change, rule=rules[change.item_id])
                 except FollowError as error:
                     return error
 
-            def work(name: str) -> Changed:
-                wanted = Replacement(name=name, listed=listed[name], items=placed.items.get(name, []), gone=placed.gone)
-                return changed(here, wanted, lambda items: readers.map(with_context(read), items))
+            def work(name: str) -> tuple[list[Listed], Counter[str], list[FollowError]]:
+                stores = _to_change(here, listed[name], items.get(name, []), gone)
+                known = {step.item_id: step.content_sha256 for _, store in stores for step in store.steps}
+                # An Item whose content a store has already is not read again.
+                new = [item for item in items.get(name, []) if known.get(item.item_id) != item.content_sha256]
+                frames, steps, report, failures = _sorted_out(readers.map(with_context(read), new))
+                # Whatever becomes of a new object, no Item stands for the old one.
+                leaving = {*gone, *(item.item_id for item in new)}
+                report["removed"] = len(leaving & known.keys())
+                untouched = [one for one in listed[name] if all(one is not changing for changing, _ in stores)]
+                return [*untouched, *_changed(here, name, stores, leaving, frames, steps)], report, failures
 
-            found = list(pool.map(with_context(work), sorted(names)))
+            results = list(pool.map(with_context(work), sorted(names)))
         unchanged = [one for name in listed.keys() - names for one in listed[name]]
-        here.publish([*unchanged, *(one for change in found for one in change.listed)])
-        for change in found:
-            self.report += change.report
-        return [failure for change in found for failure in change.failures]
+        here.publish([*unchanged, *(one for of_name, *_ in results for one in of_name)])
+        for _, report, _ in results:
+            self.report += report
+        return [failure for *_, failures in results for failure in failures]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Placed:
-    """The changes of a day by the name of their store; `gone` are Items that are in none any more."""
-
-    items: Mapping[str, Sequence[ItemChange]]
-    rules: Mapping[str, VirtualStore]
-    gone: frozenset[str]
-
-
-def _place(contract: DatasetContract, changes: Iterable[ItemChange]) -> _Placed:
+def _placed(contract: DatasetContract, changes: Iterable[ItemChange]) -> Iterator[tuple[ItemChange, str, VirtualStore]]:
+    """Yield the Items that belong into a store, with its name and its rule."""
     grammar = KeyGrammarReader(contract)
-    items: dict[str, list[ItemChange]] = defaultdict(list)
-    rules: dict[str, VirtualStore] = {}
-    gone: set[str] = set()
     for change in changes:
-        if change.item is None:
-            gone.add(change.item_id)
-            continue
-        match = _match(grammar, change)
-        for store in contract.virtual if match else ():
-            if match and (name := store.store_of(match.groups, match.start.hour)) is not None:
-                items[name].append(change)
-                rules[change.item_id] = store
-                break
-    return _Placed(items=items, rules=rules, gone=frozenset(gone))
+        if change.item is not None and (match := _match(grammar, change)) is not None:
+            for rule in contract.virtual:
+                if (name := rule.store_of(match.groups, match.start.hour)) is not None:
+                    yield change, name, rule
+                    break
 
 
 def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:
@@ -140,3 +143,63 @@ def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:
         return grammar.match(object_uri(change).removeprefix("s3://").partition("/")[2])
     except InvalidKeyTimeError:
         return None
+
+
+def _to_change(
+    here: DayOfStores, listed: Sequence[Listed], items: Sequence[ItemChange], gone: AbstractSet[str]
+) -> list[tuple[Listed, VirtualCube]]:
+    """Read the stores of a name that may change: all for new Items, else those that name one that is gone."""
+    stores = []
+    for one in listed:
+        content = here.content(one)
+        if items or any(f'"{item_id}"'.encode() in content for item_id in gone):
+            stores.append((one, days.store_of(content, one.href)))
+    return stores
+
+
+def _changed(
+    here: DayOfStores,
+    name: str,
+    stores: Iterable[tuple[Listed, VirtualCube]],
+    leaving: AbstractSet[str],
+    frames: Mapping[str, Frame],
+    steps: dict[str, list[StoreStep]],
+) -> Iterator[Listed]:
+    """Write the documents of a name's stores without the Items that are leaving and with new steps."""
+    for one, store in stores:
+        signature = store.frame.signature
+        after = store.without(leaving).with_steps(steps.pop(signature, ()), frames.get(signature, store.frame))
+        if after.steps == store.steps:
+            yield one
+        elif after.steps:
+            yield here.put(name, after)
+    for signature, of_frame in steps.items():
+        frame = frames[signature]
+        yield here.put(name, VirtualCube(frame=frame, steps=()).with_steps(of_frame, frame))
+
+
+def _sorted_out(
+    indexes: Iterable[Indexed | FollowError],
+) -> tuple[dict[str, Frame], dict[str, list[StoreStep]], Counter[str], list[FollowError]]:
+    """Return frames and steps by the frame's signature, counts for the report, and what could not be read."""
+    frames: dict[str, Frame] = {}
+    steps: dict[str, list[StoreStep]] = defaultdict(list)
+    report: Counter[str] = Counter()
+    failures: list[FollowError] = []
+    for one in indexes:
+        if isinstance(one, FollowError):
+            failures.append(one)
+        elif isinstance(one, str):
+            report["left_out"] += 1
+            _LOG.warning("no virtual store has %s", one)
+        else:
+            frame, step, refused = one
+            report["added"] += 1
+            report["refused"] += len(refused)
+            if refused:
+                fields = counted(len(refused), "field")
+                _LOG.warning("virtual store without %s of %s: %s", fields, step.uri, "; ".join(refused[:3]))
+            signature = frame.signature
+            frames[signature] = frames[signature].joined(frame) if signature in frames else frame
+            steps[signature].append(step)
+    return frames, steps, report, failures

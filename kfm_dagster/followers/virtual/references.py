@@ -117,21 +117,14 @@ def frame_of(found: CubeStep, *, along: str) -> Frame:
         if name not in found.fixed:
             dimensions, shape, chunk = [along, *dimensions], [0, *shape], [1, *chunk]
         metadata[f"{name}/{_ATTRIBUTES}"] = {**variable.attributes, _DIMENSIONS: dimensions}
-        if variable.message:
-            metadata[f"{name}/{_ARRAY}"] = array_of(shape, chunk, message=True)
-            continue
-        filters = _filters(variable) if name in found.images else None
-        metadata[f"{name}/{_ARRAY}"] = {
-            "zarr_format": 2,
-            "shape": shape,
-            "chunks": chunk,
-            "dtype": variable.data_type,
-            "fill_value": variable.fill,
-            "order": "C",
-            "compressor": None,
-            "filters": filters,
-            "dimension_separator": ".",
-        }
+        metadata[f"{name}/{_ARRAY}"] = array_of(
+            shape,
+            chunk,
+            message=variable.message,
+            data_type=variable.data_type,
+            fill=variable.fill,
+            filters=_filters(variable) if name in found.images else None,
+        )
     return Frame(along=along, metadata=metadata, fixed=found.fixed)
 
 

@@ -49,17 +49,25 @@ def to_version_2(group: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def array_of(shape: list[int], chunk: list[int], *, message: bool) -> dict[str, Any]:
-    """Return `.zarray` of 64-bit floats; what is not there of messages is NaN, as the codec has missing values."""
+def array_of(
+    shape: list[int],
+    chunk: list[int],
+    *,
+    message: bool,
+    data_type: str = "<f8",
+    fill: float | None = None,
+    filters: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return `.zarray`; what is not there of messages is NaN, as the codec has missing values."""
     return {
         "zarr_format": 2,
         "shape": shape,
         "chunks": chunk,
-        "dtype": "<f8",
-        "fill_value": "NaN" if message else None,
+        "dtype": data_type,
+        "fill_value": "NaN" if message else fill,
         "order": "C",
         "compressor": None,
-        "filters": [{"id": MESSAGE_CODEC}] if message else None,
+        "filters": [{"id": MESSAGE_CODEC}] if message else filters,
         "dimension_separator": ".",
     }
 

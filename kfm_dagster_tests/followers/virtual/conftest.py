@@ -14,6 +14,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.followers.virtual import VirtualZarr
+from kfm_dagster.storage.object_handle import FolderObject, RemoteObject
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster_tests.followers.virtual.buckets import PAGE, Opened, client
 
@@ -38,6 +39,21 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture
 def follower(objects: Path, place: Path) -> VirtualZarr:
     return VirtualZarr(FolderPublisher(place), ObjectStores(object_root=objects))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of the ranges of objects that are read."""
+    lengths: list[int] = []
+    for kind in (FolderObject, RemoteObject):
+
+        def read(self: Any, start: int, length: int, inner: Any = kind.read) -> bytes:
+            content: bytes = inner(self, start, length)
+            lengths.append(len(content))
+            return content
+
+        monkeypatch.setattr(kind, "read", read)
+    return lengths
 
 
 @pytest.fixture(scope="module")
