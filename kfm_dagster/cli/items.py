@@ -154,7 +154,7 @@ def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted)
     from kfm_dagster.followers.geoparquet.search import properties_of  # noqa: PLC0415, see above
 
     there = properties_of(open_publisher(settings.catalog), collections)
-    for name in {condition.name for condition in wanted.conditions} - there if there else ():
+    for name in {name for name, *_ in wanted.conditions} - there if there else ():
         near = get_close_matches(name, there)
         known = f"near it: {', '.join(near)}" if near else f"they have {', '.join(sorted(there))}"
         click.echo(f"no Item of the newest days has the property {name!r}; {known}", err=True)
@@ -171,12 +171,10 @@ def _write(path: Path, tables: Sequence[pa.Table]) -> int:
 
 
 def _condition(text: str) -> PropertyCondition:
-    from kfm_dagster.followers.geoparquet.search import PropertyCondition  # noqa: PLC0415, see above
-
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise click.BadParameter(f"{text!r} is not PROPERTY=VALUE, PROPERTY<VALUE or PROPERTY>VALUE")
-    return PropertyCondition(name=match[1].strip(), operator=match[2], value=match[3].strip())
+    return match[1].strip(), match[2], match[3].strip()
 
 
 def _row(item: dict[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,11 @@ from kfm_dagster.followers.geoparquet.parts import DayPart
 _FILE = re.compile(r"(\d{4}-\d{2}-\d{2})-(\d{16})-[0-9a-f]{12}\.(?:json|parquet)")
 
 
-class LostPartsError(DependencyUnavailableError):
-    """Files of a day's GeoParquet are not there."""
+def lost(what: str) -> DependencyUnavailableError:
+    """Return the error for files that are gone."""
+    return DependencyUnavailableError(
+        "files of a day's GeoParquet are not there", observed=what, next_step="kfm stac rebuild --place geoparquet"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +83,8 @@ def files_of(names: Iterable[str]) -> dict[str, list[str]]:
 def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str]]) -> dict[str, Day]:
     """Return the days of a folder that have a description, by day, of the files of each.
 
-    Raises PublishError, and LostPartsError where a day has descriptions of what is not there any more: who only reads
-    may have been overtaken, and lists the folder again.
+    Raises PublishError, and DependencyUnavailableError where a day has descriptions of parts that are gone: files were
+    replaced after the folder was listed, or are lost.
     """
     described = {
         day: sorted((name for name in names if name.endswith(".json")), reverse=True) for day, names in files.items()
@@ -89,10 +92,8 @@ def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str
     waiting = {day: names for day, names in described.items() if names}
     found: dict[str, Day] = {}
     while waiting := {day: names for day, names in waiting.items() if day not in found}:
-        if lost := [day for day, names in waiting.items() if not names]:
-            raise LostPartsError(
-                observed=f"{where}: {', '.join(lost)}", next_step="kfm stac rebuild --place geoparquet"
-            )
+        if gone := [day for day, names in waiting.items() if not names]:
+            raise lost(f"{where}: {', '.join(gone)}")
         contents = publisher.read([f"{where}/{names[0]}" for names in waiting.values()])
         for day, names in waiting.items():
             content = contents.get(f"{where}/{names.pop(0)}")

@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy as np
 import orjson
@@ -81,17 +80,31 @@ def parts_of(table: pa.Table, prefix: str) -> Iterator[tuple[DayPart, bytes]]:
 def parquet(table: pa.Table) -> bytes:
     """Return the GeoParquet file of ordered rows."""
     sink = pa.BufferOutputStream()
-    types = _geometry_types(table["geometry"].unique().to_pylist())
-    with _writer(sink, table.schema, types) as writer:
+    shapes = shapely.from_wkb(table["geometry"].unique().drop_null().to_numpy(zero_copy_only=False))
+    types = {f"{shape.geom_type}{' Z' if shape.has_z else ''}" for shape in shapes}
+    with parquet_writer(sink, table.schema, types) as writer:
         writer.write_table(table.replace_schema_metadata(), row_group_size=GROUP_ROWS)
     content: bytes = sink.getvalue().to_pybytes()
     return content
 
 
-def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geo: Iterable[bytes]) -> pq.ParquetWriter:
-    """Open a GeoParquet file for the rows of several, given their descriptions `geo`."""
-    types = {kind for one in geo for kind in orjson.loads(one)["columns"]["geometry"]["geometry_types"]}
-    return _writer(sink, schema, types)
+def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Iterable[str]) -> pq.ParquetWriter:
+    """Open a GeoParquet file; without a CRS, coordinates are longitude and latitude (OGC:CRS84)."""
+    geometry = {
+        "encoding": "WKB",
+        "geometry_types": sorted(geometry_types),
+        "covering": {"bbox": {name: ["bbox", name] for name in BBOX}},
+    }
+    geo = {"version": GEOPARQUET_VERSION, "primary_column": "geometry", "columns": {"geometry": geometry}}
+    metadata = {"geo": orjson.dumps(geo), "stac-geoparquet": orjson.dumps({"version": STAC_GEOPARQUET_VERSION})}
+    return pq.ParquetWriter(
+        sink,
+        schema.with_metadata(metadata),
+        compression="zstd",
+        # Statistics of what is asked for; those of assets would make the footer as long as the rows.
+        write_statistics=[f"bbox.{name}" for name in BBOX]
+        + [one.name for one in schema if any(is_kind(one.type) for is_kind in _SIMPLE)],
+    )
 
 
 def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
@@ -130,38 +143,3 @@ def _group(rows: pa.Table) -> RowGroup:
 
 def _text(microseconds: int) -> str:
     return rfc3339(_EPOCH + timedelta(microseconds=microseconds))
-
-
-def _writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Iterable[str]) -> pq.ParquetWriter:
-    described = {b"geo": orjson.dumps(_geo(geometry_types)), b"stac-geoparquet": b'{"version":"%s"}' % _VERSION}
-    return pq.ParquetWriter(
-        sink,
-        schema.with_metadata(described),
-        compression="zstd",
-        # Statistics of what is asked for; those of assets would make the footer as long as the rows.
-        write_statistics=[f"bbox.{name}" for name in BBOX]
-        + [one.name for one in schema if any(is_kind(one.type) for is_kind in _SIMPLE)],
-    )
-
-
-def _geo(geometry_types: Iterable[str]) -> dict[str, Any]:
-    """GeoParquet's own description; without a CRS coordinates are longitude and latitude (OGC:CRS84)."""
-    return {
-        "version": GEOPARQUET_VERSION,
-        "primary_column": "geometry",
-        "columns": {
-            "geometry": {
-                "encoding": "WKB",
-                "geometry_types": sorted(geometry_types),
-                "covering": {"bbox": {name: ["bbox", name] for name in BBOX}},
-            }
-        },
-    }
-
-
-def _geometry_types(binaries: Iterable[bytes | None]) -> set[str]:
-    shapes = shapely.from_wkb([one for one in binaries if one is not None])
-    return {f"{shape.geom_type}{' Z' if shape.has_z else ''}" for shape in shapes}
-
-
-_VERSION = STAC_GEOPARQUET_VERSION.encode()

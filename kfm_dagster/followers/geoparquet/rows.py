@@ -8,7 +8,7 @@ Pure. Does not belong here: the order of rows (`order.py`), files (`parts.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -49,7 +49,10 @@ def to_table(items: Sequence[Item]) -> pa.Table:
         "stac_extensions": pa.array([item.get("stac_extensions") for item in items], pa.list_(pa.string())),
         "id": pa.array([item["id"] for item in items], pa.string()),
         "collection": pa.array([item.get("collection") for item in items], pa.string()),
-        "bbox": _boxes([item.get("bbox") for item in items]),
+        "bbox": pa.array(
+            [None if (bbox := item.get("bbox")) is None else dict(zip(BBOX, bbox, strict=True)) for item in items],
+            pa.struct([(name, pa.float64()) for name in BBOX]),
+        ),
         "geometry": _geometries([item.get("geometry") for item in items], lossy),
         "links": _column([item.get("links") for item in items], lossy),
         "assets": _assets([item["assets"] for item in items], lossy),
@@ -211,13 +214,6 @@ def _times(values: Sequence[Any], lossy: set[int]) -> pa.Array:
                 lossy.add(position)
         moments.append(moment)
     return pa.array(moments, _TIME)
-
-
-def _boxes(values: Iterable[Sequence[float] | None]) -> pa.Array:
-    return pa.array(
-        [None if value is None else dict(zip(BBOX, value, strict=True)) for value in values],
-        pa.struct([(name, pa.float64()) for name in BBOX]),
-    )
 
 
 def _geometries(values: Sequence[Any], lossy: set[int]) -> pa.Array:

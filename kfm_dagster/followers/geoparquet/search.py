@@ -6,11 +6,11 @@ may cross the antimeridian, the asked one as any Item's. Does not belong here: h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 
 from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.followers.geoparquet.days import Day, LostPartsError, files_of, folder, read_days, years
+from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.followers.geoparquet.days import Day, files_of, folder, read_days, years
 from kfm_dagster.followers.geoparquet.order import boxes, ends, starts
-from kfm_dagster.followers.geoparquet.parts import Bbox, DayPart, RowGroup
+from kfm_dagster.followers.geoparquet.parts import Bbox, RowGroup
 from kfm_dagster.storage.set_questions import ask
 
 TRIES = 3
@@ -30,16 +31,11 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {"=": pc.equal, "<": pc.
 OPERATORS = tuple(_COMPARISONS)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PropertyCondition:
-    """What a property of an Item has to be: `operator` is one of OPERATORS, `value` a text of whatever type it has.
+PropertyCondition: TypeAlias = tuple[str, str, str]
+"""Name of a property, one of OPERATORS, and a value as text of whatever type the property has.
 
-    A property that is a list meets `=` where the value is in it. One that an Item does not have meets nothing.
-    """
-
-    name: str
-    operator: str
-    value: str
+A property that is a list meets `=` where the value is in it. One that an Item does not have meets nothing.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +51,7 @@ class Wanted:
 def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> Iterator[pa.Table]:
     """Give tables of the Items that are meant, collection by collection and day by day (`rows.to_items`).
 
-    Raises PublishError, and LostPartsError where files are missing for good.
+    Raises PublishError, and DependencyUnavailableError where files are missing for good.
     """
     for collection in collections:
         for year in years(publisher, collection):
@@ -67,7 +63,7 @@ def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> 
 
 
 def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
-    """Return what Items of the newest day of each collection can be asked for (`PropertyCondition.name`).
+    """Return what Items of the newest day of each collection can be asked for by name.
 
     Raises as `search` does.
     """
@@ -85,7 +81,7 @@ def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
 def _days(publisher: Publisher, where: str) -> dict[str, Day]:
     """Return the days of a folder, listed again where somebody has cleared away what was listed."""
     for _ in range(TRIES - 1):
-        with suppress(LostPartsError):
+        with suppress(DependencyUnavailableError):
             return read_days(publisher, where, files_of(publisher.names(where)))
     return read_days(publisher, where, files_of(publisher.names(where)))
 
@@ -103,14 +99,10 @@ def _of_day(publisher: Publisher, where: str, day: Day, wanted: Wanted) -> list[
 def _of_parts(publisher: Publisher, where: str, day: Day, wanted: Wanted) -> Iterator[pa.Table]:
     for part in day.parts:
         if groups := [number for number, group in enumerate(part.groups) if _may_hold(group, wanted)]:
-            rows = _matching(_read(publisher, where, part, groups), wanted)
+            with publisher.open(f"{where}/{part.name}", size=part.size) as file:
+                rows = _matching(pq.ParquetFile(file, pre_buffer=True).read_row_groups(groups), wanted)
             if rows.num_rows:
                 yield rows
-
-
-def _read(publisher: Publisher, where: str, part: DayPart, groups: Sequence[int]) -> pa.Table:
-    with publisher.open(f"{where}/{part.name}", size=part.size) as file:
-        return pq.ParquetFile(file, pre_buffer=True).read_row_groups(groups)
 
 
 def _may_hold(group: RowGroup, wanted: Wanted) -> bool:
@@ -151,15 +143,16 @@ def _matching(rows: pa.Table, wanted: Wanted) -> pa.Table:
 
 def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:
     """Return which rows meet a condition; none where the property is of a type that the value is not of."""
+    name, operator, value = condition
     never = pa.array([False] * rows.num_rows, pa.bool_())
-    if condition.name not in rows.column_names:
+    if name not in rows.column_names:
         return never
-    column = rows[condition.name].combine_chunks()
-    compare = _COMPARISONS[condition.operator]
+    column = rows[name].combine_chunks()
+    compare = _COMPARISONS[operator]
     listed = pa.types.is_list(column.type)
     values = column.flatten() if listed else column
     try:
-        found = pc.fill_null(compare(values, pa.scalar(condition.value).cast(values.type)), False)  # noqa: FBT003
+        found = pc.fill_null(compare(values, pa.scalar(value).cast(values.type)), False)  # noqa: FBT003
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return never
     if not listed:

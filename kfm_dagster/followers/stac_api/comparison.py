@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -69,14 +70,8 @@ class Comparison:
         return self.same_collection and all(day.equal for day in self.days)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Pair:
-    """An Item as the index and as the API have it, None where one of them has none of this id."""
-
-    item_id: str
-    day: str
-    indexed: str | None
-    answered: dict[str, object] | None
+_Pair: TypeAlias = tuple[str, str, str | None, dict[str, Any] | None]
+"""An Item's id and day, its hash in the index and its answer by the API; None where there is no such Item."""
 
 
 def compare(
@@ -91,19 +86,14 @@ def compare(
         document = tx.run("collection", collection_id=collection_id).scalar()
         rows = tx.stream("compare", collection_id=collection_id)
         for batch in rows.partitions(BATCH):
-            pairs = [
-                _Pair(
-                    item_id=row.id,
-                    day=row.day,
-                    indexed=row.content_sha256,
-                    answered=None if row.answer is None else answered_item(orjson.loads(row.answer)),
-                )
+            pairs: list[_Pair] = [
+                (row.id, row.day, row.content_sha256, row.answer and answered_item(orjson.loads(row.answer)))
                 for row in batch
             ]
             same = _equal(publisher, collection_id, pairs)
-            for pair in pairs:
-                day = days.setdefault(pair.day, DayComparison(collection_id=collection_id, day=pair.day))
-                _count(day, pair, same=pair.item_id in same)
+            for item_id, day, indexed, answered in pairs:
+                counts = days.setdefault(day, DayComparison(collection_id=collection_id, day=day))
+                _count(counts, item_id, indexed, answered, same=item_id in same)
     shown = None if document is None else as_floats(orjson.loads(document))
     return Comparison(
         collection_id=collection_id,
@@ -121,37 +111,39 @@ def _expected(database: Database, collection_id: str) -> Iterator[str]:
 def _equal(publisher: Publisher, collection_id: str, pairs: Iterable[_Pair]) -> set[str]:
     """Return the ids of the Items of which the API says what the catalog says."""
     unsure: dict[str, _Pair] = {}
-    found: set[str] = set()
+    equal: set[str] = set()
     for pair in pairs:
-        if pair.indexed is None or pair.answered is None:
+        item_id, day, indexed, answered = pair
+        if indexed is None or answered is None:
             continue
-        if content_sha256({**pair.answered, "geometry": as_floats(pair.answered["geometry"])}) == pair.indexed:
-            found.add(pair.item_id)
+        if content_sha256({**answered, "geometry": as_floats(answered["geometry"])}) == indexed:
+            equal.add(item_id)
         else:
-            unsure[layout.item_path(collection_id, pair.day, pair.item_id)] = pair
+            unsure[layout.item_path(collection_id, day, item_id)] = pair
     if unsure:
         for path, content in publisher.read(list(unsure)).items():
-            pair, filed = unsure[path], orjson.loads(content)
-            if content_sha256(filed) == pair.indexed and (
-                content_sha256(as_floats(filed)) == content_sha256(as_floats(pair.answered))
+            (item_id, _, indexed, answered), filed = unsure[path], orjson.loads(content)
+            if content_sha256(filed) == indexed and (
+                content_sha256(as_floats(filed)) == content_sha256(as_floats(answered))
             ):
-                found.add(pair.item_id)
-    return found
+                equal.add(item_id)
+    return equal
 
 
-def _count(day: DayComparison, pair: _Pair, *, same: bool) -> None:
-    if pair.indexed is not None:
+def _count(
+    day: DayComparison, item_id: str, indexed: str | None, answered: dict[str, Any] | None, *, same: bool
+) -> None:
+    if indexed is not None:
         day.catalog += 1
-        day.catalog_sum += _number(pair.item_id, pair.indexed)
-    if pair.answered is not None:
+        day.catalog_sum += _number(item_id, indexed)
+    if answered is not None:
         day.api += 1
-        said = pair.indexed if same and pair.indexed else content_sha256(pair.answered)
-        day.api_sum += _number(pair.item_id, said)
+        day.api_sum += _number(item_id, indexed if same and indexed else content_sha256(answered))
     if same:
         return
-    kind = day.missing if pair.answered is None else day.extra if pair.indexed is None else day.differing
+    kind = day.missing if answered is None else day.extra if indexed is None else day.differing
     if len(kind) < EXAMPLES:
-        kind.append(pair.item_id)
+        kind.append(item_id)
 
 
 def _number(item_id: str, content: str) -> int:

@@ -69,18 +69,32 @@ class StacApiTransaction:
                 driver.copy_expert(f"COPY {table} FROM STDIN", io.StringIO(part))
 
 
-class StacApiSession:
-    """A connection to the API's database, while it is needed."""
+class StacApiDatabase:
+    """Where a STAC API has its Items. Connections are made when needed: runs are forked, and rests are long."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._engine = sa.create_engine(url, poolclass=NullPool, connect_args=CONNECT)
 
     @contextmanager
-    def transaction(self, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
+    def connected(self) -> Iterator[Connection]:
+        """Connect for some transactions. Raises FollowError where the database fails, and where we do not know it."""
+        try:
+            with self._engine.connect() as connection:
+                with connection.begin():
+                    self._refuse_unknown(StacApiTransaction(connection))
+                yield connection
+        except DBAPIError as error:
+            raise FollowError(
+                observed=self._said(error), next_step="see whether the database of KFM_STAC_API_DSN answers"
+            ) from error
+
+    @contextmanager
+    def begin(self, connection: Connection, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
         """Run one transaction: committed when the block ends, rolled back when it raises."""
         hit(Failpoint.DATABASE_BEGIN)
-        with self._connection.begin():
-            tx = StacApiTransaction(self._connection)
+        with connection.begin():
+            tx = StacApiTransaction(connection)
             tx.run(
                 "set_up",
                 lock_timeout=lock_timeout,
@@ -91,31 +105,10 @@ class StacApiSession:
             hit(Failpoint.DATABASE_COMMIT_BEFORE)
         hit(Failpoint.DATABASE_COMMIT_AFTER)
 
-
-class StacApiDatabase:
-    """Where a STAC API has its Items. Connections are made when needed: runs are forked, and rests are long."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._engine = sa.create_engine(url, poolclass=NullPool, connect_args=CONNECT)
-
-    @contextmanager
-    def connected(self) -> Iterator[StacApiSession]:
-        """Connect for some transactions. Raises FollowError where the database fails, and where we do not know it."""
-        try:
-            with self._engine.connect() as connection:
-                with connection.begin():
-                    self._refuse_unknown(StacApiTransaction(connection))
-                yield StacApiSession(connection)
-        except DBAPIError as error:
-            raise FollowError(
-                observed=self._said(error), next_step="see whether the database of KFM_STAC_API_DSN answers"
-            ) from error
-
     @contextmanager
     def transaction(self, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
         """Connect for one transaction. Raises FollowError as `connected` does."""
-        with self.connected() as session, session.transaction(lock_timeout=lock_timeout) as tx:
+        with self.connected() as connection, self.begin(connection, lock_timeout=lock_timeout) as tx:
             yield tx
 
     def install(self) -> Mapping[str, str]:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+from sqlalchemy.engine import Connection
 from typing_extensions import override
 
 from kfm_dagster.addresses import shown
@@ -25,13 +26,8 @@ from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import KfmError
-from kfm_dagster.followers.stac_api.database import (
-    DDL_LOCK_TIMEOUT,
-    StacApiDatabase,
-    StacApiSession,
-    StacApiTransaction,
-)
-from kfm_dagster.followers.stac_api.rows import BaseItem, api_collection, stage_line
+from kfm_dagster.followers.stac_api.database import DDL_LOCK_TIMEOUT, StacApiDatabase, StacApiTransaction
+from kfm_dagster.followers.stac_api.rows import api_collection, stage_line
 
 PARTITION = "month"
 """Of pgstac's choices the smallest: its searches are best with some million Items a partition, and a GOES satellite has
@@ -70,10 +66,14 @@ class PgstacFollower:
         if not changes:
             return
         collection_id = contract.stac.collection
-        _refuse_invalid(changes)
-        with self.api.connected() as session:
-            self._prepare(session, contract, changes)
-            with session.transaction() as tx:
+        for change in changes:
+            if change.item is not None and (reasons := validate_item(change.item)):
+                raise FollowError(
+                    observed=f"{change.path}: {'; '.join(reasons)}", next_step="see what wrote this file of the catalog"
+                )
+        with self.api.connected() as connection:
+            self._prepare(connection, contract, changes)
+            with self.api.begin(connection) as tx:
                 tx.run("lock", collection_id=collection_id)
                 self._load(tx, contract, changes)
                 tx.run(
@@ -113,14 +113,14 @@ class PgstacFollower:
             tx.run("hurry", lock_timeout=DDL_LOCK_TIMEOUT)
             tx.run("drop_collection", collection_id=collection_id)
 
-    def _prepare(self, session: StacApiSession, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+    def _prepare(self, connection: Connection, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Make partitions ahead of their Items, because making one locks readers out until the transaction ends."""
         days = {_start(change.item).date() for change in changes if change.item is not None}
         document = self.collection(contract) if days else None
         if document is None:
             return
         moments = [datetime(day.year, day.month, day.day, tzinfo=UTC) for day in sorted(days)]
-        with session.transaction(lock_timeout=DDL_LOCK_TIMEOUT) as tx:
+        with self.api.begin(connection, lock_timeout=DDL_LOCK_TIMEOUT) as tx:
             tx.run("lock", collection_id=contract.stac.collection)
             if tx.run("collection", collection_id=contract.stac.collection).first() is None:
                 _put_collection(tx, document)
@@ -131,10 +131,10 @@ class PgstacFollower:
 def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
     """Stage the changes, drop those that the API has had, put the rest in its place, and read it back."""
     found = tx.run("base_item", collection_id=collection_id).one()
-    base = BaseItem(found.base_item_id, orjson.loads(found.base_item or "{}"))
+    base = orjson.loads(found.base_item or "{}")
     tx.run("make_stage")
     tx.run("look_up_by_id")
-    tx.copy("kfm_stage", (stage_line(change, base) for change in changes))
+    tx.copy("kfm_stage", (stage_line(change, base, found.base_item_id) for change in changes))
     for step in (
         "skip_applied",
         "skip_withdrawn",
@@ -156,14 +156,6 @@ def _put_collection(tx: StacApiTransaction, document: Mapping[str, Any]) -> None
     content = orjson.dumps(document).decode()
     if not tx.run("has_collection", collection_id=document["id"], content=content).scalar():
         tx.run("put_collection", content=content, partition_trunc=PARTITION)
-
-
-def _refuse_invalid(changes: Sequence[ItemChange]) -> None:
-    for change in changes:
-        if change.item is not None and (reasons := validate_item(change.item)):
-            raise FollowError(
-                observed=f"{change.path}: {'; '.join(reasons)}", next_step="see what wrote this file of the catalog"
-            )
 
 
 def _refuse_another_history(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:

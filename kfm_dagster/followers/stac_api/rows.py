@@ -8,8 +8,8 @@ Pure. Does not belong here: statements (`follower.py`, `comparison.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
@@ -22,14 +22,9 @@ ABSENT = "𒍟※"
 _COLUMNS = frozenset({"id", "collection", "geometry", "type"})
 """Members of an Item that pgstac keeps in columns of their own, or knows anyway."""
 _BASE_ITEM = "pgstac:base_item"
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+"""Of COPY's text format."""
 _MADE_BY_THE_API = frozenset({"self", "root", "parent", "child", "collection", "item", "items"})
-
-
-class BaseItem(NamedTuple):
-    """What a collection's Items have in common, and its number among those that there were; none for the first."""
-
-    number: int | None
-    content: Mapping[str, Any]
 
 
 def api_collection(content: bytes, contract: DatasetContract) -> dict[str, Any]:
@@ -40,8 +35,11 @@ def api_collection(content: bytes, contract: DatasetContract) -> dict[str, Any]:
     return {**found, "links": _links(found)}
 
 
-def stage_line(change: ItemChange, base: BaseItem) -> str:
-    """Return an Item as a line that COPY takes for `kfm_stage`."""
+def stage_line(change: ItemChange, base: Mapping[str, Any], number: int | None) -> str:
+    """Return an Item as a line that COPY takes for `kfm_stage`.
+
+    `base` is what a collection's Items have in common, `number` which of all such there were; None for the first.
+    """
     item = change.item
     if item is None:
         return _line(change.item_id, str(change.change_id), None, None, None, None, None)
@@ -53,20 +51,20 @@ def stage_line(change: ItemChange, base: BaseItem) -> str:
         None if geometry is None else canonical(geometry).decode(),
         properties.get("start_datetime") or properties["datetime"],
         properties.get("end_datetime") or properties["datetime"],
-        canonical(kept_content(item, base)).decode(),
+        canonical(kept_content(item, base, number)).decode(),
         canonical({"change_id": change.change_id, "partition": change.partition}).decode(),
     )
 
 
-def kept_content(item: Mapping[str, Any], base: BaseItem) -> dict[str, Any]:
+def kept_content(item: Mapping[str, Any], base: Mapping[str, Any], number: int | None) -> dict[str, Any]:
     """Return what stands in `items.content`; of the geometry only that there is none."""
     content = {name: value for name, value in item.items() if name not in _COLUMNS}
     content["links"] = _links(item)
     if item.get("geometry") is None:
         content["geometry"] = None
-    common = {name: value for name, value in base.content.items() if name not in _COLUMNS}
+    common = {name: value for name, value in base.items() if name not in _COLUMNS}
     found: dict[str, Any] = _marked(common, content)
-    return found if base.number is None else {**found, _BASE_ITEM: base.number}
+    return found if number is None else {**found, _BASE_ITEM: number}
 
 
 def answered_item(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,12 +110,4 @@ def _merged(base: Any, value: Any) -> Any:
 
 
 def _line(*values: str | None) -> str:
-    return "\t".join(_cells(values)) + "\n"
-
-
-def _cells(values: Iterable[str | None]) -> Iterable[str]:
-    for value in values:
-        if value is None:
-            yield "\\N"
-        else:
-            yield value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+    return "\t".join("\\N" if value is None else value.translate(_ESCAPES) for value in values) + "\n"
