@@ -107,7 +107,7 @@ def _picture(geometry: bytes) -> str:
     from kfm_dagster.drawing.footprints import THUMBNAIL, draw  # noqa: PLC0415
 
     picture = draw([orjson.loads(geometry)], THUMBNAIL, with_land=False)
-    return data_url(picture.svg) if picture else ""
+    return data_url(picture[0]) if picture else ""
 
 
 def _file(envelope: Envelope) -> dict[str, Any]:

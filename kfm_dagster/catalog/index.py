@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -128,31 +129,31 @@ class CollectionIndex:
             for write in writes
         }
         rows = [self._row(write, page_of[write.candidate.item_id]) for write in writes]
-        found = self._tx.run(
-            "catalog.apply",
-            collection_id=self._collection,
-            rows=rows,
-            updated_at=datetime.now(UTC),
+        swapped = set(
+            self._tx.run(
+                "catalog.apply", collection_id=self._collection, rows=rows, updated_at=datetime.now(UTC)
+            ).scalars()
         )
-        swapped = {row.item_id for row in found}
         applied: dict[Page, list[Write]] = defaultdict(list)
         for write in writes:
             if write.candidate.item_id in swapped:
                 applied[write.partition, page_of[write.candidate.item_id]].append(write)
-        self._log_changes(_change_of(write) for write in writes if write.candidate.item_id in swapped)
+        self._log_changes(
+            [
+                write.candidate.item_id,
+                write.partition,
+                ChangeKind.UPDATED if write.base else ChangeKind.CREATED,
+                write.candidate.content_sha256,
+            ]
+            for write in chain.from_iterable(applied.values())
+        )
         return applied
 
     def recount(self, applied: Mapping[Page, Sequence[Write]]) -> None:
         """Bring pages and summaries in line with what was applied."""
-        self._tx.run_many(
-            "catalog.recount_page",
-            [
-                {"collection_id": self._collection, "partition_key": partition, "page": page}
-                for partition, page in sorted(applied)
-            ],
-        )
+        self._recount_pages("catalog.recount_page", applied)
         change: Counter[tuple[str, str]] = Counter()
-        for write in (write for writes in applied.values() for write in writes):
+        for write in chain.from_iterable(applied.values()):
             change.update(_summary_keys(self._summaries_of(write.candidate)))
             if write.base:
                 change.subtract(_summary_keys(write.base.summaries))
@@ -176,16 +177,14 @@ class CollectionIndex:
                 moved[row.item_id] = [row.item_id, row.partition_key, kind, content]
                 for key in _summary_keys(row.summaries):
                     change[key] += count
-        for statement in ("catalog.recount_page", "catalog.drop_empty_page"):
-            self._tx.run_many(
-                statement,
-                [
-                    {"collection_id": self._collection, "partition_key": partition, "page": page}
-                    for partition, page in sorted(pages)
-                ],
-            )
+        self._recount_pages("catalog.recount_page", pages)
+        self._recount_pages("catalog.drop_empty_page", pages)
         self._count_summaries(change)
         self._log_changes(moved.values())
+
+    def _recount_pages(self, statement: str, pages: Iterable[Page]) -> None:
+        rows = [{"collection_id": self._collection, "partition_key": day, "page": page} for day, page in sorted(pages)]
+        self._tx.run_many(statement, rows)
 
     def _log_changes(self, changes: Iterable[Sequence[Any]]) -> None:
         """Tell followers what is otherwise when this transaction is committed, each Item once."""
@@ -288,11 +287,6 @@ class CollectionIndex:
             if short or numbers:
                 found[name] = [*short, *numbers]
         return found
-
-
-def _change_of(write: Write) -> list[str]:
-    kind = ChangeKind.UPDATED if write.base else ChangeKind.CREATED
-    return [write.candidate.item_id, write.partition, kind, write.candidate.content_sha256]
 
 
 def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:

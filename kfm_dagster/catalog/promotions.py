@@ -69,11 +69,25 @@ class PromotionLog:
         logged = [write for write in writes if not outcomes.is_restoration(write)]
         if not logged:
             return list(writes)
+        before = self._keep(logged, files)
+        rows: list[list[str | int | None]] = [
+            [
+                write.candidate.run_id,
+                write.candidate.item_id,
+                write.partition,
+                sha256(write.candidate.content),
+                write.base.promotion_id if write.base else None,
+                write.base.revision if write.base else None,
+                before.get(write.candidate.item_id),
+                write.candidate.wal_id,
+            ]
+            for write in logged
+        ]
         found = self._tx.run(
             "catalog.log_promotions",
             collection_id=self._collection,
             dataset=self._contract.id,
-            rows=self._rows(logged, self._keep(logged, files)),
+            rows=rows,
             logged_at=datetime.now(UTC),
         )
         entries = {row.item_id: row.promotion_id for row in found}
@@ -108,21 +122,6 @@ class PromotionLog:
             row.sha256: bytes(pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True))
             for row in self._tx.run("catalog.kept_files", digests=digests)
         }
-
-    def _rows(self, writes: Sequence[Write], before: Mapping[str, str]) -> list[list[str | int | None]]:
-        return [
-            [
-                write.candidate.run_id,
-                write.candidate.item_id,
-                write.partition,
-                sha256(write.candidate.content),
-                write.base.promotion_id if write.base else None,
-                write.base.revision if write.base else None,
-                before.get(write.candidate.item_id),
-                write.candidate.wal_id,
-            ]
-            for write in writes
-        ]
 
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Keep the files that are to be overwritten, and return their hashes by Item id.

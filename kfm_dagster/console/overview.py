@@ -80,7 +80,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
     def footprints(_: Request) -> Response:
         picture = draw_footprints(list(newest_boxes(pipeline.ledger)), _MAP)
-        svg = picture.svg if picture else '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="260"/>'
+        svg = picture[0] if picture else '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="260"/>'
         return Response(svg, media_type="image/svg+xml", headers=SVG_HEADERS)
 
     return [Route(FRONT, front, methods=["GET"]), Route("/footprints.svg", footprints, methods=["GET"])]

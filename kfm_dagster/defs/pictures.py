@@ -26,8 +26,9 @@ def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
     picture = draw(geometries, _SIZE)
     if picture is None:
         return None
-    caption = f"Footprints: {len(geometries)}; distinct outlines: {picture.distinct}; drawn: {picture.drawn}."
-    return f"![footprints]({data_url(picture.svg)})\n\n{caption}"
+    svg, distinct, drawn = picture
+    caption = f"Footprints: {len(geometries)}; distinct outlines: {distinct}; drawn: {drawn}."
+    return f"![footprints]({data_url(svg)})\n\n{caption}"
 
 
 LEFT, BOTTOM, TOP = 60, 40, 16

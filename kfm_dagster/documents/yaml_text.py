@@ -10,25 +10,27 @@ from typing import Any
 import yaml
 
 
-class _LocatedFaults:
-    """Tells of a scalar that cannot be what it looks like (2025-04-31 is no day) as of any other fault of the text."""
+def _locating(base: Any) -> Any:
+    """Return a loader that reports a scalar that cannot be what it looks like as any other fault of the text.
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002, as PyYAML has it
-        try:
-            return super().construct_object(node, deep=deep)  # type: ignore[misc]
-        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            why = f"{str(node.value)[:_SHOWN]!r} is no value: {error}"
-            raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from None
+    2025-04-31 is no day.
+    """
 
+    class Loader(base):  # type: ignore[misc]
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002, as PyYAML has it
+            try:
+                return super().construct_object(node, deep=deep)
+            except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
+                why = f"{str(node.value)[:_SHOWN]!r} is no value: {error}"
+                raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from None
 
-class _LocatingLoader(_LocatedFaults, yaml.SafeLoader):
-    """Shows the place of a fault in its error, too."""
-
-
-class _Fast(_LocatedFaults, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """libyaml's parser takes a fifth of the time; PyYAML is sometimes built without it."""
+    return Loader
 
 
+_LOCATING = _locating(yaml.SafeLoader)
+"""Shows the place of a fault in its error, too."""
+_FAST = _locating(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+"""libyaml's parser takes a fifth of the time; PyYAML is sometimes built without it."""
 _SHOWN = 60
 """Characters of a wrong scalar that are shown."""
 _WRONG_KEYS = {
@@ -44,19 +46,19 @@ def read_yaml(text: str) -> Any:
     reads YAML 1.1, in which `yes`, `on` and `no` are booleans and `~` is nothing: none of our keys is.
     """
     try:
-        return _read(text, _Fast)
+        return _read(text, _FAST)
     except yaml.YAMLError:
-        return _read(text, _LocatingLoader)
+        return _read(text, _LOCATING)
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
     """Return the tree of a text that read_yaml has read, whose nodes know their lines."""
     tree: yaml.Node | None
     try:
-        tree = yaml.compose(text, Loader=_Fast)
+        tree = yaml.compose(text, Loader=_FAST)
     except yaml.YAMLError:
         # Neither parser takes all that the other one does.
-        tree = yaml.compose(text, Loader=_LocatingLoader)
+        tree = yaml.compose(text, Loader=_LOCATING)
     return tree
 
 

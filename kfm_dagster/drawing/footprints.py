@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import shapely
 
@@ -31,16 +31,10 @@ THUMBNAIL = Size(width=240, min_height=120, max_height=240, lines=4)
 """Of an Item; the STAC specification asks for at most 600 pixels on a side (best practices, thumbnails)."""
 
 
-class Picture(NamedTuple):
-    """A picture, how many outlines differ, and how many of them are drawn."""
+def draw(geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool = True) -> tuple[str, int, int] | None:
+    """Return a map of the geometries' outer rings and points, how many outlines differ, and how many are drawn.
 
-    svg: str
-    distinct: int
-    drawn: int
-
-
-def draw(geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool = True) -> Picture | None:
-    """Return a map of the geometries' outer rings and points, or None where there is nothing to draw.
+    None where there is nothing to draw.
 
     geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
     of too many some from all over. Land and borders take up to 17 kB, a picture without them one or two.
@@ -59,7 +53,7 @@ def draw(geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool
         f'<g fill="{INK}" fill-opacity="0.12" stroke="{INK}" stroke-linejoin="round" stroke-linecap="round">'
         f"{outlines}</g>{labels}</svg>"
     )
-    return Picture(svg, len(every), shown)
+    return svg, len(every), shown
 
 
 def _rings(geometry: Mapping[str, Any]) -> Iterator[Ring]:
@@ -115,7 +109,9 @@ def _graticule(window: MapWindow, most: int) -> tuple[str, str]:
         x, _ = window.pixels((longitude, window.south))
         lines.append(f'<path d="M{x:.1f} 0V{window.height}"/>')
         if x < window.width - LABEL[0]:
-            labels.append(f'<text x="{x + 3:.1f}" y="{window.height - 4}">{_label(_turned(longitude), "EW")}</text>')
+            labels.append(
+                f'<text x="{x + 3:.1f}" y="{window.height - 4}">{_label((longitude + 180) % 360 - 180, "EW")}</text>'
+            )
     for latitude in _multiples(step, max(window.south, -90), min(window.north, 90)):
         _, y = window.pixels((window.west, latitude))
         lines.append(f'<path d="M0 {y:.1f}H{window.width}"/>')
@@ -130,10 +126,6 @@ def _graticule(window: MapWindow, most: int) -> tuple[str, str]:
 
 def _multiples(step: float, low: float, high: float) -> list[float]:
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def _turned(longitude: float) -> float:
-    return (longitude + 180) % 360 - 180
 
 
 def _label(degrees: float, sides: str) -> str:

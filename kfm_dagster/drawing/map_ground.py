@@ -111,10 +111,15 @@ def ground(window: MapWindow) -> str:
     land, borders = "", ""
     for line, turn in _lines_in(window):
         pixels = window.pixels(line.places + np.array([turn, 0]))
-        if line.kind == _LAND:
-            land += "".join(_path(ring) for ring in _coasts(pixels, window))
-        else:
-            borders += "".join(_path(part) for part in _borders(pixels, window))
+        is_land = line.kind == _LAND
+        shape = shapely.make_valid(shapely.Polygon(pixels)) if is_land else shapely.LineString(pixels)
+        # Two pixels more at each side, so that no coast runs along the frame.
+        seen = shapely.clip_by_rect(shape, -2, -2, window.width + 2, window.height + 2)
+        for part in shapely.get_parts(seen):
+            if not is_land and part.length >= LEAST_LENGTH:
+                borders += _path(part)
+            elif is_land and part.geom_type == "Polygon" and part.area >= LEAST_AREA:
+                land += "".join(map(_path, shapely.get_rings(part)))
     return (
         f'<rect width="{window.width}" height="{window.height}" fill="{SEA}"/>'
         f'<g transform="scale({STEP:g})" stroke-width="{0.8 / STEP:g}" stroke-linejoin="round">'
@@ -132,23 +137,6 @@ def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
         for turn in (-720, -360, 0, 360, 720):
             if line.west + turn <= window.east and line.east + turn >= window.west:
                 yield line, turn
-
-
-def _coasts(pixels: Pixels, window: MapWindow) -> Iterator[shapely.Geometry]:
-    for part in shapely.get_parts(_clipped(shapely.make_valid(shapely.Polygon(pixels)), window)):
-        if part.geom_type == "Polygon" and part.area >= LEAST_AREA:
-            yield from shapely.get_rings(part)
-
-
-def _borders(pixels: Pixels, window: MapWindow) -> Iterator[shapely.Geometry]:
-    for part in shapely.get_parts(_clipped(shapely.LineString(pixels), window)):
-        if part.length >= LEAST_LENGTH:
-            yield part
-
-
-def _clipped(shape: shapely.Geometry, window: MapWindow) -> shapely.Geometry:
-    """Return what is seen of a shape, with two pixels more at each side, so that no coast runs along the frame."""
-    return shapely.clip_by_rect(shape, -2, -2, window.width + 2, window.height + 2)
 
 
 def _path(line: shapely.Geometry) -> str:
