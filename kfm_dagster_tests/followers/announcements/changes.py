@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
 
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
-from kfm_dagster.catalog.item import content_sha256
-from kfm_dagster.catalog.layout import item_path
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.announcements.announcer import Announcer, receiver_of
@@ -31,7 +28,6 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.ledger.bench import Clock
 
-T0 = datetime(2025, 12, 3, 12, tzinfo=UTC)
 WITHDRAWN = ChangeKind.WITHDRAWN
 FAILED = ReceiverAnswer(reception=Reception.FAILED, error="HTTP 500")
 REFUSED = ReceiverAnswer(reception=Reception.REFUSED, error="HTTP 422")
@@ -69,22 +65,6 @@ def item_of(contracts: ContractRegistry, envelope: Envelope | None = None, **pro
     [found] = candidates(contracts, [envelope or goes(0)])
     item = dict(found.item)
     return {**item, "properties": {**item["properties"], **properties}}
-
-
-def change(number: int, item: Mapping[str, Any], *, kind: ChangeKind = ChangeKind.CREATED) -> ItemChange:
-    """The change of this number; of one that was withdrawn nothing of the Item is left but its name."""
-    day = str(item["properties"]["datetime"])[:10]
-    gone = kind is WITHDRAWN
-    return ItemChange(
-        change_id=number,
-        item_id=item["id"],
-        partition=day,
-        kind=kind,
-        path=item_path(item["collection"], day, item["id"]),
-        item=None if gone else item,
-        content_sha256=None if gone else content_sha256(item),
-        changed_at=T0 + timedelta(seconds=number),
-    )
 
 
 @dataclass

@@ -29,14 +29,13 @@ from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.followers.announcements.changes import (
     FAILED,
     REFUSED,
-    T0,
     WITHDRAWN,
     Inbox,
     Subscribed,
-    change,
     item_of,
     subscribe,
 )
+from kfm_dagster_tests.followers.changes import T0, change
 
 CREATED, UPDATED = ChangeKind.CREATED, ChangeKind.UPDATED
 _names = (f"subscription-{number}" for number in count())

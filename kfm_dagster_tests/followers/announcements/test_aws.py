@@ -22,8 +22,9 @@ from kfm_dagster.followers.announcements.sending import ReceiverUnavailableError
 from kfm_dagster.notifications.sqs import requests
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
-from kfm_dagster_tests.followers.announcements.changes import announcers_of, change, item_of
+from kfm_dagster_tests.followers.announcements.changes import announcers_of, item_of
 from kfm_dagster_tests.followers.announcements.test_event import CLOUDEVENT, writer
+from kfm_dagster_tests.followers.changes import change
 
 ITEMS = 23
 """More than two requests hold."""

@@ -19,7 +19,8 @@ from kfm_dagster.followers.announcements.event import ROOM_BYTES, EventWriter, I
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.wis2 import LARGEST_BYTES
 from kfm_dagster_tests.catalog.envelopes import box, goes, hrrr, nexrad, with_metadata
-from kfm_dagster_tests.followers.announcements.changes import TEXT, change, item_of
+from kfm_dagster_tests.followers.announcements.changes import TEXT, item_of
+from kfm_dagster_tests.followers.changes import change
 
 HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[3]
 SOURCE = "urn:kfm:nodd:catalog"

@@ -16,9 +16,10 @@ from kfm_dagster.followers.announcements.sending import ReceiverUnavailableError
 from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
-from kfm_dagster_tests.followers.announcements.changes import TEXT, announcers_of, change, item_of
+from kfm_dagster_tests.followers.announcements.changes import TEXT, announcers_of, item_of
 from kfm_dagster_tests.followers.announcements.test_event import writer
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.changes import change
 
 SECRET = "s3cr3t-word"
 SHORT_SECONDS = 0.5

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from obstore.store import MemoryStore
 
-from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
+from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.following import LEASE, FollowerRunner
 from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.followers.geoparquet import days, parts
 from kfm_dagster.followers.geoparquet.days import files_of, read_days
@@ -38,6 +39,7 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import of_run
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.catalog.test_undo import NEXT_YEAR, unit
+from kfm_dagster_tests.followers.changes import change
 from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.moments import dying, meanwhile
 
@@ -173,16 +175,7 @@ def changes(
     """Changes of scans of one day, numbered from `first`."""
     given = candidates(contracts, [goes(number, **properties) for number in numbers])
     return [
-        ItemChange(
-            change_id=first + position,
-            item_id=candidate.item_id,
-            partition=candidate.partition,
-            kind=kind,
-            path="",
-            item=None if kind is WITHDRAWN else orjson.loads(candidate.content),
-            content_sha256=None if kind is WITHDRAWN else candidate.content_sha256,
-            changed_at=Clock().now,
-        )
+        change(first + position, orjson.loads(candidate.content), kind=kind, day=candidate.partition)
         for position, candidate in enumerate(given)
     ]
 
@@ -299,7 +292,7 @@ def test_a_lost_file_is_refused_until_the_collection_is_rebuilt(
     follower.follow(contracts[ABI], changes(contracts, 1, range(3)))
     for file in root.glob("goes-abi/items/2025/*.parquet"):
         file.unlink()
-    with pytest.raises(FollowError, match=r"2025-12-03.*rebuild --place geoparquet"):
+    with pytest.raises(DependencyUnavailableError, match=r"2025-12-03.*rebuild --place geoparquet"):
         follower.follow(contracts[ABI], changes(contracts, 4, [3]))
     follower.forget(contracts[ABI])
     assert not (root / "goes-abi").exists()

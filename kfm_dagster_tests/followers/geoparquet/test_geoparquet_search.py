@@ -19,17 +19,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.followers.geoparquet import parts
 from kfm_dagster.followers.geoparquet.follower import GeoParquet
 from kfm_dagster.followers.geoparquet.rows import to_items
-from kfm_dagster.followers.geoparquet.search import PropertyCondition, Wanted, search
+from kfm_dagster.followers.geoparquet.search import Wanted, search
 from kfm_dagster_tests.catalog.envelopes import DAY, box, candidates, goes
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
 from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.followers.changes import change
 
 ABI = "goes-abi"
 PAGE = (Path(__file__).parents[3] / "docs/stac.md").read_text(encoding="utf-8")
@@ -62,21 +62,9 @@ def item(number: int, bbox: Bounds | None, *, start: datetime = DAY, hours: floa
 def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any], *, at_once: int = 1_000) -> None:
     """Publish Items as the follower does, so many at a time."""
     follower = GeoParquet(publisher)
-    changes = [
-        ItemChange(
-            change_id=number + 1,
-            item_id=one["id"],
-            partition=one["properties"]["datetime"][:10],
-            kind=ChangeKind.CREATED,
-            path="",
-            item=one,
-            content_sha256="0" * 64,
-            changed_at=DAY,
-        )
-        for number, one in enumerate(items)
-    ]
+    changes = [change(number, one) for number, one in enumerate(items, 1)]
     for dataset in {one["collection"] for one in items}:
-        of_dataset = [change for change in changes if change.item["collection"] == dataset]
+        of_dataset = [one for one in changes if one.item["collection"] == dataset]
         for first in range(0, len(of_dataset), at_once):
             follower.follow(contracts[dataset], of_dataset[first : first + at_once])
 
@@ -156,7 +144,7 @@ def test_conditions_take_values_for_what_the_property_is(contracts: ContractRegi
         contracts,
         [item(number, None, start=DAY + timedelta(hours=number), **row) for number, row in enumerate(rows)],
     )
-    for (name, operator, value), expected in [
+    for condition, expected in [
         (("platform", "=", "goes-19"), {0, 2}),
         (("platform", "=", "goes"), set()),
         (("number", ">", "1"), {2, 3}),
@@ -170,8 +158,7 @@ def test_conditions_take_values_for_what_the_property_is(contracts: ContractRegi
         (("nothing", "=", "1"), set()),
         (("odd", "=", "1"), set()),
     ]:
-        conditions = (PropertyCondition(name=name, operator=operator, value=value),)
-        assert found(publisher, conditions=conditions) == [f"item-{number:05}" for number in sorted(expected)]
+        assert found(publisher, conditions=(condition,)) == [f"item-{number:05}" for number in sorted(expected)]
 
 
 class Counting(FolderPublisher):
@@ -245,15 +232,7 @@ def test_files_that_are_replaced_while_they_are_searched_are_looked_for_again(
             listed = super().names(folder)
             if listed and not overtaken:
                 overtaken.append(folder)
-                GeoParquet(publisher).follow(
-                    contracts[ABI],
-                    [
-                        ItemChange(
-                            change_id=9, item_id="item-00001", partition="2025-12-03", kind=ChangeKind.CREATED, path="",
-                            item=item(1, None), content_sha256="0" * 64, changed_at=DAY,
-                        )
-                    ],
-                )  # fmt: skip
+                GeoParquet(publisher).follow(contracts[ABI], [change(9, item(1, None))])
             return listed
 
     overtaken: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -18,7 +19,7 @@ from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiSession, StacApiTransaction
+from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiTransaction
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.outbox.store import LONGEST_PAUSE
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
@@ -157,8 +158,8 @@ def test_one_at_a_time_writes_a_collection(
     write("again", goes(1), with_metadata(nexrad(), bbox=(0.0, 0.0, 1.0, 1.0)))
     following.catch_up([recording])
     late = {contract.id: changes for contract, changes in recording.given}
-    begin = StacApiSession.transaction
-    monkeypatch.setattr(StacApiSession, "transaction", lambda session, **_: begin(session, lock_timeout="1s"))
+    begin = StacApiDatabase.begin
+    monkeypatch.setattr(StacApiDatabase, "begin", lambda api, of, **_: begin(api, of, lock_timeout="1s"))
     with follower.api.transaction() as tx:
         tx.run("lock", collection_id="goes-abi")
         with pytest.raises(FollowError, match="lock timeout"):
@@ -229,7 +230,7 @@ def test_an_item_that_is_not_valid_stays_out(
     [(contract, changes)] = recording.given
     wrong = dict(changes[1].item or {}) | {"geometry": {"type": "Circle"}}
     with pytest.raises(FollowError, match=changes[1].item_id):
-        follower.follow(contract, [changes[0], _with_item(changes[1], wrong)])
+        follower.follow(contract, [changes[0], replace(changes[1], item=wrong)])
     assert api.rows() == set()
 
 
@@ -289,12 +290,6 @@ def test_a_database_without_pgstac_says_what_to_do(postgis_server: str, root: Pa
     write("run", goes(0))
     with pytest.raises(FollowError, match="kfm init"):
         stranger.forget(ContractRegistry.load()["goes-abi"])
-
-
-def _with_item(change: ItemChange, item: dict[str, Any]) -> ItemChange:
-    return ItemChange(
-        **{name: getattr(change, name) for name in ItemChange.__dataclass_fields__ if name != "item"}, item=item
-    )
 
 
 def test_the_collection_is_the_catalogs_without_its_files_links(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -11,8 +10,8 @@ from hydraters import hydrate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.catalog.changes import ChangeKind, ItemChange
-from kfm_dagster.followers.stac_api.rows import ABSENT, BaseItem, answered_item, as_floats, kept_content, stage_line
+from kfm_dagster.followers.stac_api.rows import ABSENT, answered_item, as_floats, kept_content, stage_line
+from kfm_dagster_tests.followers.changes import change
 
 TEXTS = st.sampled_from(["", "a", "b"])
 SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1) | TEXTS
@@ -47,7 +46,7 @@ def test_an_item_comes_out_as_it_went_in_whatever_its_collection_has(
     item: dict[str, Any], base: dict[str, Any] | None, number: int | None
 ) -> None:
     common = {"type": "Feature", "stac_version": "1.1.0", "collection": "c", "assets": base}
-    kept = kept_content(item, BaseItem(number, common))
+    kept = kept_content(item, common, number)
     assert kept.get("pgstac:base_item") == number
     # As content_nonhydrated puts it together: columns, then content, then the base item itself.
     answer = {
@@ -75,11 +74,7 @@ def test_an_item_comes_out_as_it_went_in_whatever_its_collection_has(
 )
 def test_an_item_is_found_by_its_range_and_else_by_its_time(times: dict[str, Any], columns: list[str]) -> None:
     item = {"id": "x", "collection": "c", "geometry": None, "properties": times, "links": [], "assets": {}}
-    change = ItemChange(
-        change_id=7, item_id="x", partition="2025-12-03", kind=ChangeKind.CREATED, path="x.json", item=item,
-        content_sha256="0" * 64, changed_at=datetime(2025, 12, 3, tzinfo=UTC),
-    )  # fmt: skip
-    cells = stage_line(change, BaseItem(None, {})).removesuffix("\n").split("\t")
+    cells = stage_line(change(7, item, day="2025-12-03"), {}, None).removesuffix("\n").split("\t")
     assert (cells[:3], cells[3:5]) == (["x", "7", "\\N"], columns)
 
 
@@ -89,7 +84,7 @@ def test_members_that_only_other_items_have_are_marked() -> None:
         "assets": {"data": {"href": "s3://b/k"}},
     }  # fmt: skip
     base = {"assets": {"data": {"title": "t"}, "index": {"type": "i"}}}
-    assert kept_content(item, BaseItem(None, base))["assets"] == {
+    assert kept_content(item, base, None)["assets"] == {
         "data": {"href": "s3://b/k", "title": ABSENT},
         "index": ABSENT,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -20,11 +20,12 @@ import netCDF4
 import numpy as np
 
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
+from kfm_dagster_tests.followers.changes import change
 
 DAY = datetime(2025, 6, 1, tzinfo=UTC)
 NAME = "G19_ABI-L1b-RadM1_C13"
 J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
-_numbers = count(1)
+numbers = count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +132,10 @@ def change_of(granule: Granule, *, kind: ChangeKind = ChangeKind.CREATED) -> Ite
     """The change of a granule's Item; withdrawn, it says nothing more."""
     content = granule.content
     return change(
+        next(numbers),
         {
             "id": granule.item_id,
+            "collection": "goes-abi",
             "properties": {"datetime": granule.start.isoformat()},
             "assets": {
                 "data": {
@@ -142,23 +145,7 @@ def change_of(granule: Granule, *, kind: ChangeKind = ChangeKind.CREATED) -> Ite
                 }
             },
         },
-        day=granule.start,
         kind=kind,
-    )
-
-
-def change(item: Mapping[str, Any], *, day: datetime, kind: ChangeKind = ChangeKind.CREATED) -> ItemChange:
-    """A change of an Item."""
-    gone = kind is ChangeKind.WITHDRAWN
-    return ItemChange(
-        change_id=next(_numbers),
-        item_id=item["id"],
-        partition=f"{day:%Y-%m-%d}",
-        kind=kind,
-        path=f"goes-abi/{day:%Y/%Y-%m-%d}/{item['id']}.json",
-        item=None if gone else item,
-        content_sha256=None if gone else hashlib.sha256(repr(item).encode()).hexdigest(),
-        changed_at=day,
     )
 
 
