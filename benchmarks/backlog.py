@@ -4,9 +4,10 @@
     python -m benchmarks.backlog --units 2000 --dataset hrrr --store-latency-ms 50 --all-remote --real-size
 
 `run_per_message` starts one Dagster run for each message, the pattern that the documentation shows for S3 events.
-`floor` is plain loops (`floor.py`), `dbos` durable steps of another library (`dbos_chain.py`). With a store's latency
-objects are read from a server (`store_server.py`) instead of a folder. Without one, what gates and audit take of one
-run stands beside (`run_cost.py`). Figures are ratios of one call: machines are noisy.
+`floor` is plain loops of threads (`floor.py`), `async_floor` event loops (`async_floor.py`), `dbos` durable steps of
+another library (`dbos_chain.py`). With a store's latency objects are read from a server (`store_server.py`) instead of
+a folder. Without one, what gates and audit take of one run stands beside (`run_cost.py`). Figures are ratios of one
+call: machines are noisy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.command import in_one_line, place_options
 from benchmarks.dbos_chain import ensure_environment
 from benchmarks.drained import Drained, drain_backlog
 from benchmarks.fast_queue import ensure_installed
-from benchmarks.floor import floor_rate
+from benchmarks.floor import Floor, floor_rate
 from benchmarks.objects import DAY, make_objects, samples_of
 from benchmarks.run_cost import RunCost, run_cost
 from benchmarks.store import requests_of
@@ -44,6 +45,7 @@ from kfm_dagster.settings import Settings, environment
 DAY_OF_RUN = DAY + timedelta(days=1)
 UNITS_OF_RUN = 1_000
 """Units at most of the run of which gates and audit may take a tenth: what is done once per process counts, too."""
+ASYNC_FLOOR, DBOS_CHAIN = "benchmarks.async_floor", "benchmarks.dbos_chain"
 RUNS_PER_MESSAGE_UNITS = 12
 """Enough for a rate; each costs a run's start."""
 
@@ -98,13 +100,18 @@ class BenchResult:
     """What gates and audit take of a run (`RunCost.as_json`)."""
     run_per_message_per_second: float | None = None
     floor_per_second: float | None = None
+    floor_cpu_ms_per_unit: float | None = None
+    async_floor_per_second: float | None = None
+    async_floor_cpu_ms_per_unit: float | None = None
     dbos_per_second: float | None = None
+    dbos_cpu_ms_per_unit: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return every figure with the ratios."""
         ratios = {
             "times_run_per_message": _ratio(self.units_per_second, self.run_per_message_per_second),
             "share_of_floor": _ratio(self.units_per_second, self.floor_per_second),
+            "share_of_async_floor": _ratio(self.units_per_second, self.async_floor_per_second),
             "times_dbos": _ratio(self.units_per_second, self.dbos_per_second),
         }
         return {**vars(self), **ratios}
@@ -117,6 +124,7 @@ def run_bench(
     samples_of(options.dataset)
     read_configuration(Settings.load())
     fauxqs = ensure_installed(home / "fauxqs")
+    python = ensure_environment(home / "dbos") if options.dbos else None
     say(f"making {options.units} objects of {options.dataset} ...")
     folder = home / "work" / f"{options.dataset}-{time.time_ns()}"
     objects = folder / "objects"
@@ -138,7 +146,8 @@ def run_bench(
 
     say(f"draining a backlog of {len(bodies)} messages by sensor and daemon ...")
     whole = drained("backlog", bodies)
-    cost = single = plain = durable = None
+    cost = single = None
+    floors: dict[str, Floor] = {}
     if options.place.store_latency_ms is None and options.place.database == "sqlite":
         say("running one chain in this process ...")
         cost = _run_cost(folder, options)
@@ -149,18 +158,19 @@ def run_bench(
     if options.floor:
         say("working the same messages in plain loops ...")
         with surrounded(replace(options.place, database="sqlite"), objects, folder / "none") as around:
-            plain = floor_rate(folder / "floor", fauxqs, bodies, around)
-    if options.dbos:
+            floors["floor"] = floor_rate(folder / "floor", fauxqs, bodies, around)
+            if around.store is not None:
+                say("working the same messages by an event loop ...")
+                floors["async_floor"] = floor_rate(folder / "async", fauxqs, bodies, around, module=ASYNC_FLOOR)
+    if python is not None:
         say("working the same messages in DBOS workflows ...")
-        python = ensure_environment(home / "dbos")
         with surrounded(replace(options.place, database="postgresql"), objects, folder / "dbos-database") as around:
-            durable = floor_rate(folder / "dbos", fauxqs, bodies, around, python=python, module="benchmarks.dbos_chain")
+            floors["dbos"] = floor_rate(folder / "dbos", fauxqs, bodies, around, python=python, module=DBOS_CHAIN)
     return BenchResult(
         **_figures(whole, options),
         run_cost={} if cost is None else cost.as_json(),
         run_per_message_per_second=None if single is None else single.units / single.seconds,
-        floor_per_second=plain,
-        dbos_per_second=durable,
+        **_floor_figures(floors),
     )
 
 
@@ -191,6 +201,10 @@ def _figures(whole: Drained, options: BenchOptions) -> dict[str, Any]:
     }
 
 
+def _floor_figures(floors: dict[str, Floor]) -> dict[str, Any]:
+    return {f"{name}_{figure}": value for name, floor in floors.items() for figure, value in floor._asdict().items()}
+
+
 def _run_cost(folder: Path, options: BenchOptions) -> RunCost:
     """Measure a run over another day of the deployment that was drained."""
     units = min(options.units, UNITS_OF_RUN)
@@ -215,7 +229,11 @@ def _ratio(one: float, other: float | None) -> float | None:
 @click.option("--units", default=2000, show_default=True, type=click.IntRange(1, 100_000), help="Messages to drain.")
 @click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are ingested.")
 @click.option("--run-per-message", is_flag=True, help="Also measure one Dagster run per message.")
-@click.option("--floor", is_flag=True, help="Also measure plain loops without guarantees, one for each core.")
+@click.option(
+    "--floor",
+    is_flag=True,
+    help="Also measure loops without guarantees, one for each core: of threads, and over a store an event loop.",
+)
 @click.option(
     "--dbos", is_flag=True, help="Also measure the steps as DBOS workflows on PostgreSQL; installs DBOS by uv."
 )

@@ -24,7 +24,7 @@ from typing import Any
 import click
 import orjson
 
-from benchmarks.floor import MESSAGES, plain_item, source_of, threads_of, writer
+from benchmarks.floor import MESSAGES, Done, blocking_item, print_done, source_of, threads_of, writer
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.notifications.messages import SqsMessage
@@ -93,7 +93,7 @@ def chain(home: Path, settings: Settings, queue: Queue, *, all_remote: bool) -> 
 
     @DBOS.step()  # type: ignore[untyped-decorator]
     def metadata_extract(message_id: str, body: str) -> list[str]:
-        items = [plain_item(unit, registry, root) for unit in units_of(message_id, body)]
+        items = [blocking_item(unit, registry, root) for unit in units_of(message_id, body)]
         return [orjson.dumps(item, default=str).decode() for item in items]
 
     @DBOS.step()  # type: ignore[untyped-decorator]
@@ -120,28 +120,28 @@ def chain(home: Path, settings: Settings, queue: Queue, *, all_remote: bool) -> 
     return ingest  # type: ignore[no-any-return]
 
 
-def work(settings: Settings, queue: Queue, ingest: Callable[[str, str], int]) -> tuple[int, float]:
-    """Work until the queue is empty; return units and the moment of the last deletion (monotonic clock, seconds)."""
+def work(settings: Settings, queue: Queue, ingest: Callable[[str, str], int]) -> Done:
+    """Work until the queue is empty."""
     from dbos import SetWorkflowID  # noqa: PLC0415 - of the other environment
 
     def one(message: SqsMessage) -> int:
         with SetWorkflowID(message.message_id):
             return ingest(message.message_id, message.body)
 
-    done, ended = 0, time.monotonic()
+    done, ended, began = 0, time.monotonic(), time.process_time()
     with ThreadPoolExecutor(threads_of(settings)) as pool:
         while messages := queue.receive(MESSAGES, budget_seconds=60):
             done += sum(pool.map(one, messages))
             queue.delete([message.receipt_handle or "" for message in messages])
             ended = time.monotonic()
-    return done, ended
+    return Done(done, ended, time.process_time() - began)
 
 
 @click.command()
 @click.argument("home", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--all-remote", is_flag=True, help="Write Items to the store.")
 def main(*, home: Path, all_remote: bool) -> None:
-    """Say `ready`, wait for a line, work the queue, and print units and the time of the end."""
+    """Print `ready`, wait for a line, work the queue, and print what was done."""
     from dbos import DBOS  # noqa: PLC0415 - of the other environment
 
     settings = Settings.load()
@@ -161,8 +161,7 @@ def main(*, home: Path, all_remote: bool) -> None:
     DBOS.launch()
     click.echo("ready")
     sys.stdin.readline()
-    units, ended = work(settings, queue, ingest)
-    click.echo(f"{units} {ended}")
+    print_done(work(settings, queue, ingest))
     sys.stdout.flush()
     DBOS.destroy()
 

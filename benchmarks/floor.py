@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import obstore
@@ -42,6 +42,22 @@ MESSAGES = 200
 """Received at a time by one process, so that all of them find some."""
 
 Write = Callable[[str, bytes], None]
+Sidecar = Callable[[str], ByteSource | None]
+
+
+class Done(NamedTuple):
+    """What one process did: units, the moment of the last deletion (monotonic clock, s), its CPU until then (s)."""
+
+    units: int
+    ended: float
+    cpu_seconds: float
+
+
+class Floor(NamedTuple):
+    """The rate of all processes together, and the CPU of each unit without queue and store."""
+
+    per_second: float
+    cpu_ms_per_unit: float
 
 
 def floor_rate(
@@ -52,10 +68,10 @@ def floor_rate(
     *,
     python: str | Path = sys.executable,
     module: str = __name__,
-) -> float:
-    """Return the units per second of all processes together, from their start to the last deletion.
+) -> Floor:
+    """Return the rate and the CPU of all processes together, from their start to the last deletion.
 
-    Another `module` than this one says and hears the same on its standard streams.
+    Another `module` than this one has the same lines on its standard streams.
     """
     home.mkdir(parents=True)
     command = [str(python), "-m", module, str(home)]
@@ -79,11 +95,22 @@ def floor_rate(
         began = time.monotonic()
         for loop in loops:
             _stdin(loop)
-        done = [_line(loop).split() for loop in loops]
-    units, ended = sum(int(units) for units, _ in done), max(float(at) for _, at in done)
+        done = [_done(_line(loop)) for loop in loops]
+    units = sum(one.units for one in done)
     if units != len(bodies):
         raise DependencyUnavailableError("the plain loops lost units", observed=units, expected=len(bodies))
-    return units / (ended - began)
+    seconds = max(one.ended for one in done) - began
+    return Floor(units / seconds, 1000 * sum(one.cpu_seconds for one in done) / units)
+
+
+def _done(line: str) -> Done:
+    units, ended, cpu_seconds = line.split()
+    return Done(int(units), float(ended), float(cpu_seconds))
+
+
+def print_done(done: Done) -> None:
+    """Print a line for `floor_rate`. The CPU is counted from the line that began the work on."""
+    click.echo(f"{done.units} {done.ended} {done.cpu_seconds}")
 
 
 def _line(loop: subprocess.Popen[str]) -> str:
@@ -99,11 +126,11 @@ def _stdin(loop: subprocess.Popen[str]) -> None:
         loop.stdin.flush()
 
 
-def work(home: Path, *, all_remote: bool) -> tuple[int, float]:
-    """Work until the queue is empty; return units and the moment of the last deletion (monotonic clock, seconds)."""
+def work(home: Path, *, all_remote: bool) -> Done:
+    """Work until the queue is empty."""
     registry, settings = ContractRegistry.load(), Settings.load()
     client = connect(settings)
-    done, ended = 0, time.monotonic()
+    done, ended, began = 0, time.monotonic(), time.process_time()
     write = writer(home, all_remote=all_remote)
     with (
         (home / f"lineage-{os.getpid()}.ndjson").open("ab") as lineage,
@@ -111,7 +138,7 @@ def work(home: Path, *, all_remote: bool) -> tuple[int, float]:
     ):
 
         def one(unit: Envelope) -> tuple[str, str]:
-            item = plain_item(unit, registry, settings.object_root)
+            item = blocking_item(unit, registry, settings.object_root)
             write(f"{item['id']}.json", orjson.dumps(item, default=str))
             return unit.wal_id, item["id"]
 
@@ -125,7 +152,7 @@ def work(home: Path, *, all_remote: bool) -> tuple[int, float]:
                 lineage.write(orjson.dumps({"run": wal_id, "output": item_id}) + b"\n")
             client.delete([message.receipt_handle or "" for message in messages])
             done, ended = done + len(units), time.monotonic()
-    return done, ended
+    return Done(done, ended, time.process_time() - began)
 
 
 def threads_of(settings: Settings) -> int:
@@ -140,18 +167,19 @@ def writer(home: Path, *, all_remote: bool) -> Write:
     return _put
 
 
-def plain_item(unit: Envelope, registry: ContractRegistry, root: Path | None) -> dict[str, Any]:
+def blocking_item(unit: Envelope, registry: ContractRegistry, root: Path | None) -> dict[str, Any]:
+    """Read an object's headers and return its Item; each read waits for its answer."""
+    source = source_of(root, unit.bucket, unit.key, size=unit.object_size)
+    return plain_item(unit, registry, source, lambda suffix: _sidecar(root, unit.bucket, unit.key + suffix))
+
+
+def plain_item(unit: Envelope, registry: ContractRegistry, source: ByteSource, sidecar: Sidecar) -> dict[str, Any]:
     """Read an object's headers and return an Item, as plainly as can be."""
     contract = registry[unit.dataset]
     match = registry.grammars[unit.dataset].match(unit.key)
     if match is None:
         raise ValueError(unit.key)
-    request = ReadRequest(
-        key=unit.key,
-        groups=match.groups,
-        source=source_of(root, unit.bucket, unit.key, size=unit.object_size),
-        sidecar=lambda suffix: _sidecar(root, unit.bucket, unit.key + suffix),
-    )
+    request = ReadRequest(key=unit.key, groups=match.groups, source=source, sidecar=sidecar)
     header = READERS[contract.metadata_extract.reader](request)
     return {
         "type": "Feature",
@@ -194,7 +222,7 @@ class _StoreSource:
     """An object read by range, as plainly as can be. Without a size it is asked for; raises FileNotFoundError."""
 
     def __init__(self, bucket: str, key: str, *, size: int | None) -> None:
-        self._store, self._key = _bucket(bucket), key
+        self._store, self._key = store_of(bucket), key
         self.size = obstore.head(self._store, key)["size"] if size is None else size
 
     def read(self, start: int, length: int) -> bytes:
@@ -203,12 +231,13 @@ class _StoreSource:
 
 
 @cache
-def _bucket(name: str) -> S3Store:
+def store_of(name: str) -> S3Store:
+    """Return the client of a bucket of the store."""
     return S3Store(name, endpoint=os.environ["AWS_ENDPOINT_URL_S3"], client_options={"allow_http": True})
 
 
 def _put(name: str, content: bytes) -> None:
-    obstore.put(_bucket(OWN_BUCKET), f"floor/{name}", content)
+    obstore.put(store_of(OWN_BUCKET), f"floor/{name}", content)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -219,11 +248,10 @@ def _write(path: Path, content: bytes) -> None:
 @click.argument("home", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--all-remote", is_flag=True, help="Write Items to the store.")
 def main(*, home: Path, all_remote: bool) -> None:
-    """Say `ready`, wait for a line, work the queue, and print units and the time of the end."""
+    """Print `ready`, wait for a line, work the queue, and print what was done."""
     click.echo("ready")
     sys.stdin.readline()
-    units, ended = work(home, all_remote=all_remote)
-    click.echo(f"{units} {ended}")
+    print_done(work(home, all_remote=all_remote))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import dagster as dg
 import numpy as np
 from rich.console import Console
 
@@ -37,6 +38,7 @@ from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
@@ -53,6 +55,8 @@ from kfm_dagster.settings import Settings, environment
 
 WARMING_UNITS = 5
 """Drained before anything is measured: the first run of a process loads what later ones have."""
+LEAST_UNITS = 200
+"""Published at least, however slowly: of fewer the 95th percentile is an accident."""
 TICK_SECONDS = 0.1
 FOLLOW_SECONDS = 60.0
 """How long after the last Item its step may take to come."""
@@ -62,7 +66,7 @@ _PROGRAMS = Path(sys.executable).parent
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyOptions:
-    """What is measured, and where: `rate` in messages per second, for so many `seconds`."""
+    """What is measured, and where: `rate` in messages per second, for so many `seconds` or LEAST_UNITS messages."""
 
     dataset: str
     rate: float
@@ -75,7 +79,7 @@ class LatencyOptions:
     @property
     def units(self) -> int:
         """Messages in all."""
-        return max(1, round(self.rate * self.seconds))
+        return max(LEAST_UNITS, round(self.rate * self.seconds))
 
 
 def measure(
@@ -125,7 +129,8 @@ def _measured(
             drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
             before = cpu_seconds()
             stores = _Stores(pipeline, options, home / VIRTUAL) if options.virtual else None
-            say(f"publishing {options.rate:g} messages a second for {options.seconds:g} s ...")
+            say(f"publishing {options.units} messages, {options.rate:g} a second ...")
+            published_from = datetime.now(UTC)
             publisher = _Publisher(queue, bodies[WARMING_UNITS:], rate=options.rate)
             began = time.monotonic()
             publisher.start()
@@ -137,6 +142,7 @@ def _measured(
             publishing = time.monotonic() - began
             drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
             after = cpu_seconds()
+            runs = run_figures(deployment.dagster_home, published_from)
         virtual = stores.figures() if stores else {}
         records = pipeline.ledger.find(dataset=options.dataset, status=Status.SUCCEEDED, limit=len(bodies))
         pipeline.close()
@@ -152,6 +158,7 @@ def _measured(
         **asdict(options.place),
         **percentiles(waits),
         **virtual,
+        **runs,
         "cpu_ms_per_unit": (after - before) * 1000 / options.units,
     }
 
@@ -189,6 +196,22 @@ def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
     if not waits:
         return dict.fromkeys(names)
     return {name: float(np.percentile(waits, share)) for name, share in names.items()}
+
+
+def run_figures(dagster_home: Path, since: datetime) -> dict[str, Any]:
+    """Return how long runs took from their request to their end, and the share that ended within a sensor's tick.
+
+    A run that outlasts the tick is still working when the next tick looks for units.
+    """
+    with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
+        records = instance.get_run_records(dg.RunsFilter(created_after=since, job_name=INGEST_JOB))
+    took = [record.end_time - record.create_timestamp.timestamp() for record in records if record.end_time]
+    tick = Settings.load().sensor_interval_seconds
+    return {
+        "runs": len(took),
+        "run_p50_seconds": percentiles(took)["p50_seconds"],
+        "runs_within_tick": sum(seconds <= tick for seconds in took) / len(took) if took else None,
+    }
 
 
 class _Stores(threading.Thread):
@@ -287,7 +310,13 @@ class _Publisher(threading.Thread):
 
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--rate", default=50.0, show_default=True, type=click.FloatRange(0.1, 1000), help="Messages a second.")
-@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(1, 3600), help="How long.")
+@click.option(
+    "--seconds",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(1, 3600),
+    help="How long, at least.",
+)
 @click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are published.")
 @click.option("--worker", is_flag=True, help="With `kfm worker` in place of the sensor of messages.")
 @click.option("--virtual", is_flag=True, help="With virtual stores, of a dataset that has any.")

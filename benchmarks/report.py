@@ -32,7 +32,7 @@ from kfm_dagster.errors import DependencyUnavailableError
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
 TABLES = ("store", "remote", "growth", "intake", "pressure", "latency", "quiet")
-RATES = (5, 50)
+RATES = (1, 10, 50)
 GROWTH = (1_000, 10_000, 100_000)
 LEDGERS = (0, 1_000_000)
 DATABASES = ("sqlite", "postgresql")

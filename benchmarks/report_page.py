@@ -33,7 +33,8 @@ STORE = """
 Objects are read from the store, or from a folder that stands for it; database (SQLite), artifacts, catalog and lineage
 are on the disk. The floor is plain loops in as many processes as there are cores, each with as many reads at a time as
 a run (`KFM_READ_CONCURRENCY`), and no ledger, retries, gates, checked lineage or any other guarantee
-(`benchmarks/floor.py`). Its processes have loaded everything when its time begins; the product's time has the start of
+(`benchmarks/floor.py`). Over a store the event loop does the same without threads (`benchmarks/async_floor.py`). Their
+processes have loaded everything when its time begins; the product's time has the start of
 its first run in it, which is seconds.
 """
 
@@ -93,8 +94,9 @@ LATENCY = """
 ## From the message to the Item
 
 Units are published at an even rate to a deployment that runs already, under its default settings (the sensor looks
-every 5 s). Seconds from the moment before a message is sent to the change of its record that settles it. Where
-`unsettled` is not 0, units failed.
+every 5 s), 200 at least. Seconds from the moment before a message is sent to the change of its record that settles it.
+Where `unsettled` is not 0, units failed. `run` is the median time of a run, `in a tick` the share of runs that ended
+before the next look.
 """
 
 
@@ -165,6 +167,8 @@ def _rates(rows: Any) -> Iterator[dict[str, str]]:
             "largest run, MiB": f"{one['peak_run_mib']:.0f}",
             "floor, units/s": _number(one["floor_per_second"], 1),
             "share of floor": _number(one["share_of_floor"], 2),
+            "event loop, units/s": _number(one["async_floor_per_second"], 1),
+            "share of event loop": _number(one["share_of_async_floor"], 2),
             **({"DBOS, units/s": _number(one["dbos_per_second"], 1)} if one["all_remote"] else {}),
         }
 
@@ -250,6 +254,8 @@ def _latency(rows: Any) -> Iterator[dict[str, str]]:
             "p50 s": _number(one["p50_seconds"], 1),
             "p95 s": _number(one["p95_seconds"], 1),
             "p99 s": _number(one["p99_seconds"], 1),
+            "run s": _number(one["run_p50_seconds"], 1),
+            "in a tick": _number(one["runs_within_tick"], 2),
             "CPU ms/unit": f"{one['cpu_ms_per_unit']:.1f}",
             "unsettled": f"{one['published'] - one['succeeded']:,}",
             **_calibrated(one),
