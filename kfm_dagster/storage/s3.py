@@ -1,9 +1,10 @@
 """One bucket of S3, or of a server that speaks its protocol, by requests that follow no redirect.
 
 obstore's client follows them, has no switch against it, and takes the session token (`x-amz-security-token`) along to
-whatever host a redirect names. Here botocore signs, pyreqwest sends, and a redirect is an error. Belongs here: the few
-requests that the package makes, under the names and with the answers and errors that obstore's stores have, so that
-its user need not know which it is. Does not belong here: what may be read (`objects.py`).
+whatever host a redirect names. Here pyreqwest sends, with credentials from botocore, and a redirect is an error.
+Belongs here: the few requests that the package makes, under the names and with the answers and errors that obstore's
+stores have, so that its user need not know which it is. Does not belong here: signing (`signature.py`), and what may be
+read (`objects.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 from xml.etree import ElementTree as ET
 
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError
 from botocore.session import Session
 from obstore.exceptions import (
@@ -38,6 +37,8 @@ from obstore.store import ObjectStore
 from pyreqwest.client import SyncClient, SyncClientBuilder
 from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.response import SyncResponse
+
+from kfm_dagster.storage.signature import signed_headers
 
 MAX_RETRIES = 2
 """Further tries of a request that got no answer, or one that says "later"; the ledger's own retry takes over then."""
@@ -297,9 +298,8 @@ class S3Bucket:
         self, method: str, url: str, headers: dict[str, str], body: bytes, *, is_listing: bool
     ) -> tuple[SyncResponse, bytes]:
         if not self._anonymous:
-            request = AWSRequest(method=method, url=url, data=body, headers=headers)
-            S3SigV4Auth(self._credentials, "s3", self._region).add_auth(request)
-            headers = dict(request.headers.items())
+            now = datetime.now(UTC)
+            headers = signed_headers(self._credentials, self._region, method, url, headers, body, now)
         asked = self._client.request(method, url).headers(headers)
         if method == "PUT":
             asked = asked.body_bytes(body)
