@@ -3,23 +3,19 @@
 `run_node` runs one node; `IdempotentNodes` is what a runner of many builds on. `docs/idempotent-node.md` begins here.
 """
 
-from kfm_dagster.idempotent_node.checkpoint import Checkpoint, Checkpoints
 from kfm_dagster.idempotent_node.compute_hash import (
     CodeFingerprint,
     ManifestEntry,
     code_fingerprint,
     compute_content_hash,
 )
-from kfm_dagster.idempotent_node.node import IdempotentNode, NodeResult, ReadsBack, content_of, run_node
+from kfm_dagster.idempotent_node.node import IdempotentNode, ReadsBack, content_of, run_node
 from kfm_dagster.idempotent_node.replay import ContentChangedError, IntentReplay, replay_intents
 from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
-from kfm_dagster.idempotent_node.transaction import Begun, Content, Effect, IdempotentNodes, Output, Upserted
+from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, NodeResult, Output
 from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus, run_uuid
 
 __all__ = [
-    "Begun",
-    "Checkpoint",
-    "Checkpoints",
     "CodeFingerprint",
     "Content",
     "ContentChangedError",
@@ -36,7 +32,6 @@ __all__ = [
     "ReadsBack",
     "StepEnd",
     "StepMeter",
-    "Upserted",
     "code_fingerprint",
     "compute_content_hash",
     "content_of",

@@ -11,12 +11,11 @@ batches, gates, run-state (`stages/run_contract.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
-from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, Upserted, forced
-from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
+from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, NodeResult, forced
+from kfm_dagster.idempotent_node.wal import Intent
 from kfm_dagster.storage.database import Transaction
 
 Made = TypeVar("Made")
@@ -75,15 +74,6 @@ class ReadsBack(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeResult:
-    """How a run of a node ended. `applied_run_id` is the run whose work a skip relies on."""
-
-    status: IntentStatus
-    output: Output
-    applied_run_id: str
-
-
 def content_of(
     node: IdempotentNode[Any, Any], *, code: CodeFingerprint, run_id: str, force: str | None = None
 ) -> Content:
@@ -108,11 +98,12 @@ def transformed(node: IdempotentNode[Made, Any]) -> Made:
     return made
 
 
-def execute(nodes: IdempotentNodes, node: IdempotentNode[Made, Effect], intent: Intent) -> Upserted:
+def execute(nodes: IdempotentNodes, node: IdempotentNode[Made, Effect], intent: Intent) -> NodeResult:
     """Carry an intent out. What it raises marks the intent FAILED and is raised on."""
     with nodes.failing(intent):
         made = transformed(node)
-        return nodes.upsert(intent, lambda tx: node.apply(tx, made))
+        with nodes.database.transaction() as tx:
+            return nodes.upsert(intent, lambda tx: node.apply(tx, made), tx=tx)
 
 
 def run_node(
@@ -124,9 +115,8 @@ def run_node(
     force: str | None = None,
 ) -> NodeResult:
     """Run a node unless its content has been applied. What it raises marks its intent FAILED and is raised on."""
-    begun = nodes.begin(content_of(node, code=code, run_id=run_id, force=force), run_id=run_id)
-    if begun.output is not None and begun.applied_by is not None:
-        return NodeResult(status=IntentStatus.SKIPPED, output=begun.output, applied_run_id=begun.applied_by.run_id)
-    upserted = execute(nodes, node, begun.intent)
-    applied = nodes.intents.applied(begun.intent.content_hash) or begun.intent
-    return NodeResult(status=upserted.status, output=upserted.output, applied_run_id=applied.run_id)
+    content = content_of(node, code=code, run_id=run_id, force=force)
+    nodes.meter.prepare()
+    with nodes.database.transaction() as tx:
+        intent, skipped = nodes.begin(content, run_id=run_id, tx=tx)
+    return skipped or execute(nodes, node, intent)

@@ -35,7 +35,7 @@ class StepEnd:
     error: str | None = None
 
     def write(self, tx: Transaction, *, wal_id: int, status: str, at: datetime) -> None:
-        """Write the row of an intent that this transaction has moved."""
+        """Write the row of an intent that this transaction has moved, and count its energy and carbon."""
         tx.run(
             "idempotent_node.put_step",
             {**asdict(self.volume), **asdict(self.spent)},
@@ -44,20 +44,10 @@ class StepEnd:
             ended_at=at,
             error=None if self.error is None else self.error[:_ERROR_LENGTH],
         )
-
-    def totals(self) -> Totals:
-        """Return what the metrics count of it: its energy, and the carbon of that."""
         totals = Totals()
         totals.add(Total.ENERGY_KWH, amount=self.spent.energy_kwh or 0)
         totals.add(Total.CARBON_GCO2E, amount=self.spent.carbon_gco2e or 0)
-        return totals
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    wall: float
-    cpu: float
-    end_energy: Callable[[], Energy | None] | None
+        totals.write(tx)
 
 
 class StepMeter:
@@ -73,7 +63,7 @@ class StepMeter:
         self._energy = energy or NoEnergyMeter()
         self._assumption = assumption or EnergyAssumption()
         self._usd_per_hour = usd_per_hour
-        self._begun: dict[int, _Begun] = {}
+        self._begun: dict[int, tuple[float, float, Callable[[], Energy | None] | None]] = {}
 
     @classmethod
     def of(cls, settings: Settings, *, energy: EnergyMeter) -> StepMeter:
@@ -88,7 +78,7 @@ class StepMeter:
     def begin(self, wal_id: int) -> None:
         """Begin with an intent; one that is begun again is measured again."""
         self.end(wal_id)
-        self._begun[wal_id] = _Begun(time.perf_counter(), time.process_time(), self._energy.begin())
+        self._begun[wal_id] = time.perf_counter(), time.process_time(), self._energy.begin()
 
     def hand_on(self, wal_id: int, other: int) -> None:
         """Let what was begun with an intent be another's, which takes the work over."""
@@ -101,8 +91,9 @@ class StepMeter:
         begun = self._begun.pop(wal_id, None)
         if begun is None:
             return Spent()
-        seconds, cpu_seconds = time.perf_counter() - begun.wall, time.process_time() - begun.cpu
-        measured = begun.end_energy() if begun.end_energy else None
+        wall, cpu, end_energy = begun
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+        measured = end_energy() if end_energy else None
         energy = measured or self._assumption.of(cpu_seconds)
         return Spent(
             seconds=seconds,

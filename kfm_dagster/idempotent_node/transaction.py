@@ -18,13 +18,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from kfm_dagster.idempotent_node.checkpoint import Checkpoints
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry, compute_content_hash
 from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
 from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading
 from kfm_dagster.storage.row_values import value_of
 from kfm_dagster.telemetry.measures import StepVolume
 
@@ -87,15 +85,6 @@ class Content:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """What `begin` found: an intent to carry out, or (`output`) that there is nothing to do, and who had done it."""
-
-    intent: Intent
-    output: Output | None = None
-    applied_by: Intent | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Effect:
     """What a node made of its content, about to become durable."""
 
@@ -107,33 +96,28 @@ class Effect:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Upserted:
-    """How an upsert ended: APPLIED with this effect, or SKIPPED with the output of the first to apply it."""
+class NodeResult:
+    """How a content ended: APPLIED with this effect, or SKIPPED with the output of the intent that applied it first."""
 
     status: IntentStatus
     output: Output
+    applied_by: Intent
 
 
 class IdempotentNodes:
     """Intents, outputs and checkpoints of a database, and the order in which they are written."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime], meter: StepMeter | None = None) -> None:
-        self._database = database
+        self.database = database
         self._clock = clock
         self.meter = meter or StepMeter()
         self.intents = Intents(database, clock=clock)
-        self.checkpoints = Checkpoints(database, clock=clock)
 
-    def begin(self, content: Content, *, run_id: str, tx: Transaction | None = None) -> Begun:
-        """Write the intent; SKIPPED at once where the content was applied before.
+    def begin(self, content: Content, *, run_id: str, tx: Transaction) -> tuple[Intent, NodeResult | None]:
+        """Write the intent; return it, and where the content was applied before, how it was SKIPPED at once.
 
-        `tx` is for a caller with a transaction of its own, which then must commit before the effect begins; such a
-        caller prepares the meter before.
+        The caller prepares the meter before, and commits the transaction before the effect begins.
         """
-        if tx is None:
-            self.meter.prepare()
-            with self._database.transaction() as own:
-                return self.begin(content, run_id=run_id, tx=own)
         digest = content.content_hash
         intent = self.intents.append(
             run_id=run_id,
@@ -146,22 +130,17 @@ class IdempotentNodes:
         applied = self.intents.applied(digest, tx=tx)
         if applied is None:
             self.meter.begin(intent.wal_id)
-            return Begun(intent=intent)
-        return Begun(intent=intent, output=self._skip(intent, tx), applied_by=applied)
+            return intent, None
+        return intent, self._skip(intent, applied, tx)
 
-    def upsert(
-        self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction | None = None
-    ) -> Upserted:
+    def upsert(self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction) -> NodeResult:
         """Apply an effect once: all of it, its output, APPLIED and the checkpoint in one transaction, or nothing.
 
         `effect` gets that transaction, and is not called when the content has been applied meanwhile. What it raises
         is raised on; the intent then stays as it was.
         """
-        if tx is None:
-            with self._database.transaction() as own:
-                return self.upsert(intent, effect, tx=own)
-        if not self._may_apply(intent.content_hash, tx):
-            return Upserted(status=IntentStatus.SKIPPED, output=self._skip(intent, tx))
+        if (applied := self._applied_or_locked(intent.content_hash, tx)) is not None:
+            return self._skip(intent, applied, tx)
         made = effect(tx)
         at = self._close_previous(intent, tx)
         tx.run(
@@ -174,7 +153,7 @@ class IdempotentNodes:
         end = StepEnd(volume=made.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
         if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, claimed=made.claimed, tx=tx):
             self._apply_again(intent, end, made.claimed, tx=tx)
-        self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
+        self._advance_checkpoint(intent, tx)
         output = Output(
             content_hash=intent.content_hash,
             record=made.record,
@@ -182,7 +161,7 @@ class IdempotentNodes:
             valid_from=at,
             valid_to=None,
         )
-        return Upserted(status=IntentStatus.APPLIED, output=output)
+        return NodeResult(status=IntentStatus.APPLIED, output=output, applied_by=intent)
 
     def lock(self, content_hash: str, *, tx: Transaction) -> None:
         """Keep every other transaction from applying a content until this one ends."""
@@ -198,7 +177,8 @@ class IdempotentNodes:
     def fail(self, intent: Intent, error: BaseException) -> None:
         """Mark an intent FAILED by an error, for a replay to take up."""
         end = StepEnd(spent=self.meter.end(intent.wal_id), error=type(error).__name__)
-        self.intents.resolve(intent, IntentStatus.FAILED, end=end)
+        with self.database.transaction() as tx:
+            self.intents.resolve(intent, IntentStatus.FAILED, end=end, tx=tx)
 
     @contextmanager
     def failing(self, intent: Intent) -> Iterator[None]:
@@ -216,30 +196,34 @@ class IdempotentNodes:
         So it is where its content has been applied, or its node has applied another content since it was written.
         """
         self.meter.prepare()
-        with self._database.transaction() as tx:
+        with self.database.transaction() as tx:
             if tx.run("idempotent_node.overtaken", wal_id=intent.wal_id).first() is not None:
                 self.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
                 return False
-            if self.intents.applied(intent.content_hash, tx=tx) is not None:
-                self._skip(intent, tx)
+            if (applied := self.intents.applied(intent.content_hash, tx=tx)) is not None:
+                self._skip(intent, applied, tx)
                 return False
         self.meter.begin(intent.wal_id)
         return True
 
-    def output(self, content_hash: str, *, tx: Transaction | None = None) -> Output | None:
+    def output(self, content_hash: str, *, tx: Transaction) -> Output | None:
         """Return what a content gave, or None when it was never applied."""
-        with reading(self._database, tx) as view:
-            return view.row(Output, "idempotent_node.output", content_hash=content_hash)
+        return tx.row(Output, "idempotent_node.output", content_hash=content_hash)
 
     def newest(self, node: str) -> Output | None:
         """Return what a node applied last, or None before its first effect."""
-        with self._database.snapshot() as tx:
-            checkpoint = self.checkpoints.get(node, tx=tx)
-            return None if checkpoint is None else self.output(checkpoint.last_applied_hash, tx=tx)
+        with self.database.snapshot() as tx:
+            checkpoint = self.checkpoint(node, tx=tx)
+            return None if checkpoint is None else self.output(checkpoint, tx=tx)
+
+    def checkpoint(self, node: str, *, tx: Transaction) -> str | None:
+        """Return the hash of the content that a node applied last, or None before its first effect."""
+        found: str | None = tx.run("idempotent_node.checkpoint", node=node).scalar_one_or_none()
+        return found
 
     def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
         """Return what a stage applied last in each partition in which it applied something since then, newest first."""
-        with self._database.snapshot() as tx:
+        with self.database.snapshot() as tx:
             return tx.rows(Output, "idempotent_node.newest_outputs_of_stage", prefix=f"{stage}@", since=since)
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
@@ -248,38 +232,41 @@ class IdempotentNodes:
         Left out are those in which `later` applied something at `before` or after it: it has had its turn of late.
         """
         asked = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
-        with self._database.snapshot() as tx:
+        with self.database.snapshot() as tx:
             rows = tx.run("idempotent_node.outputs_ahead", asked).mappings()
             return {row["partition_key"]: value_of(Output, row) for row in rows}
 
     def outputs_of(self, node: str) -> list[Output]:
         """Return everything that a node has applied, in the order of its intents."""
-        with self._database.snapshot() as tx:
+        with self.database.snapshot() as tx:
             return tx.rows(Output, "idempotent_node.outputs_of", node=node)
 
-    def _may_apply(self, content_hash: str, tx: Transaction) -> bool:
-        """Lock a content unless it is applied already; tell whether it may be applied.
+    def _applied_or_locked(self, content_hash: str, tx: Transaction) -> Intent | None:
+        """Return the intent that applied a content; None once the content is locked, so that it may be applied.
 
-        Applied is applied for good, so that nobody waits for such a content: a transaction that skipped one keeps its
+        Applied is applied for good, so no transaction waits for such a content: one that skipped it keeps its
         node locked, and the transaction that has the content locked may want the node.
         """
-        if self.intents.applied(content_hash, tx=tx) is not None:
-            return False
+        if (applied := self.intents.applied(content_hash, tx=tx)) is not None:
+            return applied
         self.lock(content_hash, tx=tx)
-        return self.intents.applied(content_hash, tx=tx) is None
+        return self.intents.applied(content_hash, tx=tx)
 
-    def _skip(self, intent: Intent, tx: Transaction) -> Output:
+    def _skip(self, intent: Intent, applied: Intent, tx: Transaction) -> NodeResult:
         """Resolve an intent whose content has been applied; what that gave is its node's newest output again."""
         self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)
-        checkpoint = self.checkpoints.get(intent.node, tx=tx)
-        if checkpoint is not None and checkpoint.last_applied_hash != intent.content_hash:
+        if self.checkpoint(intent.node, tx=tx) not in {None, intent.content_hash}:
             self._close_previous(intent, tx)
             tx.run("idempotent_node.end_output", content_hash=intent.content_hash, at=None)
-            self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
+            self._advance_checkpoint(intent, tx)
         output = self.output(intent.content_hash, tx=tx)
         if output is None:
             raise LookupError(f"{intent.content_hash} is applied and has no output")
-        return output
+        return NodeResult(status=IntentStatus.SKIPPED, output=output, applied_by=applied)
+
+    def _advance_checkpoint(self, intent: Intent, tx: Transaction) -> None:
+        content = {"node": intent.node, "content_hash": intent.content_hash}
+        tx.run("idempotent_node.advance_checkpoint", content, at=self._clock())
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
         """Write again an intent that was given up while its worker lived: an output without it could not be found."""
@@ -302,9 +289,9 @@ class IdempotentNodes:
         """
         self.lock_node(intent.node, tx=tx)
         at = self._clock()
-        previous = self.checkpoints.get(intent.node, tx=tx)
+        previous = self.checkpoint(intent.node, tx=tx)
         if previous is not None:
-            tx.run("idempotent_node.end_output", content_hash=previous.last_applied_hash, at=at)
+            tx.run("idempotent_node.end_output", content_hash=previous, at=at)
         return at
 
 

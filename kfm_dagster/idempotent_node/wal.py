@@ -19,7 +19,6 @@ from typing import Any
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.idempotent_node.steps import DIED, StepEnd
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
 
 PAGE = 500
 """Intents that are read at once."""
@@ -70,16 +69,15 @@ class Intents:
         step: str,
         payload: Mapping[str, Any],
         content_hash: str,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> Intent:
         """Write an intent as PENDING; what the same run left unresolved for the same content is taken up again."""
         which = {"run_id": run_uuid(run_id), "node": node, "step": step, "content_hash": content_hash}
-        with writing(self._database, tx) as change:
-            if (unresolved := change.row(Intent, "idempotent_node.unresolved_of", which)) is not None:
-                return unresolved
-            document = json.dumps(payload, sort_keys=True, allow_nan=False)
-            [intent] = change.rows(Intent, "idempotent_node.append", which, payload=document, at=self._clock())
-            return intent
+        if (unresolved := tx.row(Intent, "idempotent_node.unresolved_of", which)) is not None:
+            return unresolved
+        document = json.dumps(payload, sort_keys=True, allow_nan=False)
+        [intent] = tx.rows(Intent, "idempotent_node.append", which, payload=document, at=self._clock())
+        return intent
 
     def resolve(
         self,
@@ -88,38 +86,33 @@ class Intents:
         *,
         end: StepEnd | None = None,
         claimed: ManifestEntry | None = None,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> bool:
         """Move an unresolved intent, and keep how it ended; False when it was resolved already, or is where it goes.
 
         claimed: what an APPLIED intent's node claimed in the ledger, which is known with its effect and not before.
         """
         at = self._clock()
-        applied_at = at if status is IntentStatus.APPLIED else None
-        with writing(self._database, tx) as change:
-            found = change.run(
-                "idempotent_node.resolve",
-                wal_id=intent.wal_id,
-                status=status.value,
-                applied_at=applied_at,
-                claimed=None if claimed is None else claimed.canonical(),
-            )
-            moved = found.rowcount == 1
-            if moved:
-                ended = end or StepEnd()
-                ended.write(change, wal_id=intent.wal_id, status=status.value, at=at)
-                ended.totals().write(change)
-            return moved
+        resolved = tx.run(
+            "idempotent_node.resolve",
+            wal_id=intent.wal_id,
+            status=status.value,
+            applied_at=at if status is IntentStatus.APPLIED else None,
+            claimed=None if claimed is None else claimed.canonical(),
+        )
+        moved = resolved.rowcount == 1
+        if moved:
+            (end or StepEnd()).write(tx, wal_id=intent.wal_id, status=status.value, at=at)
+        return moved
 
     def get(self, wal_id: int) -> Intent | None:
         """Return an intent, or None."""
         with self._database.snapshot() as tx:
             return tx.row(Intent, "idempotent_node.get", wal_id=wal_id)
 
-    def applied(self, content_hash: str, *, tx: Transaction | None = None) -> Intent | None:
+    def applied(self, content_hash: str, *, tx: Transaction) -> Intent | None:
         """Return the intent that gave this content its effect, or None when none did."""
-        with reading(self._database, tx) as view:
-            return view.row(Intent, "idempotent_node.applied", content_hash=content_hash)
+        return tx.row(Intent, "idempotent_node.applied", content_hash=content_hash)
 
     def of_run(self, run_id: str) -> list[Intent]:
         """Return the intents of a run, oldest first."""

@@ -111,7 +111,8 @@ class IntentRecovery:
             self._listing_node(plan.intent).transform()
             plan = self._of_the_first_node(plan.intent)
         if plan.action is IntentAction.CLOSE:
-            self.pipeline.nodes.intents.resolve(plan.intent, IntentStatus.SKIPPED)
+            with self.pipeline.database.transaction() as tx:
+                self.pipeline.nodes.intents.resolve(plan.intent, IntentStatus.SKIPPED, tx=tx)
         return plan
 
     def advance(self, revisited: set[int], *, say: Callable[[str], None]) -> None:

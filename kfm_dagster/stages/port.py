@@ -13,8 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.idempotent_node.transaction import Output
-from kfm_dagster.idempotent_node.wal import Intent
+from kfm_dagster.idempotent_node.transaction import NodeResult, Output
 from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.batch import SkipCause, StageBatch, StoredEnvelopes
@@ -89,9 +88,9 @@ class RunStatePort:
         state = self._record(key, summary.outcome, summary.as_json(), artifact=artifact, tx=tx)
         return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content))
 
-    def reuse(self, key: RunStateKey, output: Output, applied_by: Intent, *, tx: Transaction) -> StageBatch:
+    def reuse(self, key: RunStateKey, skipped: NodeResult, *, tx: Transaction) -> StageBatch:
         """Record as skipped what an earlier run has applied, and return its output."""
-        record, by = output.record, applied_by.payload["context"]["run_id"]
+        record, by = skipped.output.record, skipped.applied_by.payload["context"]["run_id"]
         summary = {**record["validation_summary"], "cause": SkipCause.CONTENT_APPLIED.value, "applied_by": by}
         artifact = ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"])
         state = self._record(key, Outcome.SKIPPED, summary, artifact=artifact, tx=tx)

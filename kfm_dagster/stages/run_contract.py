@@ -15,6 +15,7 @@ Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
@@ -37,8 +38,10 @@ from kfm_dagster.stages.staged import StagedNode
 from kfm_dagster.stages.store import StageMoveError, StageStore
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import writing
 from kfm_dagster.telemetry.spans import span
+
+Begin = Callable[[], AbstractContextManager[Transaction]]
+"""Begins a transaction, or gives one that is open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,7 @@ class StageRunner:
         units = str(len(upstream.envelopes)) if upstream else ""
         with failpoint_context(**staged.labels, units=units), span("kfm.stage", facts) as opened:
             try:
-                staged.skipped = self._skip(staged)
+                staged.skipped = self._skip(staged, self.database.transaction)
             except Exception as error:
                 raise StageFailedError(dataset_id=node.kind, cause=error) from redacted_error(error)
             if staged.skipped is None:
@@ -105,23 +108,21 @@ class StageRunner:
         """Return the output that a node has in a run, or None when it has none."""
         return self.port.load_output(dataset_id, run_id)
 
-    def _skip(self, staged: StagedNode, tx: Transaction | None = None) -> StageBatch | None:
+    def _skip(self, staged: StagedNode, begin: Begin) -> StageBatch | None:
         """Return what the node has done in this run already, where nothing is left to it, and count that."""
-        found = self.port.skip(staged.key, is_over=lambda: self._is_over(staged, tx))
-        if found is not None:
-            with writing(self.database, tx) as change:
-                self.port.count_skip(staged.key, change)
-                if found.skipped is SkipCause.OTHER_INPUTS:
-                    self.lifecycle.note(staged.run_id, staged.kind, SkipCause.OTHER_INPUTS, tx=change)
-        return found
 
-    def _is_over(self, staged: StagedNode, tx: Transaction | None = None) -> bool:
-        """Tell whether no unit that a node was given is this run's any more: who retries it is another.
+        def is_over() -> bool:
+            """Tell whether another run has every unit: worked on again, each would be refused, and so recorded."""
+            with begin() as tx:
+                return not staged.node.holds_units(tx)
 
-        Worked on again, every one would be refused, and that would be recorded over what had come of them.
-        """
-        with writing(self.database, tx) as change:
-            return not staged.node.holds_units(change)
+        earlier = self.port.skip(staged.key, is_over=is_over)
+        if earlier is not None:
+            with begin() as tx:
+                self.port.count_skip(staged.key, tx)
+                if earlier.skipped is SkipCause.OTHER_INPUTS:
+                    self.lifecycle.note(staged.run_id, staged.kind, SkipCause.OTHER_INPUTS, tx=tx)
+        return earlier
 
     def _compute(self, staged: StagedNode, force: str | None) -> None:
         node, run_id, snapshot = staged.node, staged.run_id, list[str]()
@@ -150,7 +151,7 @@ class StageRunner:
         """
         if not self._has_succeeded(staged, tx):
             return None
-        return self._skip(staged, tx)
+        return self._skip(staged, lambda: nullcontext(tx))
 
     def _has_succeeded(self, staged: StagedNode, tx: Transaction) -> bool:
         newest = self.lifecycle.store.newest(staged.run_id, staged.kind, tx=tx)
@@ -164,12 +165,12 @@ class StageRunner:
             staged.node, run_id=staged.run_id, upstream=staged.received, snapshot=snapshot, force=force, tx=tx
         )
         own = self._own(content, staged, tx)
-        begun = self.nodes.begin(own, run_id=staged.run_id, tx=tx)
-        if begun.output is not None and begun.applied_by is not None:
-            staged.skipped = self.port.reuse(staged.key, begun.output, begun.applied_by, tx=tx)
+        intent, skipped = self.nodes.begin(own, run_id=staged.run_id, tx=tx)
+        if skipped is not None:
+            staged.skipped = self.port.reuse(staged.key, skipped, tx=tx)
             self.lifecycle.succeed(attempt, staged.skipped, None, tx=tx)
         else:
-            staged.content, staged.intent, staged.attempt = own, begun.intent, attempt
+            staged.content, staged.intent, staged.attempt = own, intent, attempt
 
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
         """Write down that a stage failed: its attempt and run-state in one transaction.
@@ -231,11 +232,8 @@ class StageRunner:
         if own != content:
             # Another worker was first, and its units are in work: what this one claims is content of its own.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
-            second = self.nodes.begin(own, run_id=staged.run_id, tx=tx).intent
+            second, _ = self.nodes.begin(own, run_id=staged.run_id, tx=tx)
             self.nodes.meter.hand_on(intent.wal_id, second.wal_id)
             intent = second
-        upserted = self.nodes.upsert(intent, lambda tx: staged.apply(tx, made), tx=tx)
-        if staged.batch is not None:
-            return staged.batch
-        applied_by = self.nodes.intents.applied(intent.content_hash, tx=tx) or intent
-        return self.port.reuse(staged.key, upserted.output, applied_by, tx=tx)
+        result = self.nodes.upsert(intent, lambda tx: staged.apply(tx, made), tx=tx)
+        return staged.batch or self.port.reuse(staged.key, result, tx=tx)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
+from kfm_dagster.idempotent_node.node import content_of
 from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import Intent
 from kfm_dagster.storage.database import Database, Transaction
@@ -23,6 +24,12 @@ RUN = "0f0e0d0c-0b0a-4908-8706-050403020100"
 
 def nodes(database: Database) -> IdempotentNodes:
     return IdempotentNodes(database, clock=lambda: NOW)
+
+
+def begin(made: IdempotentNodes, node: CountLines, run_id: str = RUN) -> Intent:
+    """Write the intent of a run of a node."""
+    with made.database.transaction() as tx:
+        return made.begin(content_of(node, code=CODE, run_id=run_id), run_id=run_id, tx=tx)[0]
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from kfm_dagster.idempotent_node.node import content_of, run_node
 from kfm_dagster.idempotent_node.transaction import Output
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, nodes, rebuilt
+from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, begin, nodes, rebuilt
 
 
 def made(folder: Path) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def test_two_runs_on_the_same_input_leave_the_same_bytes(node: CountLines, tmp_p
 @pytest.mark.clause("IEN-05", "IEN-10")
 def test_a_node_made_again_from_its_payload_has_the_same_content(node: CountLines, database: Database) -> None:
     content = content_of(node, code=CODE, run_id=RUN)
-    intent = nodes(database).begin(content, run_id=RUN).intent
+    intent = begin(nodes(database), node)
     again = content_of(rebuilt(intent), code=CODE, run_id=RUN)
     assert again.content_hash == intent.content_hash == content.content_hash
     assert again.payload() == intent.payload

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.idempotent_node.node import content_of, run_node
+from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.idempotent_node.replay import replay_intents
 from kfm_dagster.idempotent_node.transaction import Effect
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, nodes, rebuilt
+from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, nodes, rebuilt
 from kfm_dagster_tests.moments import dying
 
 OTHER_RUN = "1" + RUN[1:]
@@ -31,12 +31,11 @@ def story(database: Database, node: CountLines) -> Any:
             intent.status,
             intent.started_at,
             intent.applied_at,
-            made.output(intent.content_hash),
         )
         for intent in intents
     ]
     files = {path.name: path.read_bytes() for path in node.folder.glob("*")}
-    text = repr((told, made.checkpoints.get(node.name), files)).replace(str(node.folder), "FOLDER")
+    text = repr((told, made.newest(node.name), made.outputs_of(node.name), files)).replace(str(node.folder), "FOLDER")
     for intent in intents:
         text = text.replace(intent.content_hash, "HASH")
     return text.replace(node.name, "NAME")
@@ -76,7 +75,7 @@ def test_every_unresolved_intent_is_revisited_until_it_is_resolved(node: CountLi
     intents = []
     for number in range(3):
         one = CountLines(files=node.files, folder=node.folder, minimum=number, name=f"node-{number}")
-        intents.append(made.begin(content_of(one, code=CODE, run_id=RUN), run_id=RUN).intent)
+        intents.append(begin(made, one))
     made.fail(intents[1], OSError())
     missing = node.files[0].read_bytes()
     node.files[0].unlink()
@@ -95,7 +94,7 @@ def test_every_unresolved_intent_is_revisited_until_it_is_resolved(node: CountLi
 @pytest.mark.clause("IEN-09")
 def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines, database: Database) -> None:
     made = nodes(database)
-    lost = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    lost = begin(made, node)
     run_node(made, node, run_id=OTHER_RUN, code=CODE)
     assert node.calls == 1
 
@@ -111,7 +110,7 @@ def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines
 @pytest.mark.clause("IEN-09")
 def test_an_intent_that_a_later_content_has_overtaken_is_skipped(node: CountLines, database: Database) -> None:
     made = nodes(database)
-    lost = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    lost = begin(made, node)
     later = CountLines(files=node.files, folder=node.folder, minimum=2)
     newest = run_node(made, later, run_id=OTHER_RUN, code=CODE).output
     assert replay_intents(made, rebuilt).skipped == [lost.wal_id]
@@ -123,7 +122,7 @@ def test_an_intent_whose_inputs_have_changed_is_not_applied_under_its_hash(
     node: CountLines, database: Database
 ) -> None:
     made = nodes(database)
-    lost = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    lost = begin(made, node)
     node.files[0].write_text("corrected\n")
     assert "the inputs of count-lines are not those of its intent" in replay_intents(made, rebuilt).failed[lost.wal_id]
     assert made.newest(node.name) is None
@@ -136,7 +135,7 @@ def test_failed_intents_that_were_overtaken_are_given_up_together(node: CountLin
     made = nodes(database)
     for name, later in {"overtaken": True, "waiting": False}.items():
         one = CountLines(files=node.files, folder=node.folder, name=name, kind=name)
-        intent = made.begin(content_of(one, code=CODE, run_id=RUN), run_id=RUN).intent
+        intent = begin(made, one)
         made.fail(intent, OSError())
         if later:
             one.minimum = 5
@@ -152,13 +151,14 @@ def test_a_worker_that_lived_after_its_intent_was_given_up_is_still_found_as_the
     node: CountLines, database: Database
 ) -> None:
     made = nodes(database)
-    slow = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    slow = begin(made, node)
     made.intents.fail_runs([RUN])
     node.minimum = 2
     run_node(made, node, run_id=OTHER_RUN, code=CODE)
     assert made.intents.give_up_overtaken() == 1
 
-    upserted = made.upsert(slow, lambda _: Effect(record={"by": "the slow one"}))
+    with database.transaction() as tx:
+        upserted = made.upsert(slow, lambda _: Effect(record={"by": "the slow one"}), tx=tx)
     assert upserted.status is IntentStatus.APPLIED
     assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.SKIPPED, IntentStatus.APPLIED]
     node.minimum = 0
@@ -168,7 +168,7 @@ def test_a_worker_that_lived_after_its_intent_was_given_up_is_still_found_as_the
 
 def test_what_may_still_be_at_work_is_left_alone(node: CountLines, database: Database) -> None:
     made = nodes(database)
-    made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN)
+    begin(made, node)
     assert not replay_intents(made, rebuilt, started_before=NOW).applied
     assert len(replay_intents(made, rebuilt, started_before=NOW + timedelta(seconds=1)).applied) == 1
 
@@ -195,15 +195,17 @@ def test_an_intent_that_is_resolved_is_resolved_no_more(
     end: IntentStatus, node: CountLines, database: Database
 ) -> None:
     made = nodes(database)
-    intent = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
-    assert made.intents.resolve(intent, IntentStatus.FAILED)
-    assert not made.intents.resolve(intent, IntentStatus.FAILED)
+    intent = begin(made, node)
+
+    def resolved(status: IntentStatus) -> bool:
+        with database.transaction() as tx:
+            return made.intents.resolve(intent, status, tx=tx)
+
+    assert [resolved(IntentStatus.FAILED) for _ in range(2)] == [True, False]
     if end is IntentStatus.APPLIED:
         assert run_node(made, node, run_id=RUN, code=CODE).status is end
     else:
-        assert made.intents.resolve(intent, end)
-    assert not any(
-        made.intents.resolve(intent, status) for status in IntentStatus if status is not IntentStatus.PENDING
-    )
+        assert resolved(end)
+    assert not any(resolved(status) for status in IntentStatus if status is not IntentStatus.PENDING)
     [found] = made.intents.of_run(RUN)
     assert found.status is end

@@ -192,7 +192,7 @@ def test_a_node_that_claims_nothing_is_applied_from_its_own_intent(
     applied = face.pipeline.nodes.intents.get(intent.wal_id)
     assert applied is not None
     assert applied.status is IntentStatus.APPLIED
-    output = face.pipeline.nodes.output(intent.content_hash)
+    output = face.pipeline.nodes.newest(intent.node)
     assert output is not None
     assert output.record["units"] == 2
     assert kfm(*REPLAY)[:2] == (0, [])

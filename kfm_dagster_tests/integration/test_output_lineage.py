@@ -21,7 +21,8 @@ def lineages(pipeline: Pipeline, run_id: str) -> list[tuple[dict[str, Any], list
     """Of each stage of a run, in order: its output, and what that was made from."""
     found = []
     for intent, node in zip(pipeline.nodes.intents.of_run(run_id), NODES, strict=True):
-        output = pipeline.nodes.output(intent.content_hash)
+        with pipeline.database.snapshot() as tx:
+            output = pipeline.nodes.output(intent.content_hash, tx=tx)
         assert output is not None
         assert output.lineage is not None
         made, *sources = output.lineage["prov"]

@@ -66,7 +66,7 @@ SET valid_to = CASE WHEN valid_from > @as_time(:at) THEN valid_from ELSE @as_tim
 WHERE content_hash = :content_hash AND (valid_to IS NULL) = (@as_time(:at) IS NOT NULL);
 
 -- name: checkpoint
-SELECT node, last_applied_hash, updated_at
+SELECT last_applied_hash
 FROM etl_checkpoint
 WHERE node = :node;
 

@@ -71,7 +71,8 @@ def replay(workspace: Workspace) -> None:
 def show(workspace: Workspace, hour: str, content_hash: str | None, field: str | None) -> None:
     """Show what stands for an HOUR, or a version of it."""
     window = Window.named(hour)
-    output = workspace.nodes.output(content_hash) if content_hash else workspace.newest(window)
+    with workspace.database.snapshot() as tx:
+        output = workspace.nodes.output(content_hash, tx=tx) if content_hash else workspace.newest(window)
     if output is None:
         raise KfmError("no such window", observed=hour, next_step=f"python -m docs.examples.atmo_window run {hour}")
     document = _document(output)

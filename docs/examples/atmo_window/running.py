@@ -88,9 +88,9 @@ class Workspace:
             self._note(node, Outcome.FAILED, ValidationSummary(checks=0, passed=0, failed=0))
             raise
         if result.status is IntentStatus.SKIPPED:
-            extra = {"cause": "CONTENT_APPLIED", "applied_by": result.applied_run_id}
+            extra = {"cause": "CONTENT_APPLIED", "applied_by": result.applied_by.run_id}
             self._note(node, Outcome.SKIPPED, ValidationSummary(checks=0, passed=0, failed=0, extra=extra))
-        return WindowRun(status=result.status, output=result.output, applied_by=result.applied_run_id)
+        return WindowRun(status=result.status, output=result.output, applied_by=result.applied_by.run_id)
 
     def replay(self) -> IntentReplay:
         """Carry out every intent that was left PENDING or FAILED, from its payload alone."""
@@ -105,7 +105,8 @@ class Workspace:
         if state is None or state.outcome is not Outcome.SUCCESS or state.inputs_hash != node.inputs_hash:
             return None
         content = content_of(node, code=code(), run_id=node.run_id, force=force)
-        output = self.nodes.output(content.content_hash)
+        with self.database.snapshot() as tx:
+            output = self.nodes.output(content.content_hash, tx=tx)
         if output is None:
             return None  # the same inputs, and other code
         return WindowRun(status=IntentStatus.SKIPPED, output=output, applied_by=node.run_id)
