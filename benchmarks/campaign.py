@@ -163,7 +163,9 @@ class _Watch:
 
     def _in_time(self) -> bool:
         if time.monotonic() > self.deadline:
-            raise CampaignError("the campaign did not end in time", observed=self.pipeline.ledger.counts())
+            with self.pipeline.database.snapshot() as tx:
+                counts = self.pipeline.ledger.counts(tx=tx)
+            raise CampaignError("the campaign did not end in time", observed=counts)
         return False
 
 

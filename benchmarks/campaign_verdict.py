@@ -30,7 +30,8 @@ def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequen
 
     Raises CampaignError with what is lost, doubled or unfinished.
     """
-    records = pipeline.ledger.find(limit=len(events) + 1)
+    with pipeline.database.snapshot() as tx:
+        records = pipeline.ledger.find(limit=len(events) + 1, tx=tx)
     _compare("records", Counter(record.object_uri for record in records), {f"s3://{e.bucket}/{e.key}" for e in events})
     if unfinished := [record.wal_id for record in records if record.status is not Status.SUCCEEDED]:
         raise CampaignError("units did not succeed", observed=f"{len(unfinished)}, the first {unfinished[0]}")

@@ -134,7 +134,8 @@ def _recorded(pipeline: Pipeline, units: int, *, since: datetime, earlier: int) 
     with pipeline.database.snapshot() as tx:
         runs = tx.connection.exec_driver_sql("SELECT DISTINCT run_id FROM run_state").scalars().all()
     states = [state for run in runs for state in pipeline.stages.run_states.of_run(run) if state.recorded_at >= began]
-    counts = pipeline.ledger.counts()
+    with pipeline.database.snapshot() as tx:
+        counts = pipeline.ledger.counts(tx=tx)
     pipeline.close()
     return {
         "succeeded": sum(by_status[Status.SUCCEEDED] for by_status in counts.values()) - earlier,

@@ -144,7 +144,9 @@ def _measured(
             after = cpu_seconds()
             runs = run_figures(deployment.dagster_home, published_from)
         virtual = stores.figures() if stores else {}
-        records = pipeline.ledger.find(dataset=options.dataset, status=Status.SUCCEEDED, limit=len(bodies))
+        with pipeline.database.snapshot() as tx:
+            wanted = {"dataset": options.dataset, "status": Status.SUCCEEDED}
+            records = pipeline.ledger.find(**wanted, limit=len(bodies), tx=tx)
         pipeline.close()
     settled = {record.object_uri: record.updated_at for record in records}
     waits = [(settled[uri] - at).total_seconds() for uri, at in publisher.published(options.dataset) if uri in settled]

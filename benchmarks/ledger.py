@@ -34,6 +34,7 @@ from benchmarks.postgres import embedded_postgres
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
@@ -196,9 +197,8 @@ class Timing:
         return self.figures
 
     def _lists(self) -> None:
-        ledger = self.ledger
         old = (NOW - timedelta(days=60)).date().isoformat()
-        last = ledger.find(limit=100)[-1]
+        last = self._found(limit=100)[-1]
         cases: dict[str, dict[str, Any]] = {
             "wal list": {},
             "wal list --status failed": {"status": Status.FAILED},
@@ -217,7 +217,7 @@ class Timing:
             "wal list, next page": {"until": last.event_time},
         }
         for name, filters in cases.items():
-            self._time(name, partial(ledger.find, limit=100, **filters), TARGET_MILLISECONDS)
+            self._time(name, partial(self._found, limit=100, **filters), TARGET_MILLISECONDS)
 
     def _accounts(self) -> None:
         self._time("pending by partition", self.ledger.pending_by_partition, TARGET_MILLISECONDS)
@@ -225,7 +225,7 @@ class Timing:
         self._time(
             "messages due for deletion", lambda: self.deliveries.due_for_deletion(limit=10_000), TARGET_MILLISECONDS
         )
-        self._time("counts (a metric)", self.ledger.counts, None)
+        self._time("counts (a metric)", self._counts, None)
         self._time("conservation (a metric)", self.deliveries.conservation, None)
 
     def _replays(self) -> None:
@@ -248,7 +248,9 @@ class Timing:
 
         def claim() -> None:
             run_id = f"claims-{next(numbers)}"
-            found = ledger.claim(dataset=where.dataset, partition=where.partition, run_id=run_id, limit=CLAIMS)
+            place = {"dataset": where.dataset, "partition": where.partition}
+            with self.database.transaction() as tx:
+                found = ledger.claim(**place, run_id=run_id, limit=CLAIMS, tx=tx)
             _expect(len(found))
 
         self._time("recovery scan, nothing lost", ledger.release_lost, TARGET_MILLISECONDS)
@@ -267,6 +269,14 @@ class Timing:
             tx.connection.execute(longer, {"later": rfc3339(NOW + timedelta(days=1))})
         # Two moves a unit, to failed and to pending.
         self._time(f"recovery, {CLAIMS:,} expired claims", recover, None, repetitions=CLAIMED_CELLS)
+
+    def _found(self, **filters: Any) -> list[NoddWalRecord]:
+        with self.database.snapshot() as tx:
+            return self.ledger.find(**filters, tx=tx)
+
+    def _counts(self) -> None:
+        with self.database.snapshot() as tx:
+            self.ledger.counts(tx=tx)
 
     def _select(self, selection: Selection) -> None:
         with self.database.snapshot() as tx:
@@ -290,7 +300,9 @@ def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
     """Fill the database unless it is filled, and time it; returns the seconds of filling, and the figures."""
     database = Database.open(url)
     begun = time.perf_counter()
-    if not any(sum(found.values()) for found in Ledger.counts(_questions(database)).values()):
+    with database.snapshot() as tx:
+        is_filled = any(sum(found.values()) for found in _questions(database).counts(tx=tx).values())
+    if not is_filled:
         filled(database, records)
     seconds = time.perf_counter() - begun
     figures = Timing(database=database, registry=ContractRegistry.load()).measure()

@@ -90,7 +90,8 @@ def _worked(
             cpu_seconds = _until_empty(count, home, timeout_seconds=options.timeout_seconds)
             database_seconds = cpu_seconds_of(database) - database_began
             began, ended = ledger_span(pipeline)
-            succeeded = pipeline.ledger.counts()[options.dataset][Status.SUCCEEDED]
+            with pipeline.database.snapshot() as tx:
+                succeeded = pipeline.ledger.counts(tx=tx)[options.dataset][Status.SUCCEEDED]
             pipeline.close()
     if succeeded != len(bodies):
         raise DependencyUnavailableError(

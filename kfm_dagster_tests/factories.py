@@ -25,6 +25,7 @@ from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
 from kfm_dagster.notifications.landing import LandedBatch
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.transactions import own_tx
 
 START = datetime(2025, 12, 3, 0, 6, 24, tzinfo=UTC)
 
@@ -69,7 +70,7 @@ def received_long_ago(database: Database, landed: LandedBatch) -> None:
         landing_sha256=landed.digest,
         state=DeliveryState.IGNORED,
     )
-    Deliveries(database, clock=lambda: datetime(2020, 1, 1, tzinfo=UTC)).record([message])
+    own_tx(Deliveries(database, clock=lambda: datetime(2020, 1, 1, tzinfo=UTC))).record([message])
 
 
 def finished(unit: Envelope, *, write_status: StacStatus = StacStatus.CREATED) -> Envelope:

@@ -30,7 +30,6 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
-from kfm_dagster.storage.joining import writing
 
 PAGE_SIZE = 1000
 """Items that one page links: about 100 kB."""
@@ -133,7 +132,7 @@ class Catalog:
                     next_step="see who else writes to the catalog; the next attempt writes the Item again",
                 )
 
-    def undo(self, dataset: str, run_id: str, *, tx: Transaction | None = None) -> UndoReport:
+    def undo(self, dataset: str, run_id: str, *, tx: Transaction) -> UndoReport:
         """Put back, byte for byte, what stood before a run wrote; Items that a later run replaced stay.
 
         Waits for the collection's current writer, and may be repeated: it goes on where it died, and does nothing
@@ -142,9 +141,9 @@ class Catalog:
         database's error; then it is to be done again.
         """
         contract = self._registry[dataset]
-        with self._undoing(f"{dataset}, run {run_id}"), writing(self._database, tx) as change:
-            log = PromotionLog(change, contract)
-            return undo_run(self._index(change, contract), log, self._publisher, dataset, run_id)
+        with self._undoing(f"{dataset}, run {run_id}"):
+            log = PromotionLog(tx, contract)
+            return undo_run(self._index(tx, contract), log, self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
         """Put back, byte for byte, what stood before single promotions, given by Item id; as `undo` for the rest.

@@ -83,7 +83,7 @@ def actor_of(settings: Settings, actor: str | None) -> str:
 def records_of(ledger: Ledger, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
     """Return the records named by id or prefix, each once. Raises KfmError for one that is not there."""
     found = []
-    for wal_id in dict.fromkeys(whole_wal_id(ledger.database, given, tx=tx) for given in wal_ids):
+    for wal_id in dict.fromkeys(whole_wal_id(tx, given) for given in wal_ids):
         record = ledger.get(wal_id, tx=tx)
         if record is None:
             raise unknown_record(wal_id)

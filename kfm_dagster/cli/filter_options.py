@@ -45,7 +45,8 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
                 require_dataset(wanted.dataset)
             with opened_pipeline(read_only=True) as pipeline:
                 if wal_id := getattr(wanted, "wal_id", None):
-                    wanted = wanted.model_copy(update={"wal_id": whole_wal_id(pipeline.database, wal_id)})
+                    with pipeline.database.snapshot() as tx:
+                        wanted = wanted.model_copy(update={"wal_id": whole_wal_id(tx, wal_id)})
                 rows = view.query(pipeline, wanted, None, limit + 1).rows
             show_rows(rows[:limit], view.columns, as_json=as_json)
             if len(rows) > limit:

@@ -53,9 +53,10 @@ def pending(*, as_json: bool) -> None:
     """
     with opened_pipeline(read_only=True) as pipeline:
         review = pipeline.ledger.review
-        rows = [proposal_row(proposal) for proposal in review.waiting()]
-        if as_json:
-            rows = [row | {"overrides": review.units(row["proposal_id"])} for row in rows]
+        with pipeline.database.snapshot() as tx:
+            rows = [proposal_row(proposal) for proposal in review.waiting(tx=tx)]
+            if as_json:
+                rows = [row | {"overrides": review.units(row["proposal_id"], tx=tx)} for row in rows]
     show_rows(rows, PENDING_COLUMNS, as_json=as_json)
 
 

@@ -10,19 +10,19 @@ import re
 
 from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, whole_id
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading
 
 _TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
-def whole_wal_id(database: Database, given: str, *, tx: Transaction | None = None) -> str:
+def whole_wal_id(tx: Transaction, given: str) -> str:
     """Return the id of the record that is meant, or what was given where there is none. Raises AmbiguousIdError."""
-    return _whole(database, "ids.wal_ids", given, "wal_id", tx)
+    return _whole(tx, "ids.wal_ids", given, "wal_id")
 
 
 def whole_replay_id(database: Database, given: str) -> str:
     """Return the id of the replay that is meant, or what was given where there is none. Raises AmbiguousIdError."""
-    return _whole(database, "ids.replay_ids", given, "replay id")
+    with database.snapshot() as tx:
+        return _whole(tx, "ids.replay_ids", given, "replay id")
 
 
 def whole_rejected_message_id(database: Database, given: str) -> str:
@@ -30,12 +30,12 @@ def whole_rejected_message_id(database: Database, given: str) -> str:
 
     Raises AmbiguousIdError.
     """
-    return _whole(database, "ids.rejected_message_ids", given, "message id")
+    with database.snapshot() as tx:
+        return _whole(tx, "ids.rejected_message_ids", given, "message id")
 
 
-def _whole(database: Database, query: str, given: str, what: str, tx: Transaction | None = None) -> str:
+def _whole(tx: Transaction, query: str, given: str, what: str) -> str:
     if not _TYPED.fullmatch(given):
         return given
-    with reading(database, tx) as view:
-        found = view.run(query, prefix=given, limit=MATCHES_ASKED).scalars().all()
+    found = tx.run(query, prefix=given, limit=MATCHES_ASKED).scalars().all()
     return whole_id(given, found, what=what) or given

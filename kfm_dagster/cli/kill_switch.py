@@ -63,7 +63,8 @@ def off(*, dataset: str, **given: Any) -> None:
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
         pipeline.ledger.switches.release(EVERY_DATASET if dataset == ALL else dataset, decision)
-        still = EVERY_DATASET in pipeline.ledger.switches.engaged() and dataset != ALL
+        with pipeline.database.snapshot() as tx:
+            still = EVERY_DATASET in pipeline.ledger.switches.engaged(tx=tx) and dataset != ALL
     click.echo(f"{dataset} is on again" + (", but the switch for all datasets is still on" if still else ""))
 
 

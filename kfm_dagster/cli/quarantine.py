@@ -111,10 +111,11 @@ def show(*, wal_id: str, as_json: bool) -> None:
     Example: kfm quarantine show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline:
-        wal_id = whole_wal_id(pipeline.database, wal_id)
-        if pipeline.ledger.get(wal_id) is None:
-            raise unknown_record(wal_id)
-        known = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id)
+        with pipeline.database.snapshot() as tx:
+            wal_id = whole_wal_id(tx, wal_id)
+            if pipeline.ledger.get(wal_id, tx=tx) is None:
+                raise unknown_record(wal_id)
+            known = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id, tx=tx)
         cases = [(json_row(case), _evidence(pipeline.store, case)) for case in known]
     if not cases:
         raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")

@@ -34,7 +34,8 @@ SECTIONS = {
 
 
 def _records(parts: Parts, wanted: UnitFilter, _: str | None, limit: int) -> Page:
-    return Page(rows=LedgerQueries(parts.database).find(limit=limit, **dict(wanted)))
+    with parts.database.snapshot() as tx:
+        return Page(rows=LedgerQueries(parts.database).find(limit=limit, tx=tx, **dict(wanted)))
 
 
 @click.group()
@@ -63,7 +64,8 @@ def show(*, wal_id: str, as_json: bool) -> None:
     Example: kfm wal show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline:
-        record = pipeline.ledger.get(whole_wal_id(pipeline.database, wal_id))
+        with pipeline.database.snapshot() as tx:
+            record = pipeline.ledger.get(whole_wal_id(tx, wal_id), tx=tx)
         if record is None:
             raise unknown_record(wal_id)
         history = json_row(unit_history(pipeline, record))
@@ -84,8 +86,8 @@ def history(*, wal_id: str, as_json: bool) -> None:
 
     Example: kfm wal history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
-    with opened_pipeline(read_only=True) as pipeline:
-        rows = pipeline.ledger.history(whole_wal_id(pipeline.database, wal_id))
+    with opened_pipeline(read_only=True) as pipeline, pipeline.database.snapshot() as tx:
+        rows = pipeline.ledger.history(whole_wal_id(tx, wal_id), tx=tx)
     if not rows:
         raise unknown_record(wal_id)
     show_rows(rows, HISTORY_COLUMNS, as_json=as_json)

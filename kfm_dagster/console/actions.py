@@ -72,14 +72,15 @@ def routes(pages: Pages) -> list[Route]:
     def decisions(request: Request) -> Response:
         query_of(request)
         ledger = pages.pipeline.ledger
-        return pages.page(
-            request,
-            "decisions.html",
-            waiting=ledger.review.waiting(),
-            entries=ledger.log.entries(limit=MOST_ENTRIES),
-            columns=LOG.columns,
-            everything_off=ledger.switches.engaged().get(EVERY_DATASET),
-        )
+        with pages.pipeline.database.snapshot() as tx:
+            return pages.page(
+                request,
+                "decisions.html",
+                waiting=ledger.review.waiting(tx=tx),
+                entries=ledger.log.entries(limit=MOST_ENTRIES, tx=tx),
+                columns=LOG.columns,
+                everything_off=ledger.switches.engaged(tx=tx).get(EVERY_DATASET),
+            )
 
     return [
         *_of_session(pages),

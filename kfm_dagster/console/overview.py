@@ -28,7 +28,6 @@ from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, dep
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.view import json_row
 
@@ -65,6 +64,8 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         if not as_page:
             return Response(json.dumps(json_row(status)), media_type=JSON)
         counts = _totals(status)
+        with pipeline.database.snapshot() as tx:
+            oldest = pipeline.ledger.oldest_waiting(tx=tx)
         return pages.page(
             request,
             "overview.html",
@@ -74,7 +75,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
             units_columns=("dataset", *Status),
             units_links={name: partial(_units_path, name) for name in Status},
             matter_links={"what": lambda matter: matter.path},
-            tiles=list(_tiles(status, counts, depths(), pipeline.ledger, pipeline.settings)),
+            tiles=list(_tiles(status, counts, depths(), oldest, pipeline.settings)),
             states=Markup(state_diagram(counts)),  # noqa: S704, its own numbers
         )
 
@@ -116,7 +117,7 @@ def _tiles(
     found: DeploymentStatus,
     counts: Mapping[Status, int],
     depths: Mapping[str, int],
-    ledger: Ledger,
+    oldest: datetime | None,
     settings: Settings,
 ) -> Iterator[Tile]:
     for status in (Status.QUARANTINED, Status.FAILED):
@@ -124,7 +125,7 @@ def _tiles(
         yield Tile(
             name=status.value, value=f"{units:,}", kind="bad" if units else "good", path=f"/units?status={status}"
         )
-    yield Tile(name="oldest waiting", value=_age(ledger.oldest_waiting(), found.at), path="/units?status=pending")
+    yield Tile(name="oldest waiting", value=_age(oldest, found.at), path="/units?status=pending")
     for name, queue, path in (
         ("queue", settings.sqs_primary_queue, None),
         ("dead letters", settings.sqs_dlq_queue, "/rejected#dead"),

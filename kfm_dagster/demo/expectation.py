@@ -38,7 +38,9 @@ def unexpected_ends(expected: Expected, ledger: LedgerQueries, *, rejected: int)
     `rejected` counts the messages that were. A rewritten object has a record for each version, and all count.
     """
     found: dict[str, list[NoddWalRecord]] = {uri: [] for uri in expected.ends}
-    for record in ledger.find(limit=MOST_RECORDS):
+    with ledger.database.snapshot() as tx:
+        everything = ledger.find(limit=MOST_RECORDS, tx=tx)
+    for record in everything:
         if record.object_uri in found:
             found[record.object_uri].append(record)
     for uri, records in found.items():

@@ -128,4 +128,5 @@ def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
 
 def begin_with(window: PartitionWindow, day: date) -> None:
     """Lower the partition window to a day of the demo's objects."""
-    window.lower(day, actor="kfm demo", reason="objects of the demo")
+    with window.database.transaction() as tx:
+        window.lower(day, actor="kfm demo", reason="objects of the demo", tx=tx)

@@ -73,10 +73,11 @@ class DrainResult:
 
 def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
     """Ask ledger and deliveries what became of everything received."""
-    counts = pipeline.ledger.counts()
+    with pipeline.database.snapshot() as tx:
+        counts = pipeline.ledger.counts(tx=tx)
+        failing = pipeline.ledger.find(status=Status.QUARANTINED, limit=MAX_FAILING_SHOWN, tx=tx)
     duplicates = pipeline.deliveries.duplicates()
     messages = pipeline.deliveries.counts()
-    failing = pipeline.ledger.find(status=Status.QUARANTINED, limit=MAX_FAILING_SHOWN)
     return DrainResult(
         datasets={
             contract.id: {

@@ -85,7 +85,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
             *map(_of_failing, failing),
             *(_of_waiting(one, at) for one in pending if _is_late(one, at=at, busy=busy, off=off)),
             *map(_of_switch, off.values()),
-            *map(_of_proposal, pipeline.ledger.review.waiting()),
+            *map(_of_proposal, pipeline.ledger.review.waiting(tx=view)),
             *map(_of_alert, AlertStore(pipeline.database, clock=pipeline.clock).listed()),
             *_of_gaps(pipeline.gaps.list(since=at - GAPS_SINCE)),
             *_of_places(pipeline.following),

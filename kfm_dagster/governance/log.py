@@ -15,7 +15,6 @@ from typing import Any
 from kfm_dagster.errors import KfmError
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
 
 DAGSTER_UI = "dagster-ui"
 """Who acts by what is started in the Dagster UI, which asks no visitor for a name; the database knows it, too."""
@@ -150,7 +149,7 @@ class GovernanceEntry:
 
 
 class GovernanceLog:
-    """Writes and reads entries. Every method joins the caller's transaction when one is given."""
+    """Writes and reads entries."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -165,7 +164,7 @@ class GovernanceLog:
         wal_id: str | None = None,
         details: Mapping[str, Any] | None = None,
         proposal_id: int | None = None,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> int:
         """Write one entry that changes no record by itself; return its id."""
         entry = {
@@ -181,14 +180,13 @@ class GovernanceLog:
         (entry_id,) = self.record_many([entry], tx=tx)
         return entry_id
 
-    def record_many(self, entries: Iterable[Mapping[str, Any]], *, tx: Transaction | None = None) -> list[int]:
+    def record_many(self, entries: Iterable[Mapping[str, Any]], *, tx: Transaction) -> list[int]:
         """Write entries given as rows, in one statement, and return their ids; nothing happens for none."""
         batch = [dict(entry) for entry in entries]
         if not batch:
             return []
-        with writing(self._database, tx) as change:
-            rows = change.run("governance.record", batch=batch, at=self._clock())
-            return [row.entry_id for row in rows]
+        rows = tx.run("governance.record", batch=batch, at=self._clock())
+        return [row.entry_id for row in rows]
 
     def holds(self, action: GovernanceAction, *, dataset: str, run_id: str, tx: Transaction) -> bool:
         """Tell whether an entry of a dataset names a run in its details."""
@@ -202,10 +200,9 @@ class GovernanceLog:
         dataset: str | None = None,
         wal_id: str | None = None,
         limit: int = 100,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> list[GovernanceEntry]:
         """Return the newest entries, newest first."""
-        with reading(self._database, tx) as view:
-            return view.rows(
-                GovernanceEntry, "governance.entries", action=action, dataset=dataset, wal_id=wal_id, limit=limit
-            )
+        return tx.rows(
+            GovernanceEntry, "governance.entries", action=action, dataset=dataset, wal_id=wal_id, limit=limit
+        )

@@ -19,7 +19,6 @@ from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
 
 APPROVED_WITHIN = timedelta(days=7)
 """Later, nobody remembers what was meant; the trigger governance_log_decides_on_a_proposal has the same."""
@@ -64,27 +63,25 @@ class Proposal:
 
 
 class OverrideReview:
-    """Proposals of a deployment. Every method joins the caller's transaction when one is given."""
+    """Proposals of a deployment."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._log = GovernanceLog(database, clock=clock)
         self._clock = clock
 
-    def work_in(self, settings: Settings, *, tx: Transaction | None = None) -> None:
+    def work_in(self, settings: Settings) -> None:
         """Record that a deployment of prod works over this database, which is prod's from then on."""
-        if settings.env is Environment.PROD and not self._is_prod(tx):
-            row = {"value": settings.env, "at": self._clock(), "actor": settings.worker_id}
-            with writing(self._database, tx) as change:
-                change.run("deployment.add", fact="environment", reason="its processes work here", **row)
+        if settings.env is Environment.PROD:
+            with self._database.transaction() as tx:
+                self._is_prod(settings, tx)
 
-    def required(self, settings: Settings, decision: Decision, *, tx: Transaction | None = None) -> bool:
+    def required(self, settings: Settings, decision: Decision, *, tx: Transaction) -> bool:
         """Whether an override waits for a second person.
 
         It does where this is prod or the database is, whatever a client says; and always from the Dagster UI.
         """
-        self.work_in(settings, tx=tx)
-        return _same(decision.actor, DAGSTER_UI) or self._is_prod(tx)
+        return self._is_prod(settings, tx) or _same(decision.actor, DAGSTER_UI)
 
     def propose(
         self,
@@ -93,7 +90,7 @@ class OverrideReview:
         units: Units,
         *,
         content: Mapping[str, Any] | None = None,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> int:
         """Propose an override and return its id. Raises UnattributedDecisionError without a change reference."""
         decision.require_change_ref()
@@ -103,23 +100,20 @@ class OverrideReview:
             for wal_id, version in versions.items()
         ]
         details = {**(content or {}), "command": command, "units": len(batch)}
-        with writing(self._database, tx) as change:
-            proposal_id = self._log.record(GovernanceAction.OVERRIDE_PROPOSED, decision, details=details, tx=change)
-            change.run("governance.propose_units", proposal_id=proposal_id, batch=batch)
-            return proposal_id
+        proposal_id = self._log.record(GovernanceAction.OVERRIDE_PROPOSED, decision, details=details, tx=tx)
+        tx.run("governance.propose_units", proposal_id=proposal_id, batch=batch)
+        return proposal_id
 
-    def waiting(self, *, tx: Transaction | None = None) -> list[Proposal]:
+    def waiting(self, *, tx: Transaction) -> list[Proposal]:
         """Return what can be approved, the newest first."""
-        with reading(self._database, tx) as view:
-            found = [_proposal(row) for row in view.run("governance.proposals", proposal_id=None)]
+        found = [_proposal(row) for row in tx.run("governance.proposals", proposal_id=None)]
         return [proposal for proposal in found if proposal.expires_at > self._clock()]
 
-    def units(self, proposal_id: int, *, tx: Transaction | None = None) -> Units:
+    def units(self, proposal_id: int, *, tx: Transaction) -> Units:
         """Return what is proposed for which units, at which versions."""
         found: dict[GovernanceAction, dict[WalId, int]] = {}
-        with reading(self._database, tx) as view:
-            for row in view.run("governance.proposed_units", proposal_id=proposal_id):
-                found.setdefault(GovernanceAction(row.action), {})[WalId(row.wal_id)] = row.version
+        for row in tx.run("governance.proposed_units", proposal_id=proposal_id):
+            found.setdefault(GovernanceAction(row.action), {})[WalId(row.wal_id)] = row.version
         return found
 
     def unapproved(
@@ -159,9 +153,15 @@ class OverrideReview:
         self._decide(GovernanceAction.OVERRIDE_WITHDRAWN, proposal, decision, tx)
         return proposal
 
-    def _is_prod(self, tx: Transaction | None) -> bool:
-        with reading(self._database, tx) as view:
-            return Environment.PROD in view.run("deployment.values", fact="environment").scalars().all()
+    def _is_prod(self, settings: Settings, tx: Transaction) -> bool:
+        """Tell whether this is prod or the database is, which a deployment of prod makes it."""
+        if Environment.PROD in tx.run("deployment.values", fact="environment").scalars().all():
+            return True
+        if settings.env is not Environment.PROD:
+            return False
+        row = {"value": settings.env, "at": self._clock(), "actor": settings.worker_id}
+        tx.run("deployment.add", fact="environment", reason="its processes work here", **row)
+        return True
 
     def _open(self, proposal_id: int, tx: Transaction) -> Proposal:
         tx.lock("kfm_dagster.review")

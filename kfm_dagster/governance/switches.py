@@ -14,7 +14,6 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading
 
 EVERY_DATASET = "*"
 """Stands for all datasets, also those whose contract comes later."""
@@ -39,10 +38,10 @@ class KillSwitch:
 
 
 class KillSwitches:
-    """The switches of a deployment. Methods with `tx` join the caller's transaction when one is given."""
+    """The switches of a deployment."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
-        self._database = database
+        self.database = database
         self._clock = clock
         self._log = GovernanceLog(database, clock=clock)
 
@@ -62,7 +61,7 @@ class KillSwitches:
                 expected=f"later than {rfc3339(now)}",
                 next_step="give a later expiry, or none",
             )
-        with self._database.transaction() as tx:
+        with self.database.transaction() as tx:
             tx.run("governance.close_expired", dataset=dataset, at=now)
             if dataset in self.engaged(tx=tx):
                 raise KillSwitchError(
@@ -86,7 +85,7 @@ class KillSwitches:
     def release(self, dataset: str, decision: Decision) -> None:
         """Switch a dataset on again. Raises KillSwitchError when it was not off."""
         now = self._clock()
-        with self._database.transaction() as tx:
+        with self.database.transaction() as tx:
             tx.run("governance.close_expired", dataset=dataset, at=now)
             released = tx.run(
                 "governance.disengage", dataset=dataset, at=now, actor=decision.actor, reason=decision.reason
@@ -97,13 +96,12 @@ class KillSwitches:
                 )
             self._log.record(GovernanceAction.KILL_SWITCH_OFF, decision, dataset=dataset, tx=tx)
 
-    def engaged(self, *, tx: Transaction | None = None) -> dict[str, KillSwitch]:
+    def engaged(self, *, tx: Transaction) -> dict[str, KillSwitch]:
         """Return the switches that are on now, by dataset."""
-        with reading(self._database, tx) as view:
-            switches = view.rows(KillSwitch, "governance.engaged", at=self._clock())
+        switches = tx.rows(KillSwitch, "governance.engaged", at=self._clock())
         return {switch.dataset: switch for switch in switches}
 
-    def off(self, datasets: Iterable[str], *, tx: Transaction | None = None) -> frozenset[str]:
+    def off(self, datasets: Iterable[str], *, tx: Transaction) -> frozenset[str]:
         """Return those of the datasets that are switched off, by their own switch or by the one for all."""
         engaged = self.engaged(tx=tx)
         return frozenset(name for name in datasets if name in engaged or EVERY_DATASET in engaged)

@@ -163,8 +163,9 @@ class MessageParse(ChainNode):
             for intent in reversed(self.pipeline.nodes.intents.of_run(self.run_id)):
                 if intent.payload["context"].get("dataset_id") == self.kind:
                     return str(intent.payload["inputs"][0]["checksum"])
-        if self.pipeline.ledger.switches.off([self.dataset]):
-            return None
+        with self.pipeline.database.snapshot() as tx:
+            if self.pipeline.ledger.switches.off([self.dataset], tx=tx):
+                return None
         return None if isinstance(self._kept, Exception) else self._kept.checksum
 
     def _prefixes(self) -> list[str]:

@@ -29,7 +29,8 @@ class KillSwitchPolicy:
     @classmethod
     def now(cls, switches: KillSwitches) -> KillSwitchPolicy:
         """Ask which switches are on."""
-        return cls(engaged=switches.engaged())
+        with switches.database.snapshot() as tx:
+            return cls(engaged=switches.engaged(tx=tx))
 
     def of(self, dataset: str) -> KillSwitch | None:
         """Return the switch that holds for a dataset, or None; the one for all speaks before its own."""

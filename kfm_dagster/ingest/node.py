@@ -222,7 +222,7 @@ class EffectNode(ChainNode):
 
     @override
     @abstractmethod
-    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None: ...
+    def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None: ...
 
     @override
     def count_owned(self, tx: Transaction) -> int:

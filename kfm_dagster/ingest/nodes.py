@@ -205,7 +205,7 @@ class StacRegister(EffectNode):
         return made
 
     @override
-    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
+    def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:
         """Put back what stood in the catalog before this run."""
         undone = self.pipeline.catalog.undo(self.dataset, self.run_id, tx=tx)
         return {name: len(getattr(undone, name)) for name in ("restored", "removed", "superseded")}
@@ -270,7 +270,7 @@ class ProvenanceEmit(EffectNode):
             return emitted
 
     @override
-    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
+    def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:
         """Withdraw what this run has told; nothing of it is deleted."""
         reason = f"{self.kind} was rolled back"
         withdrawn = self.pipeline.lineage.invalidate(run_id=self.run_id, contract=self.contract, reason=reason, tx=tx)

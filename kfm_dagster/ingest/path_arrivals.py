@@ -75,7 +75,8 @@ class PathArrivals(ChainNode):
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])
             for output in outputs
         ]
-        before = self.pipeline.stages.lifecycle.store.newest(self.run_id, self.kind)
+        with self.pipeline.database.snapshot() as tx:
+            before = self.pipeline.stages.lifecycle.store.newest(self.run_id, self.kind, tx=tx)
         retried = before is not None and before.state is not StageState.SUCCEEDED
         return tuple(one for one in found if before is None or not retried or one.sha256 in before.input_hashes)
 

@@ -29,7 +29,9 @@ def progress(queue: Queue, ledger: Ledger) -> Progress:
     """Look once. Raises QueueUnavailableError or DatabaseUnavailableError."""
     depth = queue.depth()
     totals = dict.fromkeys(Status, 0)
-    for by_status in ledger.counts().values():
+    with ledger.database.snapshot() as tx:
+        counts = ledger.counts(tx=tx)
+    for by_status in counts.values():
         for status, units in by_status.items():
             totals[status] += units
     return Progress(

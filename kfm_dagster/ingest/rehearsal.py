@@ -121,7 +121,8 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
         missing = f"storage.listing: no prefix lists {uri}, so that no backfill would find it; listed were {looked}"
         return Rehearsal(uri=uri, status=None, item=None, findings=(missing,), suspect=())
     (unit,) = outputs[-1].envelopes
-    record = pipeline.ledger.get(unit.wal_id)
+    with pipeline.database.snapshot() as tx:
+        record = pipeline.ledger.get(unit.wal_id, tx=tx)
     return Rehearsal(
         uri=uri,
         status=record.status if record else None,

@@ -90,7 +90,9 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     everything is, and only what follows the commit was not done: run-state outside the database.
     """
     states = list(_standing(node))
-    if _failed(node) is None or not states or states[-1].outcome is Outcome.SKIPPED:
+    with node.pipeline.database.snapshot() as tx:
+        has_failed = _failed(node, tx) is not None
+    if not has_failed or not states or states[-1].outcome is Outcome.SKIPPED:
         return None
     claimed = node.pipeline.stages.load_output(states[-1].dataset_id, node.run_id)
     rollback: Rollback | None = None
@@ -157,7 +159,7 @@ def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
     return failed
 
 
-def _failed(node: ChainNode, tx: Transaction | None = None) -> StageAttempt | None:
+def _failed(node: ChainNode, tx: Transaction) -> StageAttempt | None:
     """Return the attempt that failed for good: one that was rolled back itself, or may not even start."""
     card, store = node.pipeline.card.machine, node.pipeline.stages.lifecycle.store
     newest = store.newest(node.run_id, node.kind, tx=tx)
@@ -241,9 +243,8 @@ def _is_audited(node: ChainNode, failed: StageAttempt) -> bool:
 
 def _audit_failure(node: ChainNode, event: str, error: Exception) -> None:
     store = node.pipeline.stages.lifecycle.store
-    failed = store.newest(node.run_id, node.kind)
-    if failed is not None:
-        with node.pipeline.database.transaction() as tx:
+    with node.pipeline.database.transaction() as tx:
+        if (failed := store.newest(node.run_id, node.kind, tx=tx)) is not None:
             line = failed.event(AuditKind.COMPENSATION, event, {"error": type(error).__name__})
             store.audit.append([line], tx=tx)
 

@@ -84,7 +84,8 @@ def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> Stage
         raise RunReplayRefusedError(
             observed="replay.enabled false", next_step="see replay_plan.yaml (KFM_CONFIGS_DIR), or kfm replay run"
         )
-    attempt = stages.lifecycle.store.newest(run_id, stage)
+    with stages.database.snapshot() as tx:
+        attempt = stages.lifecycle.store.newest(run_id, stage, tx=tx)
     saved = attempt is not None and attempt.state is StageState.SUCCEEDED
     if plan.require_checkpoint and not (saved and attempt is not None and attempt.checkpoint_uri is not None):
         raise RunReplayRefusedError(

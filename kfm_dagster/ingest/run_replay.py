@@ -176,7 +176,8 @@ class ReplayedParse(ChainNode):
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return
         store = self.pipeline.stages.lifecycle.store
-        registered = store.newest(self.original, f"{self.dataset}.{StacRegister.operator}")
+        with self.pipeline.database.snapshot() as tx:
+            registered = store.newest(self.original, f"{self.dataset}.{StacRegister.operator}", tx=tx)
         if registered is None:
             return
         try:

@@ -19,7 +19,6 @@ from kfm_dagster.contracts.day_window import DayWindow
 from kfm_dagster.errors import DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
 
 DEFAULT_DAYS = timedelta(days=1_000)
 """How far back the partitions of a new database go: as many as the UI shows at a glance."""
@@ -27,47 +26,52 @@ DEFAULT_DAYS = timedelta(days=1_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionWindow:
-    """The window of one database. Methods join the caller's transaction when one is given."""
+    """The window of one database."""
 
     database: Database
     settings: Settings
     clock: Callable[[], datetime]
 
-    def make(self, *, tx: Transaction | None = None) -> None:
+    def make(self) -> None:
         """Settle the first day, where none is settled yet: units and backfills that are there stay within."""
-        if self._stored(tx) is not None:
-            return
-        with writing(self.database, tx) as change:
-            if self._stored(change) is None:
-                first_day = default_first_day(self.settings, clock=self.clock)
-                if (known := change.run("deployment.earliest_known_day").scalar_one()) is not None:
-                    first_day = min(first_day, date.fromisoformat(known))
-                self._begin(first_day, actor="kfm_dagster", reason="the first day of a new database", tx=change)
+        with self.database.snapshot() as tx:
+            is_settled = self._stored(tx) is not None
+        if not is_settled:
+            with self.database.transaction() as tx:
+                self._settled(tx)
 
-    def first_day(self, *, tx: Transaction | None = None) -> date:
+    def first_day(self) -> date:
         """Return the first day; where none is settled yet, what would be settled now."""
-        return self._stored(tx) or default_first_day(self.settings, clock=self.clock)
+        with self.database.snapshot() as tx:
+            return self._stored(tx) or default_first_day(self.settings, clock=self.clock)
 
     def current(self) -> DayWindow:
         """Return the days of which units may come in now."""
         return DayWindow(first=self.first_day(), today=self.clock().date())
 
-    def lower(self, day: date, *, actor: str, reason: str, tx: Transaction | None = None) -> bool:
+    def lower(self, day: date, *, actor: str, reason: str, tx: Transaction) -> bool:
         """Begin with an earlier day; False where the window begins there or before. Running code has to be reloaded."""
-        with writing(self.database, tx) as change:
-            self.make(tx=change)
-            if self.first_day(tx=change) <= day:
-                return False
-            self._begin(day, actor=actor, reason=reason, tx=change)
-            return True
+        if self._settled(tx) <= day:
+            return False
+        self._begin(day, actor=actor, reason=reason, tx=tx)
+        return True
 
     def _begin(self, day: date, *, actor: str, reason: str, tx: Transaction) -> None:
         at = self.clock()
         tx.run("deployment.add", fact="first_day", value=day.isoformat(), at=at, actor=actor, reason=reason)
 
-    def _stored(self, tx: Transaction | None) -> date | None:
-        with reading(self.database, tx) as view:
-            days = view.run("deployment.values", fact="first_day").scalars().all()
+    def _settled(self, tx: Transaction) -> date:
+        """Return the first day, settled now where it was not."""
+        if (stored := self._stored(tx)) is not None:
+            return stored
+        first_day = default_first_day(self.settings, clock=self.clock)
+        if (known := tx.run("deployment.earliest_known_day").scalar_one()) is not None:
+            first_day = min(first_day, date.fromisoformat(known))
+        self._begin(first_day, actor="kfm_dagster", reason="the first day of a new database", tx=tx)
+        return first_day
+
+    def _stored(self, tx: Transaction) -> date | None:
+        days = tx.run("deployment.values", fact="first_day").scalars().all()
         return date.fromisoformat(days[0]) if days else None
 
 

@@ -20,7 +20,6 @@ from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.record import HistoryEntry
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading, writing
 from kfm_dagster.storage.row_values import value_of
 
 
@@ -100,7 +99,7 @@ class AnnouncingMessage:
 
 
 class QuarantineCases:
-    """The cases of a ledger. Methods with `tx` join the caller's transaction when one is given."""
+    """The cases of a ledger."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -152,28 +151,26 @@ class QuarantineCases:
             rows = tx.run("evidence.cases", state=state, dataset=dataset, reason=reason, limit=limit).mappings().all()
         return [_case(row) for row in rows]
 
-    def of(self, wal_id: str, *, tx: Transaction | None = None) -> list[QuarantineCase]:
+    def of(self, wal_id: str, *, tx: Transaction) -> list[QuarantineCase]:
         """Return every case of a unit, the newest first."""
-        with reading(self._database, tx) as view:
-            rows = view.run("evidence.cases_of", wal_id=wal_id).mappings().all()
+        rows = tx.run("evidence.cases_of", wal_id=wal_id).mappings().all()
         return [_case(row) for row in rows]
 
-    def discard(self, versions: Mapping[WalId, int], *, decision: Decision, tx: Transaction | None = None) -> None:
+    def discard(self, versions: Mapping[WalId, int], *, decision: Decision, tx: Transaction) -> None:
         """Close the open cases of units for good, and log who decided it.
 
         Compare-and-swap, all or none: raises CaseConflictError for the first unit that has no open case of its version.
         """
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
-        with writing(self._database, tx) as change:
-            locked = {row.wal_id: row for row in change.run("evidence.lock_open", batch=batch)}
-            for wal_id in sorted(versions.keys() - locked.keys()):
-                raise CaseConflictError(
-                    observed=f"{wal_id} at version {versions[wal_id]}",
-                    expected="an open case of exactly this version",
-                    next_step=f"kfm quarantine show {wal_id}",
-                )
-            self._log.record_many([_discard_entry(row, decision) for row in locked.values()], tx=change)
-            change.run("evidence.discard", batch=batch, at=self._clock())
+        locked = {row.wal_id: row for row in tx.run("evidence.lock_open", batch=batch)}
+        for wal_id in sorted(versions.keys() - locked.keys()):
+            raise CaseConflictError(
+                observed=f"{wal_id} at version {versions[wal_id]}",
+                expected="an open case of exactly this version",
+                next_step=f"kfm quarantine show {wal_id}",
+            )
+        self._log.record_many([_discard_entry(row, decision) for row in locked.values()], tx=tx)
+        tx.run("evidence.discard", batch=batch, at=self._clock())
 
 
 def _discard_entry(row: Any, decision: Decision) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """Changes: how the ledger writes them, for the operations of `store.py`.
 
-Belongs here: what those operations share - joining a transaction, the replay policy in force, requeueing, deciding,
+Belongs here: what those operations share - the replay policy in force, requeueing, deciding,
 quarantining. Does not belong here: when any of it happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -22,11 +21,9 @@ from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, replay_rules
 from kfm_dagster.ledger.queries import LedgerQueries
-from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.redaction import redact
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import writing
 from kfm_dagster.telemetry.traces import is_tracing, record_attempt
 
 DEFAULT_LEASE = timedelta(seconds=960)
@@ -213,8 +210,3 @@ class LedgerChanges(LedgerQueries):
         self.check_reason(reason, tx=tx)
         if (meaning := self._reasons.get(reason)) is not None:
             tx.run("ledger.govern_replay_reason", code=reason, meaning=meaning)
-
-    @contextmanager
-    def _changing(self, tx: Transaction | None) -> Iterator[Transaction]:
-        with explained(), writing(self.database, tx) as changing:
-            yield changing

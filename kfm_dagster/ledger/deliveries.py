@@ -28,7 +28,6 @@ from kfm_dagster.ledger.rejections import (
 from kfm_dagster.ledger.rows import bounded
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import writing
 from kfm_dagster.telemetry.totals import Total, Totals
 
 
@@ -111,13 +110,13 @@ class Conservation:
 
 
 class Deliveries:
-    """Messages received. Methods with `tx` join the caller's transaction when one is given."""
+    """Messages received."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
 
-    def record(self, deliveries: Iterable[Delivery], *, tx: Transaction | None = None) -> None:
+    def record(self, deliveries: Iterable[Delivery], *, tx: Transaction) -> None:
         """Write down messages, the units they announce, and why their other records were ignored.
 
         A message that comes again keeps its row: newest receipt handle, one receive more, and the state that this
@@ -133,21 +132,19 @@ class Deliveries:
         batch = [_delivery_row(delivery, receives[delivery.message_id]) for delivery in newest.values()]
         pairs = [{"message_id": message_id, "wal_id": wal_id} for message_id, wal_id in sorted(units)]
         ignored = [row for delivery in newest.values() for row in ignored_rows(delivery.message_id, delivery.ignored)]
-        with writing(self._database, tx) as change:
-            change.run("deliveries.record", batch=batch, at=self._clock())
-            change.run("deliveries.record_units", batch=pairs)
-            change.run("deliveries.record_ignored", batch=ignored, at=self._clock())
+        tx.run("deliveries.record", batch=batch, at=self._clock())
+        tx.run("deliveries.record_units", batch=pairs)
+        tx.run("deliveries.record_ignored", batch=ignored, at=self._clock())
 
-    def reject(self, rejections: Iterable[Rejection], *, tx: Transaction | None = None) -> None:
+    def reject(self, rejections: Iterable[Rejection], *, tx: Transaction) -> None:
         """Keep records that gave no unit, with their reason; their messages, recorded before, become rejected.
 
         What was kept of a record first stays, however often its message comes again.
         """
         entries = list(rejections)
-        with writing(self._database, tx) as change:
-            change.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())
-            rejected = sorted({entry.message_id for entry in entries})
-            change.run("deliveries.mark", message_ids=rejected, state=DeliveryState.REJECTED, at=None)
+        tx.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())
+        rejected = sorted({entry.message_id for entry in entries})
+        tx.run("deliveries.mark", message_ids=rejected, state=DeliveryState.REJECTED, at=None)
 
     def due_for_deletion(self, *, limit: int) -> list[DueMessage]:
         """Return the messages that may leave the queue: every unit succeeded or quarantined, or nothing of ours."""
@@ -191,12 +188,11 @@ class Deliveries:
             deleted = {"message_ids": sorted(message_ids), "state": DeliveryState.DELETED}
             tx.run("deliveries.mark", deleted, at=self._clock())
 
-    def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction | None = None) -> None:
+    def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
         """Note that messages were found on the dead-letter queue of that name, and nobody works on them there."""
         ids = sorted(message_ids)
-        with writing(self._database, tx) as change:
-            self.count_dead_letters(ids, queue=queue, tx=change)
-            change.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())
+        self.count_dead_letters(ids, queue=queue, tx=tx)
+        tx.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())
 
     def count_dead_letters(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
         """Count those of the messages found on the dead-letter queue of that name that were last received elsewhere."""

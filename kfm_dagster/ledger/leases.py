@@ -18,7 +18,6 @@ from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ledger.reports import Lease
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import Fence
-from kfm_dagster.storage.joining import reading
 
 
 class Leases:
@@ -75,15 +74,15 @@ class Leases:
         """Forget expired leases that no claim stands under."""
         tx.run("ledger.drop_leases", at=self._clock())
 
-    def all(self, *, tx: Transaction | None = None) -> list[Lease]:
+    def all(self, *, tx: Transaction) -> list[Lease]:
         """Return every lease, the one that expires first at the front."""
-        with reading(self._database, tx) as view:
-            return view.rows(Lease, "ledger.leases")
+        return tx.rows(Lease, "ledger.leases")
 
     def held(self) -> frozenset[str]:
         """Return the runs that have a lease which is not over."""
         now = self._clock()
-        return frozenset(lease.run_id for lease in self.all() if lease.expires_at >= now)
+        with self._database.snapshot() as tx:
+            return frozenset(lease.run_id for lease in self.all(tx=tx) if lease.expires_at >= now)
 
     def fence(self, run_id: str) -> Fence:
         """Return the fence of a run: it refuses units whose claim is not this run's and attempt's, or switched off."""

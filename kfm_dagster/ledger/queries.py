@@ -28,34 +28,30 @@ from kfm_dagster.ledger.rows import claimed_envelopes
 from kfm_dagster.ledger.search import Budget, UnitFilter, record_in, walk
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading
 
 FIRST_DAY, LAST_DAY = "0001-01-01", "9999-12-31"
 """Bounds of every partition."""
 
 
 class LedgerQueries:
-    """Read access. Methods with `tx` join the caller's transaction when one is given."""
+    """Read access."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def get(self, wal_id: str, *, tx: Transaction | None = None) -> NoddWalRecord | None:
+    def get(self, wal_id: str, *, tx: Transaction) -> NoddWalRecord | None:
         """Return a record, or None."""
-        with reading(self.database, tx) as view:
-            row = view.run("ledger.get", wal_id=wal_id).mappings().one_or_none()
+        row = tx.run("ledger.get", wal_id=wal_id).mappings().one_or_none()
         return None if row is None else record_of(row)
 
-    def history(self, wal_id: str, *, tx: Transaction | None = None) -> list[HistoryEntry]:
+    def history(self, wal_id: str, *, tx: Transaction) -> list[HistoryEntry]:
         """Return every change of a record, oldest first; empty for an unknown id."""
-        with reading(self.database, tx) as view:
-            rows = view.run("ledger.histories", wal_ids=[wal_id]).mappings().all()
+        rows = tx.run("ledger.histories", wal_ids=[wal_id]).mappings().all()
         return [HistoryEntry.model_validate(dict(row)) for row in rows]
 
-    def statuses(self, wal_ids: Iterable[str], *, tx: Transaction | None = None) -> dict[WalId, Status]:
+    def statuses(self, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, Status]:
         """Return where the given units stand; an unknown one is left out."""
-        with reading(self.database, tx) as view:
-            rows = view.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
+        rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {WalId(row.wal_id): Status(row.status) for row in rows}
 
     def holds(
@@ -65,23 +61,20 @@ class LedgerQueries:
         partition: str,
         statuses: Iterable[Status],
         run_id: str | None = None,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> bool:
         """Tell whether any unit of a partition, or of a run there, is in one of the given states."""
-        with reading(self.database, tx) as view:
-            where = {"dataset": dataset, "partition": partition, "run_id": run_id}
-            return any(view.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
+        where = {"dataset": dataset, "partition": partition, "run_id": run_id}
+        return any(tx.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 
-    def find(self, *, limit: int = 100, tx: Transaction | None = None, **wanted: Any) -> list[NoddWalRecord]:
+    def find(self, *, limit: int = 100, tx: Transaction, **wanted: Any) -> list[NoddWalRecord]:
         """Return records, the newest event first; `wanted` are fields of a UnitFilter."""
-        with reading(self.database, tx) as view:
-            matches = (row for _, row in walk(view, UnitFilter(**wanted), budget=Budget()) if row and row["is_match"])
-            return [record_in(row) for row in itertools.islice(matches, limit)]
+        matches = (row for _, row in walk(tx, UnitFilter(**wanted), budget=Budget()) if row and row["is_match"])
+        return [record_in(row) for row in itertools.islice(matches, limit)]
 
-    def versions(self, wal_id: str, *, tx: Transaction | None = None) -> list[ObjectVersion]:
+    def versions(self, wal_id: str, *, tx: Transaction) -> list[ObjectVersion]:
         """Return every known version of a unit's object, oldest event first; empty for an unknown id."""
-        with reading(self.database, tx) as view:
-            return view.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
+        return tx.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
 
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
         """Return the units of these objects that a sidecar can still complete, as their claims had them."""
@@ -123,28 +116,24 @@ class LedgerQueries:
         with self.database.snapshot() as tx:
             return tx.rows(FailingUnit, "ledger.day_failing_units", where)
 
-    def pending_units(self, *, tx: Transaction | None = None) -> list[PendingUnits]:
+    def pending_units(self, *, tx: Transaction) -> list[PendingUnits]:
         """Return what waits for a run, by dataset."""
-        with reading(self.database, tx) as view:
-            return view.rows(PendingUnits, "ledger.pending_units")
+        return tx.rows(PendingUnits, "ledger.pending_units")
 
-    def failing(self, *, tx: Transaction | None = None) -> list[FailingUnits]:
+    def failing(self, *, tx: Transaction) -> list[FailingUnits]:
         """Return the units that somebody has to care for (`DayReport.failing`), of every day, by dataset and code."""
-        with reading(self.database, tx) as view:
-            return view.rows(FailingUnits, "ledger.failing")
+        return tx.rows(FailingUnits, "ledger.failing")
 
-    def oldest_waiting(self, *, tx: Transaction | None = None) -> datetime | None:
+    def oldest_waiting(self, *, tx: Transaction) -> datetime | None:
         """Return since when the unit is known that has waited longest, for its first attempt or another one."""
-        with reading(self.database, tx) as view:
-            found: datetime | None = view.run("ledger.oldest_waiting").scalar_one()
+        found: datetime | None = tx.run("ledger.oldest_waiting").scalar_one()
         return found
 
-    def counts(self, *, tx: Transaction | None = None) -> dict[str, dict[Status, int]]:
+    def counts(self, *, tx: Transaction) -> dict[str, dict[Status, int]]:
         """Return the number of records by dataset and status; every status is there."""
         found: dict[str, dict[Status, int]] = {}
-        with reading(self.database, tx) as view:
-            for row in view.run("ledger.counts"):
-                found.setdefault(row.dataset, dict.fromkeys(Status, 0))[Status(row.status)] = row.units
+        for row in tx.run("ledger.counts"):
+            found.setdefault(row.dataset, dict.fromkeys(Status, 0))[Status(row.status)] = row.units
         return dict(sorted(found.items()))
 
     def in_progress_runs(self) -> list[str]:
@@ -157,12 +146,9 @@ class LedgerQueries:
         with self.database.snapshot() as tx:
             return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
-    def succeeded_of_run(
-        self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction | None = None
-    ) -> dict[WalId, int]:
+    def succeeded_of_run(self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, int]:
         """Return, of these units, those whose success is still that run's, each with its version."""
-        with reading(self.database, tx) as view:
-            rows = view.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
+        rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {
             WalId(row.wal_id): row.version
             for row in rows
@@ -174,23 +160,19 @@ class LedgerQueries:
         with self.database.snapshot() as tx:
             return tx.rows(Mismatch, "ledger.mismatches", limit=limit)
 
-    def mismatch_counts(self, *, tx: Transaction | None = None) -> dict[str, int]:
+    def mismatch_counts(self, *, tx: Transaction) -> dict[str, int]:
         """Return, by dataset, how many results differ from an earlier success without permission."""
-        with reading(self.database, tx) as view:
-            return {row.dataset: int(row.mismatches) for row in view.run("ledger.mismatch_counts")}
+        return {row.dataset: int(row.mismatches) for row in tx.run("ledger.mismatch_counts")}
 
-    def move_counts(self, *, tx: Transaction | None = None) -> list[MoveCount]:
+    def move_counts(self, *, tx: Transaction) -> list[MoveCount]:
         """Return how often records moved, by dataset, status, replay reason and attempt."""
-        with reading(self.database, tx) as view:
-            counts = [MoveCount.of(row) for row in view.run("totals.read") if row.metric == "nodd_wal_moves"]
+        counts = [MoveCount.of(row) for row in tx.run("totals.read") if row.metric == "nodd_wal_moves"]
         return sorted(counts, key=attrgetter("dataset", "to_status", "replay_reason", "attempt"))
 
-    def waiting(self, *, tx: Transaction | None = None) -> list[WaitingUnits]:
+    def waiting(self, *, tx: Transaction) -> list[WaitingUnits]:
         """Return since when live units wait or are in work, by queue; a queue of which none does is left out."""
-        with reading(self.database, tx) as view:
-            return view.rows(WaitingUnits, "ledger.waiting")
+        return tx.rows(WaitingUnits, "ledger.waiting")
 
-    def replay_reasons(self, *, tx: Transaction | None = None) -> Mapping[str, str]:
+    def replay_reasons(self, *, tx: Transaction) -> Mapping[str, str]:
         """Return the vocabulary of replay reasons with their meaning."""
-        with reading(self.database, tx) as view:
-            return {row.code: row.meaning for row in view.run("ledger.replay_reasons")}
+        return {row.code: row.meaning for row in tx.run("ledger.replay_reasons")}

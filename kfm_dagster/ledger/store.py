@@ -1,7 +1,7 @@
 """The ledger's store: every change of a record, one statement per batch and transition.
 
-Belongs here: ensure, requeue, claim, settle, recover, quarantine, override. Each method joins the caller's transaction
-when one is given, so that several rooms commit together. Statements are guarded (status, version, run, attempt), so a
+Belongs here: ensure, requeue, claim, settle, recover, quarantine, override. Each method works in the caller's
+transaction, so that several rooms commit together. Statements are guarded (status, version, run, attempt), so a
 record that somebody else moved is left alone; the database's triggers write the history. Does not belong here:
 deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), questions (`queries.py`), messages
 (`deliveries.py`).
@@ -21,6 +21,7 @@ from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.outcomes import record_outcomes
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
+from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
 from kfm_dagster.ledger.rows import claim_order, claimed_envelopes, unit_row, wal_ids_of
 from kfm_dagster.ledger.size_peers import SizePeers
@@ -39,9 +40,8 @@ __all__ = ["EnsureResult", "Ledger", "RecoverReport", "SettleReport"]
 class Ledger(LedgerChanges):
     """The NODD WAL."""
 
-    def ensure(
-        self, envelopes: Iterable[Envelope], *, lane: Lane = Lane.LIVE, tx: Transaction | None = None
-    ) -> EnsureResult:
+    @explained()
+    def ensure(self, envelopes: Iterable[Envelope], *, lane: Lane = Lane.LIVE, tx: Transaction) -> EnsureResult:
         """Give every unit a record: null > pending where it has none, nothing where it has one (WSM-03, WAL-04).
 
         A unit whose object is known in a newer version is stale and goes to quarantine at once; earlier versions that
@@ -51,18 +51,18 @@ class Ledger(LedgerChanges):
         units = list({unit.wal_id: unit for unit in envelopes}.values())
         parts: list[EnsureResult] = []
         refused: list[Refused[Envelope]] = []
-        with self._changing(tx) as changing:
-            changing.lock("kfm_dagster.admission")
-            for start in range(0, len(units), ENSURED_AT_ONCE):
-                written, left = write_all_but_refused(
-                    changing,
-                    units[start : start + ENSURED_AT_ONCE],
-                    lambda part: self._admit(part, lane=lane, tx=changing),
-                )
-                parts += written
-                refused += left
+        tx.lock("kfm_dagster.admission")
+        for start in range(0, len(units), ENSURED_AT_ONCE):
+            written, left = write_all_but_refused(
+                tx,
+                units[start : start + ENSURED_AT_ONCE],
+                lambda part: self._admit(part, lane=lane, tx=tx),
+            )
+            parts += written
+            refused += left
         return EnsureResult.of_parts(parts, {unit.wal_id: reason for unit, reason in refused})
 
+    @explained()
     def requeue(
         self,
         wal_ids: Iterable[str],
@@ -71,20 +71,18 @@ class Ledger(LedgerChanges):
         run_id: str | None = None,
         actor: str | None = None,
         replay_run_id: str | None = None,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> frozenset[WalId]:
         """Make failed > pending of those units whose attempts and policy allow it; return them (WSM-07, WSM-10).
 
         A retry keeps its lane, any other reason puts the unit into the bulk lane. Units that are superseded, or whose
         dataset is switched off, stay. Raises UnknownReplayReasonError when the reason is neither built in nor governed.
         """
-        with self._changing(tx) as changing:
-            self.govern_reason(reason, tx=changing)
-            rows = self._requeue(
-                wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=changing
-            )
-            return frozenset(wal_ids_of(rows))
+        self.govern_reason(reason, tx=tx)
+        rows = self._requeue(wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=tx)
+        return frozenset(wal_ids_of(rows))
 
+    @explained()
     def claim(
         self,
         *,
@@ -94,7 +92,7 @@ class Ledger(LedgerChanges):
         limit: int,
         lane: Lane | None = None,
         wal_ids: Iterable[str] | None = None,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> list[Envelope]:
         """Make pending > in_progress of at most `limit` units and begin their lease; return their envelopes.
 
@@ -103,37 +101,37 @@ class Ledger(LedgerChanges):
         claimed of a dataset that is switched off. Units whose runs died come first, in batches that `release_lost` has
         halved; one that is to be alone shares its run with no unit of another dataset, either.
         """
-        with self._changing(tx) as changing:
-            if self.switches.off([dataset], tx=changing):
+        if self.switches.off([dataset], tx=tx):
+            return []
+        place = {"dataset": dataset, "partition": partition, "lane": lane}
+        batch_limit = None
+        if wal_ids is None:
+            bounds = tx.run("ledger.batch_bounds", place, run_id=run_id).one()
+            batch_limit = bounds.batch_limit
+            if bounds.claimed_limit == 1 or (batch_limit == 1 and bounds.claimed):
                 return []
-            place = {"dataset": dataset, "partition": partition, "lane": lane}
-            batch_limit = None
-            if wal_ids is None:
-                bounds = changing.run("ledger.batch_bounds", place, run_id=run_id).one()
-                batch_limit = bounds.batch_limit
-                if bounds.claimed_limit == 1 or (batch_limit == 1 and bounds.claimed):
-                    return []
-            claimed = claimed_envelopes(
-                changing.run(
-                    "ledger.claim",
-                    place,
-                    run_id=run_id,
-                    limit=limit if batch_limit is None else min(limit, batch_limit),
-                    batch_limit=batch_limit,
-                    wal_ids=None if wal_ids is None else sorted(wal_ids),
-                    worker_id=self._worker_id,
-                    at=self._clock(),
-                )
+        claimed = claimed_envelopes(
+            tx.run(
+                "ledger.claim",
+                place,
+                run_id=run_id,
+                limit=limit if batch_limit is None else min(limit, batch_limit),
+                batch_limit=batch_limit,
+                wal_ids=None if wal_ids is None else sorted(wal_ids),
+                worker_id=self._worker_id,
+                at=self._clock(),
             )
-            if claimed:
-                self.leases.acquire(run_id=run_id, dataset=dataset, tx=changing)
+        )
+        if claimed:
+            self.leases.acquire(run_id=run_id, dataset=dataset, tx=tx)
         return sorted(claimed, key=claim_order)
 
     def fence(self, run_id: str) -> Fence:
         """Return what the run's writers ask before they write (BEY-02)."""
         return self.leases.fence(run_id)
 
-    def settle(self, envelopes: Sequence[Envelope], *, run_id: str, tx: Transaction | None = None) -> SettleReport:
+    @explained()
+    def settle(self, envelopes: Sequence[Envelope], *, run_id: str, tx: Transaction) -> SettleReport:
         """Give each claimed unit its final status (WSM-05, WSM-06).
 
         in_progress > succeeded where no operator failed and the sub-statuses allow it, else in_progress > failed with
@@ -143,37 +141,36 @@ class Ledger(LedgerChanges):
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
-        with self._changing(tx) as changing:
-            stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
-            succeeded = [*_settled(changing, "ledger.settle_succeeded", verdicts.succeeded, stamp)]
-            if yielding:
-                # Once the newer ones of their own batch have succeeded.
-                yielded = self._verdicts(self._unless_unfinished(yielding, changing))
-                succeeded += _settled(changing, "ledger.settle_succeeded", yielded.succeeded, stamp)
-                verdicts.extend(yielded)
-            failures = _settled(changing, "ledger.settle_failed", verdicts.failed, stamp)
-            self._ended(LedgerEvent.SUCCEEDED, succeeded, changing, envelopes)
-            self._ended(LedgerEvent.FAILED, failures, changing, envelopes)
-            done = {WalId(row.wal_id) for row in succeeded}
-            not_done = {WalId(row.wal_id) for row in failures}
-            mismatched = record_outcomes(
-                changing,
-                [unit for unit in envelopes if unit.wal_id in done],
-                run_id=run_id,
-                at=self._clock(),
-                log=self.log,
-                actor=self._worker_id,
-            )
-            lost = {unit.wal_id for unit in envelopes} - done - not_done
-            # A run that is executed again finds what it has settled itself.
-            lost -= self.succeeded_of_run(run_id, lost, tx=changing).keys() if lost else set()
-            quarantined = self._give_up(self._beyond_retry(verdicts, failures, changing), changing)
-            settled_totals(
-                envelopes,
-                findings=[*verdicts.succeeded, *verdicts.failed],
-                ended={WalId(row.wal_id): row.last_error_code for row in (*succeeded, *failures)},
-                at=self._clock(),
-            ).write(changing)
+        stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
+        succeeded = [*_settled(tx, "ledger.settle_succeeded", verdicts.succeeded, stamp)]
+        if yielding:
+            # Once the newer ones of their own batch have succeeded.
+            yielded = self._verdicts(self._unless_unfinished(yielding, tx))
+            succeeded += _settled(tx, "ledger.settle_succeeded", yielded.succeeded, stamp)
+            verdicts.extend(yielded)
+        failures = _settled(tx, "ledger.settle_failed", verdicts.failed, stamp)
+        self._ended(LedgerEvent.SUCCEEDED, succeeded, tx, envelopes)
+        self._ended(LedgerEvent.FAILED, failures, tx, envelopes)
+        done = {WalId(row.wal_id) for row in succeeded}
+        not_done = {WalId(row.wal_id) for row in failures}
+        mismatched = record_outcomes(
+            tx,
+            [unit for unit in envelopes if unit.wal_id in done],
+            run_id=run_id,
+            at=self._clock(),
+            log=self.log,
+            actor=self._worker_id,
+        )
+        lost = {unit.wal_id for unit in envelopes} - done - not_done
+        # A run that is executed again finds what it has settled itself.
+        lost -= self.succeeded_of_run(run_id, lost, tx=tx).keys() if lost else set()
+        quarantined = self._give_up(self._beyond_retry(verdicts, failures, tx), tx)
+        settled_totals(
+            envelopes,
+            findings=[*verdicts.succeeded, *verdicts.failed],
+            ended={WalId(row.wal_id): row.last_error_code for row in (*succeeded, *failures)},
+            at=self._clock(),
+        ).write(tx)
         return SettleReport(
             succeeded=tuple(sorted(done)),
             failed=tuple(sorted(not_done - quarantined)),
@@ -182,7 +179,7 @@ class Ledger(LedgerChanges):
             mismatched=mismatched,
         )
 
-    def release_lost(self, *, run_ids: Iterable[str] = (), tx: Transaction | None = None) -> RecoverReport:
+    def release_lost(self, *, run_ids: Iterable[str] = ()) -> RecoverReport:
         """Take back the claims of dead runs, and those whose lease ran out (WSM-11).
 
         in_progress > failed with code worker_lost or lease_expired, then > pending at once where attempts remain, else
@@ -191,12 +188,12 @@ class Ledger(LedgerChanges):
         A run that dies with several units charges none of them an attempt, because one may be the cause: they go back
         to pending, and from the second death on in batches of half the size, until the cause is alone (SEC-09).
         """
-        with self._changing(tx) as changing:
-            runs = sorted(run_ids)
-            lost = self._fail_lost(changing, LedgerCode.WORKER_LOST, run_ids=runs)
-            lost += self._fail_lost(changing, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
-            return self._let_in_again(lost, changing, spared=_bisected(lost))
+        with explained(), self.database.transaction() as tx:
+            lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
+            lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
+            return self._let_in_again(lost, tx, spared=_bisected(lost))
 
+    @explained()
     def release_rolled_back(
         self,
         *,
@@ -205,7 +202,7 @@ class Ledger(LedgerChanges):
         because: str,
         not_compensable: Collection[WalId] = (),
         bisect: bool = False,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> RecoverReport:
         """Take back what a run still claims of a dataset, because the run is rolled back there.
 
@@ -213,51 +210,51 @@ class Ledger(LedgerChanges):
         that are `not_compensable`: they go on to quarantined whatever attempts remain. Without `bisect`, for a cause
         that no unit can be, each is charged its attempt.
         """
-        with self._changing(tx) as changing:
-            code = LedgerCode.ROLLED_BACK
-            lost = self._fail_lost(changing, code, because=because, run_ids=[run_id], dataset=dataset)
-            spared = _bisected(lost) if bisect else {}
-            return self._let_in_again(lost, changing, not_compensable=not_compensable, spared=spared)
+        code = LedgerCode.ROLLED_BACK
+        lost = self._fail_lost(tx, code, because=because, run_ids=[run_id], dataset=dataset)
+        spared = _bisected(lost) if bisect else {}
+        return self._let_in_again(lost, tx, not_compensable=not_compensable, spared=spared)
 
-    def retry_due(self, *, now: datetime, limit: int, tx: Transaction | None = None) -> dict[tuple[str, str], int]:
+    def retry_due(self, *, now: datetime, limit: int) -> dict[tuple[str, str], int]:
         """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).
 
         A unit that the policy refuses by now goes to quarantine: its contract has become stricter, or a newer version
         of its object came while its attempt failed. Otherwise it would be due, and refused, at every tick.
         """
-        with self._changing(tx) as changing:
-            datasets = [rule["dataset"] for rule in self._rules(changing)]
-            due = wal_ids_of(changing.run("ledger.due", at=now, limit=limit, datasets=datasets))
-            rows = self._requeue(due, reason=ReplayReason.RETRY, tx=changing)
+        with explained(), self.database.transaction() as tx:
+            datasets = [rule["dataset"] for rule in self._rules(tx)]
+            due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
+            rows = self._requeue(due, reason=ReplayReason.RETRY, tx=tx)
             refused = set(due) - set(wal_ids_of(rows))
             exhausted: dict[WalId, str] = dict.fromkeys(refused, LedgerCode.ATTEMPTS_EXHAUSTED)
-            self._give_up(exhausted | self._superseded(refused, changing), changing)
+            self._give_up(exhausted | self._superseded(refused, tx), tx)
             return dict(Counter((row.dataset, row.partition_key) for row in rows))
 
+    @explained()
     def quarantine(
-        self, wal_ids: Iterable[str], *, reason_code: str, decision: Decision, tx: Transaction | None = None
+        self, wal_ids: Iterable[str], *, reason_code: str, decision: Decision, tx: Transaction
     ) -> tuple[WalId, ...]:
         """Take units out of automatic flows by a person's decision: pending or failed > quarantined (WSM-08).
 
         All or none: raises IllegalTransitionError for the first unit that is in another state or unknown.
         """
         wanted = sorted(set(wal_ids))
-        with self._changing(tx) as changing:
-            locked = {row.wal_id: row for row in changing.run("ledger.lock_statuses", wal_ids=wanted)}
-            for wal_id in wanted:
-                status = Status(locked[wal_id].status) if wal_id in locked else None
-                check_transition(wal_id=wal_id, from_status=status, to_status=Status.QUARANTINED)
-            for status in (Status.PENDING, Status.FAILED):
-                versions = {WalId(row.wal_id): row.version for row in locked.values() if row.status == status}
-                self._decide(versions, status, Status.QUARANTINED, GovernanceAction.QUARANTINE, decision, {}, changing)
-            found = self._quarantine(wanted, reason=reason_code, actor=decision.actor, tx=changing, by_person=True)
-            return tuple(sorted(found))
+        locked = {row.wal_id: row for row in tx.run("ledger.lock_statuses", wal_ids=wanted)}
+        for wal_id in wanted:
+            status = Status(locked[wal_id].status) if wal_id in locked else None
+            check_transition(wal_id=wal_id, from_status=status, to_status=Status.QUARANTINED)
+        for status in (Status.PENDING, Status.FAILED):
+            versions = {WalId(row.wal_id): row.version for row in locked.values() if row.status == status}
+            self._decide(versions, status, Status.QUARANTINED, GovernanceAction.QUARANTINE, decision, {}, tx)
+        found = self._quarantine(wanted, reason=reason_code, actor=decision.actor, tx=tx, by_person=True)
+        return tuple(sorted(found))
 
     def hold_quarantined(self, wal_ids: Iterable[str], *, tx: Transaction) -> frozenset[WalId]:
         """Return those of the units that are in quarantine; they stay there until the transaction ends."""
         locked = tx.run("ledger.lock_statuses", wal_ids=sorted(set(wal_ids)))
         return frozenset(WalId(row.wal_id) for row in locked if row.status == Status.QUARANTINED)
 
+    @explained()
     def override(
         self,
         versions: Mapping[WalId, int],
@@ -267,7 +264,7 @@ class Ledger(LedgerChanges):
         decision: Decision,
         replay_reason: str = ReplayReason.INCIDENT,
         replay_run_id: str | None = None,
-        tx: Transaction | None = None,
+        tx: Transaction,
     ) -> frozenset[WalId]:
         """Make quarantined > pending or succeeded > pending by a governed override; return the units moved (WSM-16).
 
@@ -276,22 +273,21 @@ class Ledger(LedgerChanges):
         UnattributedDecisionError without a change reference, UnknownReplayReasonError for a reason in no vocabulary.
         """
         decision.require_change_ref()
-        with self._changing(tx) as changing:
-            self.govern_reason(replay_reason, tx=changing)
-            details = {"replay_run_id": replay_run_id} if replay_run_id else {}
-            decided = self._decide(versions, from_status, Status.PENDING, action, decision, details, changing)
-            rows = changing.run(
-                "ledger.override",
-                wal_ids=sorted(decided),
-                from_status=from_status,
-                reason=replay_reason,
-                replay_run_id=replay_run_id,
-                actor=decision.actor,
-                at=self._clock(),
-            ).all()
-            if from_status is Status.QUARANTINED:
-                announce(changing, LedgerEvent.RECOVERED, rows)
-            return frozenset(wal_ids_of(rows))
+        self.govern_reason(replay_reason, tx=tx)
+        details = {"replay_run_id": replay_run_id} if replay_run_id else {}
+        decided = self._decide(versions, from_status, Status.PENDING, action, decision, details, tx)
+        rows = tx.run(
+            "ledger.override",
+            wal_ids=sorted(decided),
+            from_status=from_status,
+            reason=replay_reason,
+            replay_run_id=replay_run_id,
+            actor=decision.actor,
+            at=self._clock(),
+        ).all()
+        if from_status is Status.QUARANTINED:
+            announce(tx, LedgerEvent.RECOVERED, rows)
+        return frozenset(wal_ids_of(rows))
 
     def _admit(self, units: Sequence[Envelope], *, lane: Lane, tx: Transaction) -> EnsureResult:
         peers = SizePeers.of(units, self.registry, tx)

@@ -31,7 +31,6 @@ from kfm_dagster.lineage.unit import (
     qc_report_entity,
 )
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import writing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,21 +116,20 @@ class Invalidations:
         self._batches = batches
         self._clock = clock
 
-    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction | None = None) -> int:
+    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction) -> int:
         """Withdraw what a run told of a dataset and still stands; return the number of units."""
         at = self._clock()
         withdrawn: set[WalId] = set()
-        with writing(self._database, tx) as change:
-            standing = change.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all()
-            for row in standing:
-                why = Invalidation(
-                    batch_id=row.batch_id,
-                    activity_id=invalidation_activity(row.batch_id),
-                    run_id=run_id,
-                    at=at,
-                    reason=reason,
-                )
-                withdrawn |= self._withdraw(change, LineagePath(row.path), row.href, why, contract)
+        standing = tx.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all()
+        for row in standing:
+            why = Invalidation(
+                batch_id=row.batch_id,
+                activity_id=invalidation_activity(row.batch_id),
+                run_id=run_id,
+                at=at,
+                reason=reason,
+            )
+            withdrawn |= self._withdraw(tx, LineagePath(row.path), row.href, why, contract)
         return len(withdrawn)
 
     def _withdraw(

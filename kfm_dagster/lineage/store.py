@@ -147,7 +147,7 @@ class Lineage:
             self._batches.publish_unless_failing()
         return results
 
-    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction | None = None) -> int:
+    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction) -> int:
         """Withdraw what a run told of the contract's dataset; return how many units that was.
 
         Nothing is deleted: the withdrawal is told on both paths, and what is withdrawn stands in no `links_of`. A unit
@@ -155,9 +155,7 @@ class Lineage:
         for a person, at most 200 characters. Raises what the database raises.
         """
         units = self._invalidations.invalidate(run_id=run_id, contract=contract, reason=reason, tx=tx)
-        if units and tx is None:
-            self._batches.publish_unless_failing()
-        elif units and tx is not None:
+        if units:
             tx.after_commit(self._batches.publish_unless_failing)
         return units
 

@@ -145,7 +145,9 @@ class IntentRecovery:
         if any(intent.payload["params"].get(name) != value for name, value in node.params().items()):
             return _held(intent, "the contract has changed since; start the run again")
         listed = [unit.wal_id for entry in node.listing if (unit := parse_listed(node.contract, entry)) is not None]
-        if not (unknown := set(listed) - set(self.pipeline.ledger.statuses(listed))):
+        with self.pipeline.database.snapshot() as tx:
+            unknown = set(listed) - set(self.pipeline.ledger.statuses(listed, tx=tx))
+        if not unknown:
             return self._of_the_first_node(intent)
         why = f"{len(unknown)} objects that it listed are not in the ledger"
         return IntentPlan(intent=intent, action=IntentAction.ENTER, why=why)
@@ -168,9 +170,9 @@ class IntentRecovery:
     def _of_the_first_node(self, intent: Intent) -> IntentPlan:
         """Wait for the run that claims what waits; with nothing waiting, there is nothing to claim."""
         context = intent.payload["context"]
-        waits = self.pipeline.ledger.holds(
-            dataset=context["dataset"], partition=context["partition"], statuses=(Status.PENDING, Status.IN_PROGRESS)
-        )
+        place = {"dataset": context["dataset"], "partition": context["partition"]}
+        with self.pipeline.database.snapshot() as tx:
+            waits = self.pipeline.ledger.holds(**place, statuses=(Status.PENDING, Status.IN_PROGRESS), tx=tx)
         if waits:
             return _waiting(intent, "units of its day are pending or in work")
         return IntentPlan(intent=intent, action=IntentAction.CLOSE, why="no unit of its day waits")
@@ -178,7 +180,9 @@ class IntentRecovery:
     def _of_a_batch(self, intent: Intent) -> IntentPlan:
         batch = intent.payload["inputs"][-1]
         content = self.pipeline.artifacts.get(ArtifactReference(uri=batch["uri"], sha256=batch["checksum"]))
-        statuses = self.pipeline.ledger.statuses([unit.wal_id for unit in from_parquet(content)])
+        units = [unit.wal_id for unit in from_parquet(content)]
+        with self.pipeline.database.snapshot() as tx:
+            statuses = self.pipeline.ledger.statuses(units, tx=tx)
         of: dict[Status, Sequence[WalId]] = {
             status: sorted(wal_id for wal_id, now in statuses.items() if now is status) for status in Status
         }

@@ -43,9 +43,12 @@ def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Sta
     if not plan.units and not plan.listings:
         return Started(plan=plan)
     review = engine.pipeline.ledger.review
-    if plan.overrides and review.required(engine.pipeline.settings, decision):
-        content = {"selection": selection.as_json()}
-        return Started(plan=plan, proposal_id=review.propose(Command.REPLAY, decision, plan.overrides, content=content))
+    if plan.overrides:
+        with engine.pipeline.database.transaction() as tx:
+            if review.required(engine.pipeline.settings, decision, tx=tx):
+                content = {"selection": selection.as_json()}
+                proposal_id = review.propose(Command.REPLAY, decision, plan.overrides, content=content, tx=tx)
+                return Started(plan=plan, proposal_id=proposal_id)
     return Started(plan=plan, replay_run_id=engine.start(selection, decision).replay_run_id)
 
 

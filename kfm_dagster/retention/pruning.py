@@ -113,7 +113,8 @@ class Retention:
                 if not removed:
                     details = {"kind": kind, "keep_seconds": int(keep.total_seconds()), "before": rfc3339(before)}
                     log = GovernanceLog(self.database, clock=self.clock)
-                    log.record(GovernanceAction.RETENTION, decision, details=details)
+                    with self.database.transaction() as tx:
+                        log.record(GovernanceAction.RETENTION, decision, details=details, tx=tx)
                 pruner.remove(batch)
             removed += len(batch.removable)
             size = None if size is None or batch.bytes is None else size + batch.bytes

@@ -21,7 +21,6 @@ import orjson
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading
 from kfm_dagster.telemetry.spans import span
 
 GENESIS = "0" * 64
@@ -99,15 +98,13 @@ class AuditLog:
                 return
             seq = rows[-1].seq
 
-    def since(self, moment: datetime, *, tx: Transaction | None = None) -> list[dict[str, Any]]:
+    def since(self, moment: datetime, *, tx: Transaction) -> list[dict[str, Any]]:
         """Return the lines that were written since then, in their order."""
-        with reading(self._database, tx) as view:
-            return list(_lines(view.run("stages.audit_since", since=moment)))
+        return list(_lines(tx.run("stages.audit_since", since=moment)))
 
-    def head(self, *, tx: Transaction | None = None) -> tuple[int, str]:
+    def head(self, *, tx: Transaction) -> tuple[int, str]:
         """Return how many lines there are, and the hash of the last one."""
-        with reading(self._database, tx) as view:
-            row = view.run("stages.audit_head").one_or_none()
+        row = tx.run("stages.audit_head").one_or_none()
         return (0, GENESIS) if row is None else (row.seq, row.hash)
 
     def of_stage(self, run_id: str, stage: str) -> Sequence[dict[str, Any]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from sqlalchemy.exc import DBAPIError
 
@@ -196,18 +197,18 @@ class StageLifecycle:
         policy = self.card.retry_policy
         if error_class not in policy.retry_on:
             return None
-        attempt, begun = None, None
+        attempts: list[StageAttempt] = []
         # What failed before its attempt was opened, or with the database, the caller alone has counted.
-        with suppress(DBAPIError, DatabaseUnavailableError):
-            attempt = self.store.newest(run_id, stage)
-            begun = None if attempt is None else self.store.first_opened(run_id, stage)
+        with suppress(DBAPIError, DatabaseUnavailableError), self.database.snapshot() as tx:
+            attempts = self.store.of_run(run_id, stage=stage, tx=tx)
+        attempt = max(attempts, key=attrgetter("attempt"), default=None)
         if attempt is not None and attempt.state is StageState.SUCCEEDED:
             return None
         made = tries if attempt is None else max(attempt.attempt, tries)
         if made > policy.max_retries:
             return None
         wait = backoff_seconds(policy.delays, key=f"{run_id}/{stage}", attempt=made)
-        late = begun is not None and self.clock() + timedelta(seconds=wait) > begun + policy.deadline
+        late = bool(attempts) and self.clock() + timedelta(seconds=wait) > attempts[0].opened_at + policy.deadline
         return None if late else wait
 
     def _open(self, node: StageNode, *, run_id: str, snapshot: Sequence[str], tx: Transaction) -> StageAttempt:
@@ -236,10 +237,12 @@ class StageLifecycle:
 
     def _roll_back(self, node: StageNode, failed: StageAttempt, received: StageBatch | None) -> None:
         # What a stage goes back to is what its upstream saved; before the first one there is nothing.
-        before = None if received is None else self.store.newest(received.state.run_id, received.state.dataset_id)
-        has_checkpoint = received is None or (before is not None and before.checkpoint_uri is not None)
         try:
             with self.database.transaction() as tx:
+                has_checkpoint = received is None
+                if received is not None:
+                    before = self.store.newest(received.state.run_id, received.state.dataset_id, tx=tx)
+                    has_checkpoint = before is not None and before.checkpoint_uri is not None
                 self._compensate(node, failed, received, has_checkpoint=has_checkpoint, tx=tx)
         except Exception as error:
             _LOG.exception("%s could not be compensated", failed.stage, exc_info=redacted_error(error))

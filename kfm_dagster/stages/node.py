@@ -79,10 +79,10 @@ class StageNode(ABC):
         """Write the node's own tables in the transaction of its commit; return the batch to store."""
         return made
 
-    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
+    def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
         """Undo the effects of `transform`; return what was undone, or None when it cannot be.
 
-        With `tx` the database's part joins the caller's transaction; then it may be repeated until that is committed.
+        The database's part is the caller's transaction; it may be repeated until that is committed.
         """
         return {}
 

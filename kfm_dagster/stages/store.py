@@ -16,7 +16,6 @@ from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind, AuditLog
 from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading
 
 
 class StageMoveError(KfmError):
@@ -57,26 +56,24 @@ class StageAttempt:
 
 
 class StageStore:
-    """Reads and moves attempts. Methods with `tx` join the caller's transaction."""
+    """Reads and moves attempts."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
         self.audit = AuditLog(database, clock=clock)
 
-    def newest(self, run_id: str, stage: str, *, tx: Transaction | None = None) -> StageAttempt | None:
+    def newest(self, run_id: str, stage: str, *, tx: Transaction) -> StageAttempt | None:
         """Return the newest attempt of a stage, or None before the first."""
         return max(self.of_run(run_id, stage=stage, tx=tx), key=attrgetter("attempt"), default=None)
 
-    def of_run(self, run_id: str, *, stage: str | None = None, tx: Transaction | None = None) -> list[StageAttempt]:
+    def of_run(self, run_id: str, *, stage: str | None = None, tx: Transaction) -> list[StageAttempt]:
         """Return every attempt of a run's stages, or of one of them, in the order they were opened."""
-        with reading(self._database, tx) as view:
-            return view.rows(StageAttempt, "stages.of_run", run_id=run_id, stage=stage)
+        return tx.rows(StageAttempt, "stages.of_run", run_id=run_id, stage=stage)
 
-    def since(self, moment: datetime, *, tx: Transaction | None = None) -> list[StageAttempt]:
+    def since(self, moment: datetime, *, tx: Transaction) -> list[StageAttempt]:
         """Return every attempt that was opened since then, oldest first."""
-        with reading(self._database, tx) as view:
-            return view.rows(StageAttempt, "stages.opened_since", since=moment)
+        return tx.rows(StageAttempt, "stages.opened_since", since=moment)
 
     def unfinished(self, run_ids: Iterable[str], *, limit: int, tx: Transaction) -> list[StageAttempt]:
         """Return the attempts of these runs that are at work, oldest first."""
@@ -87,13 +84,6 @@ class StageStore:
         """Return the runs with an attempt at work."""
         with self._database.snapshot() as view:
             return list(view.run("stages.unfinished_runs").scalars())
-
-    def first_opened(self, run_id: str, stage: str) -> datetime:
-        """Return when the first attempt of a stage was opened. Raises LookupError before that."""
-        attempts = self.of_run(run_id, stage=stage)
-        if not attempts:
-            raise LookupError(f"{stage} has no attempt in run {run_id}")
-        return attempts[0].opened_at
 
     def open(
         self, run_id: str, stage: str, *, idempotency_key: str, input_hashes: Sequence[str], tx: Transaction

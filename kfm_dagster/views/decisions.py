@@ -74,12 +74,14 @@ def _cases(parts: Parts, wanted: CaseFilter, _: str | None, limit: int) -> Page:
 
 
 def _switches(parts: Parts, _: Filter, __: str | None, ___: int) -> Page:
-    engaged = KillSwitches(parts.database, clock=parts.clock).engaged().values()
+    with parts.database.snapshot() as tx:
+        engaged = KillSwitches(parts.database, clock=parts.clock).engaged(tx=tx).values()
     return Page(rows=[replace(one, dataset=ALL) if one.dataset == EVERY_DATASET else one for one in engaged])
 
 
 def _entries(parts: Parts, wanted: LogFilter, _: str | None, limit: int) -> Page:
-    entries = GovernanceLog(parts.database, clock=parts.clock).entries(**dict(wanted), limit=limit)
+    with parts.database.snapshot() as tx:
+        entries = GovernanceLog(parts.database, clock=parts.clock).entries(**dict(wanted), limit=limit, tx=tx)
     if not entries and wanted.dataset != EVERY_DATASET:
         # A dataset whose contract is gone has its decisions still; a misspelt one has neither.
         require_contract(parts, wanted.dataset)

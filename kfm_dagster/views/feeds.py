@@ -45,7 +45,8 @@ def gaps(parts: Parts, wanted: GapFilter, _: str | None, limit: int) -> Page:
 
 
 def _datasets(parts: Parts, _: Filter, __: str | None, ___: int) -> Page:
-    off = KillSwitches(parts.database, clock=parts.clock).engaged()
+    with parts.database.snapshot() as tx:
+        off = KillSwitches(parts.database, clock=parts.clock).engaged(tx=tx)
     return Page(
         rows=[
             IngestedDataset(

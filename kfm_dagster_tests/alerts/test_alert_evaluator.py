@@ -28,6 +28,7 @@ from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.alerts.recorded import NOON, NOTIFY, PAGE, STAGE, TICKET, Clock, Mailbox, Record, desk_over
+from kfm_dagster_tests.transactions import own_tx
 
 HERE = f"path_desync: {STAGE} G3"
 ME = Decision(actor="ann", reason="I am on it")
@@ -146,7 +147,7 @@ def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
     evaluator.evaluate()
     with pytest.raises(NotFiringError, match="alert 1: resolved"):
         evaluator.store.acknowledge(1, ME)
-    entries = GovernanceLog(database, clock=now).entries(action=GovernanceAction.ALERT_ACKNOWLEDGED)
+    entries = own_tx(GovernanceLog(database, clock=now)).entries(action=GovernanceAction.ALERT_ACKNOWLEDGED)
     [(actor, reason, details)] = [(one.actor, one.reason, one.details) for one in entries]
     assert (actor, reason) == ("ann", "I am on it")
     assert details == {"alert_id": 1, "rule": "path_desync", "subject": f"{STAGE} G3", "level": "warning"}

@@ -25,6 +25,7 @@ from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.browser.dagster_ui import DagsterUi
+from kfm_dagster_tests.transactions import own_tx
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM_ARGUMENTS = [
@@ -53,7 +54,7 @@ class Running:
         return self.deployment.home / "catalog"
 
     def ledger(self, *, partition: str, dataset: str | None = None) -> dict[str, NoddWalRecord]:
-        records = LedgerQueries(self.database).find(dataset=dataset, partition=partition)
+        records = own_tx(LedgerQueries(self.database)).find(dataset=dataset, partition=partition)
         return {record.object_uri: record for record in records}
 
 

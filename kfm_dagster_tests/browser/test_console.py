@@ -30,6 +30,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster_tests.alerts.recorded import open_alert
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import good, open_pipeline, put, run_chain
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = [pytest.mark.browser, pytest.mark.one_database]
 
@@ -99,18 +100,18 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
         run_chain(pipeline, dataset, SAMPLE_DAY.isoformat(), f"{number:08}-1111-4111-8111-111111111111")
     landed = pipeline.landing.land([SqsMessage(message_id=REJECTED, body="{" + 400 * "long")])
     came = Delivery(message_id=REJECTED, queue="q", receipt_handle="r", landing_sha256=landed.digest)
-    pipeline.deliveries.record([came])
-    pipeline.deliveries.reject(
+    own_tx(pipeline.deliveries).record([came])
+    own_tx(pipeline.deliveries).reject(
         [Rejection(message_id=REJECTED, record_index=0, reason_code="malformed_json", detail="no JSON")]
     )
     open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id=str(uuid.UUID(int=1)))
     unit = envelope(1)
-    pipeline.ledger.ensure([unit])
-    pipeline.ledger.quarantine(
+    own_tx(pipeline.ledger).ensure([unit])
+    own_tx(pipeline.ledger).quarantine(
         [unit.wal_id], reason_code="looked_odd", decision=Decision(actor="bob", reason="a site that moved")
     )
-    [quarantined] = pipeline.ledger.find(status=Status.QUARANTINED, code="looked_odd")
-    [succeeded, *_] = pipeline.ledger.find(status=Status.SUCCEEDED, dataset="goes-abi")
+    [quarantined] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED, code="looked_odd")
+    [succeeded, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, dataset="goes-abi")
     with serving(pipeline) as url:
         yield Served(pipeline=pipeline, url=url, quarantined=quarantined, succeeded=succeeded)
     pipeline.close()
@@ -179,5 +180,5 @@ def test_a_quarantined_unit_is_found_from_the_front_page_and_released_by_keyboar
         page.keyboard.press("Enter")
         expect(page.locator("main .badge").first).to_have_text("pending")
         expect(page.get_by_role("region", name="Decisions").get_by_text("INC-7")).to_be_visible()
-    [entry, *_] = served.pipeline.ledger.log.entries(wal_id=served.quarantined.wal_id)
+    [entry, *_] = own_tx(served.pipeline.ledger.log).entries(wal_id=served.quarantined.wal_id)
     assert (entry.actor, entry.action, entry.change_ref) == ("anna", "release", "INC-7")

@@ -21,6 +21,7 @@ from kfm_dagster.storage.fence import Fence, open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes
 from kfm_dagster_tests.moments import meanwhile
+from kfm_dagster_tests.transactions import own_tx
 
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -112,8 +113,8 @@ def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
 ) -> None:
     """The real ledger, and the longest moment between what a worker last knew and what it writes."""
     ledger = Ledger(database, registry=contracts, worker_id="test", clock=lambda: NOW)
-    ledger.ensure([goes(0), goes(1)])
-    claimed = ledger.claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="slow", limit=10)
+    own_tx(ledger).ensure([goes(0), goes(1)])
+    claimed = own_tx(ledger).claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="slow", limit=10)
     mine = [goes(number).evolve(attempt=claimed[0].attempt) for number in range(2)]
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, lambda: ledger.release_lost(run_ids=["slow"])):
         results = catalog.register(candidates(contracts, mine), fence=ledger.fence("slow"))
@@ -128,8 +129,8 @@ def test_nobody_takes_a_claim_over_while_its_holder_writes(
 ) -> None:
     """Asking is not enough: what the fence let through stays true until the commit."""
     ledger = Ledger(database, registry=contracts, worker_id="test", clock=lambda: NOW)
-    ledger.ensure([goes(0)])
-    claimed = ledger.claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="run", limit=10)
+    own_tx(ledger).ensure([goes(0)])
+    claimed = own_tx(ledger).claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="run", limit=10)
 
     def take_over() -> None:
         options = {"timeout": 0} if database.dialect == "sqlite" else {}

@@ -22,6 +22,7 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
 from kfm_dagster_tests.catalog.test_undo import unit
 from kfm_dagster_tests.ledger.bench import Clock
+from kfm_dagster_tests.transactions import own_tx
 
 CREATED, UPDATED, WITHDRAWN = ChangeKind.CREATED, ChangeKind.UPDATED, ChangeKind.WITHDRAWN
 _names = (f"follower-{number}" for number in count())
@@ -101,7 +102,7 @@ def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
             write(runs[-1], *(unit(*one) for one in argument))
         elif operation == "undo" and argument < len(runs):
             for dataset in ("goes-abi", "nexrad-l2"):
-                catalog.undo(dataset, runs[argument])
+                own_tx(catalog).undo(dataset, runs[argument])
         elif operation == "follow":
             mirror.first = fail if argument == "refused" else nothing
             mirror.last = fail if argument == "taken, then failed" else nothing
@@ -133,14 +134,14 @@ def test_what_happened_to_an_item_is_told_once_by_what_it_is_for_the_follower(
     assert kinds() == []
     write("third", goes(0, created=2, platform="goes-2"))
     assert kinds() == [UPDATED]
-    catalog.undo("goes-abi", "third")
+    own_tx(catalog).undo("goes-abi", "third")
     assert kinds() == [UPDATED]
     write("fourth", goes(0, created=3, platform="goes-3"))
     for run_id in ("fourth", "second", "first"):
-        catalog.undo("goes-abi", run_id)
+        own_tx(catalog).undo("goes-abi", run_id)
     assert kinds() == [WITHDRAWN]
     write("fifth", goes(1))
-    catalog.undo("goes-abi", "fifth")
+    own_tx(catalog).undo("goes-abi", "fifth")
     # Somebody may have failed to tell what it took.
     assert kinds() == [WITHDRAWN]
 

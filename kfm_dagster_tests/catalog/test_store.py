@@ -24,6 +24,7 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.official import OfficialSchemas
 from kfm_dagster_tests.moments import full, meanwhile
+from kfm_dagster_tests.transactions import own_tx
 
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
 
@@ -102,7 +103,7 @@ def test_a_version_without_a_sequencer_is_ordered_by_its_event(
     newer = goes(0, version="2" * 32, sequencer=None if which != "the older" else "0055AED6DCD90281E6")
     older = goes(0, version="1" * 32, sequencer=None if which != "the newer" else "0055AED6DCD90281E5")
     older = older.evolve(event_time=newer.event_time - timedelta(minutes=5))
-    Ledger(database, registry=contracts, worker_id="w", clock=lambda: DAY).ensure([older, newer])
+    own_tx(Ledger(database, registry=contracts, worker_id="w", clock=lambda: DAY)).ensure([older, newer])
     assert statuses(register(older)) == [CREATED]
     (stands,) = register(newer)
     assert stands.write_status is UPDATED

@@ -29,6 +29,7 @@ from kfm_dagster_tests.catalog.conftest import Write, of_run
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad, with_metadata
 from kfm_dagster_tests.databases import unguarded
 from kfm_dagster_tests.moments import dying, full, meanwhile
+from kfm_dagster_tests.transactions import own_tx
 
 NEXT_YEAR = DAY + timedelta(days=40)
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
@@ -104,7 +105,7 @@ def test_undoing_a_run_leaves_what_stood_before_it_and_undoing_all_in_any_order_
         return run_id
 
     def undo(run_id: str) -> list[UndoReport]:
-        return [catalog.undo(dataset, run_id) for dataset in ("goes-abi", "nexrad-l2")]
+        return [own_tx(catalog).undo(dataset, run_id) for dataset in ("goes-abi", "nexrad-l2")]
 
     _forget(root, database)
     earlier = [run(work) for work in before]
@@ -130,15 +131,15 @@ def test_what_a_later_run_replaced_stays_until_that_run_is_undone_too(
     [first, second] = write("early", goes(0), goes(1))
     write("late", goes(0, platform="goes-18"))
     late = (root / str(first.item_href)).read_bytes()
-    report = catalog.undo("goes-abi", "early")
+    report = own_tx(catalog).undo("goes-abi", "early")
     assert report == UndoReport(removed=(str(second.item_id),), superseded=(str(first.item_id),))
     assert (root / str(first.item_href)).read_bytes() == late
     assert trees.item_ids(root) == [first.item_id]
     after = everything(root, database)
-    assert catalog.undo("goes-abi", "early") == UndoReport(superseded=(str(first.item_id),))
+    assert own_tx(catalog).undo("goes-abi", "early") == UndoReport(superseded=(str(first.item_id),))
     assert everything(root, database) == after
     # What an undone run wrote is nothing to go back to.
-    assert catalog.undo("goes-abi", "late") == UndoReport(removed=(str(first.item_id),))
+    assert own_tx(catalog).undo("goes-abi", "late") == UndoReport(removed=(str(first.item_id),))
     assert trees.files(root) == {}
 
 
@@ -167,11 +168,11 @@ def test_single_promotions_are_undone_where_their_items_stand_by_them(
     assert undo_items({str(second.item_id): late[str(second.item_id)]} | early) == NOTHING
     trees.assert_counted(database)
     # And the run goes back as before, behind nothing but its own.
-    report = catalog.undo("goes-abi", "late")
+    report = own_tx(catalog).undo("goes-abi", "late")
     assert report == UndoReport(restored=(str(first.item_id),), removed=(str(third.item_id),))
     assert everything(root, database) == standing
     # Of an empty catalog as well: the next Item finds none of it begun.
-    catalog.undo("goes-abi", "early")
+    own_tx(catalog).undo("goes-abi", "early")
     assert undo_items(late) == NOTHING
     assert not any(everything(root, database).values())
     write("next", goes(0))
@@ -183,7 +184,7 @@ def test_a_write_whose_collection_was_undone_meanwhile_leaves_the_root_to_the_ne
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     write("base", goes(0))
-    with meanwhile(AFTER_ITS_LOG, lambda: catalog.undo("goes-abi", "base")):
+    with meanwhile(AFTER_ITS_LOG, lambda: own_tx(catalog).undo("goes-abi", "base")):
         [lost] = write("run", goes(0, platform="goes-18"))
     assert [issue.code for issue in lost.issues] == [StacIssue.CATALOG_CONFLICT]
     assert not any(everything(root, database).values())
@@ -197,9 +198,9 @@ def test_bringing_a_lost_file_back_is_nothing_to_undo(catalog: Catalog, root: Pa
     (root / str(item.item_href)).unlink()
     assert [result.write_status for result in write("mender", goes(0))] == [NO_OP]
     mended = trees.files(root)
-    assert catalog.undo("goes-abi", "mender") == NOTHING
+    assert own_tx(catalog).undo("goes-abi", "mender") == NOTHING
     assert trees.files(root) == mended
-    assert catalog.undo("goes-abi", "run") == UndoReport(removed=(str(item.item_id),))
+    assert own_tx(catalog).undo("goes-abi", "run") == UndoReport(removed=(str(item.item_id),))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_a_writer_that_saw_an_item_which_was_undone_meanwhile_is_refused(
     write("undone", goes(0))
 
     def overtake() -> None:
-        open_catalog().undo("goes-abi", "undone")
+        own_tx(open_catalog()).undo("goes-abi", "undone")
         if rewritten:
             write("rival", goes(0, platform="goes-17"))
 
@@ -223,7 +224,7 @@ def test_a_writer_that_saw_an_item_which_was_undone_meanwhile_is_refused(
         [refused] = catalog.register(of_run(contracts, "late", [goes(0, platform="goes-18")]), fence=open_fence)
     assert (refused.write_status, refused.issues[0].code) == (FAILED, StacIssue.CATALOG_CONFLICT)
     assert len(trees.files(root)) == (0 if not rewritten else 6)
-    assert catalog.undo("goes-abi", "late") == NOTHING
+    assert own_tx(catalog).undo("goes-abi", "late") == NOTHING
     assert write("late", goes(0, platform="goes-18"))[0].write_status is (UPDATED if rewritten else CREATED)
 
 
@@ -246,7 +247,7 @@ def test_a_run_is_undone_while_others_write(
     write("run", *(goes(number) for number in range(5)))
     thread = threading.Thread(target=others)
     thread.start()
-    report = catalog.undo("goes-abi", "run")
+    report = own_tx(catalog).undo("goes-abi", "run")
     thread.join()
     assert problems == []
     assert len(report.removed) == 5
@@ -282,7 +283,7 @@ def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
         if at % 3:
             with dying(database, at=at - 1 if at % 3 == 1 else 0):
                 write("run", *changes())
-        catalog.undo("goes-abi", "run")
+        own_tx(catalog).undo("goes-abi", "run")
         assert everything(root, database) == before, death
         if not death.died:
             break
@@ -298,8 +299,8 @@ def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
     for at in count(1):
         write("run", *changes())
         with dying(database, at=at) as death:
-            catalog.undo("goes-abi", "run")
-        catalog.undo("goes-abi", "run")
+            own_tx(catalog).undo("goes-abi", "run")
+        own_tx(catalog).undo("goes-abi", "run")
         assert everything(root, database) == before, death
         if not death.died:
             break
@@ -318,9 +319,9 @@ def test_an_undo_whose_place_fails_changes_no_row_and_is_done_again(
         meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full),
         pytest.raises(CatalogUndoError, match="No space left on device"),
     ):
-        catalog.undo("goes-abi", "run")
+        own_tx(catalog).undo("goes-abi", "run")
     assert everything(root, database)["items"] == rows
-    catalog.undo("goes-abi", "run")
+    own_tx(catalog).undo("goes-abi", "run")
     assert everything(root, database) == before
 
 
@@ -335,10 +336,10 @@ def test_a_catalog_in_a_bucket_goes_back_too(database: Database, contracts: Cont
     catalog.register(of_run(contracts, "base", [goes(0), goes(1)]), fence=open_fence)
     before = objects()
     catalog.register(of_run(contracts, "run", changes()), fence=open_fence)
-    report = catalog.undo("goes-abi", "run")
+    report = own_tx(catalog).undo("goes-abi", "run")
     assert (len(report.restored), len(report.removed)) == (1, 5)
     assert objects() == before
-    catalog.undo("goes-abi", "base")
+    own_tx(catalog).undo("goes-abi", "base")
     assert objects() == {}
 
 

@@ -24,6 +24,7 @@ from kfm_dagster_tests.integration.chain import (
     take,
     work_until_done,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 CORPUS = {pathology.name: pathology for pathology in pathologies()}
 NAMED = {
@@ -63,7 +64,7 @@ def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQ
 
     play(pathology, registry=pipeline.registry, put=put, send=send, drain=lambda: work_until_done(pipeline))
 
-    records = {(record.object_uri, record.object_version): record for record in pipeline.ledger.find(limit=100)}
+    records = {(record.object_uri, record.object_version): record for record in own_tx(pipeline.ledger).find(limit=100)}
     found = {identity: (record.status, record.last_error_code) for identity, record in records.items()}
     expected = {
         (fate.version.uri, _announced(fate.version, pipeline)): (fate.status, fate.code) for fate in pathology.fates

@@ -46,6 +46,7 @@ from kfm_dagster_tests.integration.chain import (
     run_chain,
     volumes,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 HIDDEN_SECONDS = 1
 """How long the queue hides what a dead process had received."""
@@ -127,7 +128,7 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     assert not run_chain(pipeline, "nexrad-l2", DAY.isoformat(), f"run-{uuid.uuid4()}", Source.LISTING).envelopes
     # A run of another dataset that is rolled back leaves nothing, whatever an earlier pass left of it.
     pipeline.catalog.register(candidates(pipeline.registry, [goes()]), fence=open_fence)
-    pipeline.catalog.undo("goes-abi", RUN_ID)
+    own_tx(pipeline.catalog).undo("goes-abi", RUN_ID)
     pipeline.following.catch_up(pipeline.followers)
     return all(place.behind == 0 for place in pipeline.following.states())
 
@@ -143,7 +144,7 @@ def finish(world: World) -> dict[str, Any]:
                     return {**everything(pipeline), "announced": announced_items(world, pipeline)}
             except Exception as error:
                 last = error
-        raise AssertionError(f"not done after {MAX_PASSES} passes: {pipeline.ledger.counts()}") from last
+        raise AssertionError(f"not done after {MAX_PASSES} passes: {own_tx(pipeline.ledger).counts()}") from last
     finally:
         pipeline.close()
 

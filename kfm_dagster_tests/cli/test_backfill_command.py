@@ -13,6 +13,7 @@ from kfm_dagster.recovery.backfill.days import Backfills, DayListing
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F401, fixtures
 from kfm_dagster_tests.factories import START, envelope, failed, finished
+from kfm_dagster_tests.transactions import own_tx
 
 MONTH = ("--from", "2025-12-01", "--to", "2025-12-31")
 WHY = ("--reason", "outage", "--actor", "ada")
@@ -86,11 +87,11 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
                 pipeline.ledger.ensure([unit], lane=Lane.BULK, tx=tx)
                 assert account.counted(tx, listed=1, created=1, requeued=0)
                 account.closed(tx, {})
-            [claimed] = pipeline.ledger.claim(dataset="hrrr", partition="2025-12-03", run_id="r", limit=1)
-            pipeline.ledger.settle([end(claimed)], run_id="r")  # type: ignore[operator]
+            [claimed] = own_tx(pipeline.ledger).claim(dataset="hrrr", partition="2025-12-03", run_id="r", limit=1)
+            own_tx(pipeline.ledger).settle([end(claimed)], run_id="r")  # type: ignore[operator]
             if end is failed:
                 reason = Decision(actor="ada", reason="no object")
-                pipeline.ledger.quarantine([claimed.wal_id], reason_code="missing_object", decision=reason)
+                own_tx(pipeline.ledger).quarantine([claimed.wal_id], reason_code="missing_object", decision=reason)
             assert Backfills(pipeline).advance(listing=(), limit=1).finished == (backfill_id,)
         pipeline.close()
 

@@ -40,6 +40,7 @@ from kfm_dagster.typed_numbers import LARGEST
 from kfm_dagster_tests.commands import Call, caller, state_of
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.no_settings import unset_settings
+from kfm_dagster_tests.transactions import own_tx
 
 SECRET = "s3cr3t-word"
 UNKNOWN_ID = "00000000-0000-8000-8000-000000000000"
@@ -76,10 +77,10 @@ def ledger(home: Path) -> dict[str, NoddWalRecord]:
     """A ledger with one unit of each fate, by its status."""
     pipeline = Pipeline.open(Settings.load())
     units = [envelope(number) for number in range(3)]
-    pipeline.ledger.ensure(units)
-    claimed = pipeline.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=2)
-    pipeline.ledger.settle([finished(claimed[0]), failed(claimed[1])], run_id="run-1")
-    records = pipeline.ledger.find()
+    own_tx(pipeline.ledger).ensure(units)
+    claimed = own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=2)
+    own_tx(pipeline.ledger).settle([finished(claimed[0]), failed(claimed[1])], run_id="run-1")
+    records = own_tx(pipeline.ledger).find()
     pipeline.close()
     return {record.status: record for record in records}
 
@@ -574,7 +575,7 @@ def ignored(home: Path) -> None:
         [("sidecar", "hrrr", "hrrr.a/1.idx"), ("sidecar", "hrrr", "hrrr.b/2.idx"), ("test_event", None, None)]
     ):
         record = IgnoredRecord(record_index=0, reason=reason, dataset=dataset, bucket=key and "b", key=key)
-        pipeline.deliveries.record(
+        own_tx(pipeline.deliveries).record(
             [
                 Delivery(
                     message_id=f"m{number}",
@@ -630,8 +631,8 @@ def rejected(home: Path) -> None:
         message = SqsMessage(message_id=f"rejected-{number}", body=f"{{{number}")
         landed = pipeline.landing.land([message, SqsMessage(message_id="another", body="{}")])
         one = Delivery(message_id=message.message_id, queue="q", receipt_handle="r", landing_sha256=landed.digest)
-        pipeline.deliveries.record([one])
-        pipeline.deliveries.reject(
+        own_tx(pipeline.deliveries).record([one])
+        own_tx(pipeline.deliveries).reject(
             Rejection(message_id=one.message_id, record_index=index, reason_code=reason, detail="d")
             for index, reason in enumerate(reasons)
         )

@@ -15,6 +15,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.no_settings import unset_settings
+from kfm_dagster_tests.transactions import own_tx
 
 NAMES = {
     "backfill_id": completion.BACKFILL,
@@ -64,8 +65,8 @@ def test_the_shell_offers_what_the_deployment_has(home: Path) -> None:
     assert not home.exists()
     pipeline = Pipeline.open(Settings.load())
     units = [envelope(number) for number in range(60)]
-    pipeline.ledger.ensure(units)
-    wal_ids = sorted(record.wal_id for record in pipeline.ledger.find(limit=100))
+    own_tx(pipeline.ledger).ensure(units)
+    wal_ids = sorted(record.wal_id for record in own_tx(pipeline.ledger).find(limit=100))
     pipeline.close()
 
     assert offered("wal", "show", "") == wal_ids[: completion.MOST_OFFERED]

@@ -20,6 +20,7 @@ from kfm_dagster.storage.roots import MARKER
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import MALFORMED, DlqFixture, open_graveyard
+from kfm_dagster_tests.transactions import own_tx
 
 WHY = ("--reason", "the feed was repaired", "--actor", "jane")
 
@@ -50,7 +51,7 @@ def call(dlq_fixture: DlqFixture, capfd: pytest.CaptureFixture[str]) -> Call:
 
 
 def standing(dlq_fixture: DlqFixture) -> tuple[dict[str, Any], int]:
-    return dlq_fixture.pipeline.ledger.counts(), dlq_fixture.pipeline.dead_letters.depth().visible
+    return own_tx(dlq_fixture.pipeline.ledger).counts(), dlq_fixture.pipeline.dead_letters.depth().visible
 
 
 def test_looking_prints_what_is_there(dlq_fixture: DlqFixture, call: Call) -> None:
@@ -91,7 +92,7 @@ def test_a_person_at_the_terminal_is_asked(
     answer = call("drain", *WHY)
     assert answer.code == code
     assert f"drain 1 message of {dlq_fixture.dlq}?" in answer.err
-    assert bool(dlq_fixture.pipeline.ledger.counts()) is (said == "y\n")
+    assert bool(own_tx(dlq_fixture.pipeline.ledger).counts()) is (said == "y\n")
 
 
 def test_what_is_asked_and_told_keeps_within_the_limit(dlq_fixture: DlqFixture, call: Call) -> None:
@@ -114,7 +115,7 @@ def test_a_drain_tells_what_became_of_each_message(dlq_fixture: DlqFixture, call
     assert report["outcomes"] == {"waits": 1, "kept": 1}
     assert report["units"] == {"created": 1, "requeued": 0, "quarantined": 0}
     assert answer.document["plan"]["selected"] == 2
-    (entry,) = dlq_fixture.pipeline.ledger.log.entries()
+    (entry,) = own_tx(dlq_fixture.pipeline.ledger.log).entries()
     assert (entry.actor, entry.reason, entry.change_ref) == ("jane", "the feed was repaired", "INC-7")
     dlq_fixture.dead_bodies()
     again = call("drain", *WHY, "--confirm")
@@ -140,7 +141,7 @@ def test_no_letter_is_drained_into_the_store_of_another_deployment(dlq_fixture: 
     Path(dlq_fixture.pipeline.settings.storage, MARKER).write_text(f'{{"deployment_id": "{"1" * 32}"}}')
     refused = call("drain", *WHY, "--confirm")
     assert (refused.code, "is another deployment's" in refused.err) == (ExitCode.REFUSED, True)
-    assert dlq_fixture.pipeline.ledger.find() == []
+    assert own_tx(dlq_fixture.pipeline.ledger).find() == []
 
 
 def test_redrive_and_discard_treat_what_they_are_for(dlq_fixture: DlqFixture, call: Call) -> None:

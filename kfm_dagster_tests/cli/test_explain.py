@@ -30,6 +30,7 @@ from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.integration import chain
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -276,7 +277,7 @@ def test_the_table_is_readable_in_eighty_columns(
 
 @pytest.mark.clause("RSP-12", "RSP-09")
 def test_a_unit_or_an_item_leads_to_its_run_and_latest_is_the_newest_ingest(deployment: Pipeline, call: Call) -> None:
-    record = deployment.ledger.find(dataset="nexrad-l2", status=Status.SUCCEEDED)[0]
+    record = own_tx(deployment.ledger).find(dataset="nexrad-l2", status=Status.SUCCEEDED)[0]
     for name in (record.wal_id, record.stac_item_id):
         assert told(call, str(name))["run_id"] == WORKED
     # What runs beside the chain later on is no ingest.

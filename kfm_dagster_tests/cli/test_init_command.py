@@ -23,6 +23,7 @@ from kfm_dagster_tests import databases
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 BIN = Path(sys.executable).parent
 
@@ -258,7 +259,7 @@ def test_init_in_prod_makes_the_database_prod_s_for_every_client(
         assert call("init").code == ExitCode.DONE
         with opened_pipeline() as pipeline:
             client = pipeline.settings.model_copy(update={"env": Environment.DEV})
-            assert pipeline.ledger.review.required(client, Decision(actor="ada", reason="drill")) is required
+            assert own_tx(pipeline.ledger.review).required(client, Decision(actor="ada", reason="drill")) is required
 
 
 @pytest.mark.clause("SEC-07")

@@ -29,6 +29,7 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.integration.chain import Clock, open_pipeline
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -58,13 +59,13 @@ class Console:
         return client
 
     def record(self, wal_id: WalId) -> NoddWalRecord:
-        found = self.pipeline.ledger.get(wal_id)
+        found = own_tx(self.pipeline.ledger).get(wal_id)
         assert found is not None
         return found
 
     def decisions(self) -> list[tuple[str, str]]:
         """The governance log without what made the fixture, the oldest first."""
-        entries = reversed(self.pipeline.ledger.log.entries())
+        entries = reversed(own_tx(self.pipeline.ledger.log).entries())
         return [(entry.actor, entry.action) for entry in entries if entry.action != GovernanceAction.QUARANTINE]
 
 
@@ -74,11 +75,11 @@ def console(tmp_path: Path) -> Iterator[Console]:
     pipeline.clock = clock = Clock()
     units = [envelope(number) for number in range(QUARANTINED + FAILED)]
     ledger = pipeline.ledger
-    ledger.ensure(units)
+    own_tx(ledger).ensure(units)
     out, broken = ([unit.wal_id for unit in part] for part in (units[:QUARANTINED], units[QUARANTINED:]))
-    claimed = ledger.claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=9, wal_ids=broken)
-    ledger.settle([failed(unit) for unit in claimed], run_id="run-1")
-    ledger.quarantine(out, reason_code="looked_odd", decision=PERSON)
+    claimed = own_tx(ledger).claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=9, wal_ids=broken)
+    own_tx(ledger).settle([failed(unit) for unit in claimed], run_id="run-1")
+    own_tx(ledger).quarantine(out, reason_code="looked_odd", decision=PERSON)
     clock.forward(1)
     yield Console(pipeline=pipeline, quarantined=out, failed=broken)
     pipeline.close()
@@ -227,7 +228,7 @@ def test_a_unit_is_released_discarded_or_retried_once_and_logged(console: Consol
     assert anna.post(f"/units/{second}/release", data={"version": "2", "reason": "x"}).status_code == 400
     assert anna.post(f"/units/{second}/discard", data={"version": "2", "reason": " "}).status_code == 400
     assert anna.post(f"/units/{second}/discard", data={"version": "2", "reason": "gone"}).status_code == 303
-    [case] = QuarantineCases(console.pipeline.database, clock=console.pipeline.clock).of(second)
+    [case] = own_tx(QuarantineCases(console.pipeline.database, clock=console.pipeline.clock)).of(second)
     assert (case.state, case.closed_by) == (CaseState.DISCARDED, "anna")
     assert anna.post(f"/units/{second}/release", data={"version": "2", **REASON}).status_code == 409
     [replay] = [anna.post(f"/units/{console.failed[0]}/retry", data={"reason": "again"}).headers["location"]]
@@ -287,12 +288,12 @@ def test_all_of_a_filter_is_discarded_once_it_is_counted_and_as_it_was_counted(c
     refused = anna.post("/discards", data=given)
     assert (refused.status_code, "dry run" in refused.text) == (409, True)
     cases = QuarantineCases(console.pipeline.database, clock=console.pipeline.clock)
-    assert [case.state for case in cases.of(others[1])] == [CaseState.OPEN]
-    console.pipeline.ledger.quarantine([others[0]], reason_code="looked_odd", decision=PERSON)
+    assert [case.state for case in own_tx(cases).of(others[1])] == [CaseState.OPEN]
+    own_tx(console.pipeline.ledger).quarantine([others[0]], reason_code="looked_odd", decision=PERSON)
     _, seen = counted()
     done = anna.post("/discards", data={**given, "seen": seen})
     assert (done.status_code, done.headers["location"]) == (303, f"/units?{urlencode(wanted)}")
-    newest = [cases.of(wal_id)[0] for wal_id in others]
+    newest = [own_tx(cases).of(wal_id)[0] for wal_id in others]
     assert {(case.state, case.closed_by, case.closing_reason) for case in newest} == {
         (CaseState.DISCARDED, "anna", "withdrawn by NOAA")
     }
@@ -323,14 +324,14 @@ def test_a_filter_that_takes_too_long_to_look_through_is_no_replay(
 def test_a_dataset_is_switched_off_for_some_hours_and_on_again(console: Console) -> None:
     anna = console.browser("anna")
     assert anna.post("/datasets/nexrad-l2/switch-off", data={"reason": "bad sites", "hours": "2"}).status_code == 303
-    [switch] = console.pipeline.ledger.switches.engaged().values()
+    [switch] = own_tx(console.pipeline.ledger.switches).engaged().values()
     assert (switch.engaged_by, switch.reason) == ("anna", "bad sites")
     assert switch.expires_at is not None
     assert (switch.expires_at - switch.engaged_at).total_seconds() == 7200
     assert "Switched off by anna" in anna.get("/datasets/nexrad-l2").text
     assert anna.post("/datasets/nexrad-l2/switch-off", data={"reason": "twice"}).status_code == 409
     assert anna.post("/datasets/nexrad-l2/switch-on", data={"reason": "over"}).status_code == 303
-    assert console.pipeline.ledger.switches.engaged() == {}
+    assert own_tx(console.pipeline.ledger.switches).engaged() == {}
     assert anna.post("/datasets/all/switch-off", data={"reason": "stop"}).headers["location"] == "/decisions"
     assert "Every dataset is switched off by anna" in anna.get("/decisions").text
     assert anna.post("/datasets/x/switch-off", data={"reason": "stop"}).status_code == 404
@@ -343,7 +344,7 @@ def test_in_prod_a_release_waits_for_another_person_s_token(console: Console) ->
     wal_id = console.quarantined[0]
     released = anna.post(f"/units/{wal_id}/release", data={"version": "2", **REASON})
     assert released.headers["location"] == "/decisions"
-    [proposal] = console.pipeline.ledger.review.waiting()
+    [proposal] = own_tx(console.pipeline.ledger.review).waiting()
     approve = f"/proposals/{proposal.proposal_id}/approve"
     assert approve not in anna.get("/decisions").text
     assert approve in bob.get("/decisions").text

@@ -18,6 +18,7 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import LEGAL, OVERRIDES, Status
 from kfm_dagster_tests.integration.chain import DAY, open_pipeline, put, run_chain, volumes
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -64,18 +65,18 @@ def test_every_link_of_every_page_leads_to_a_page(browser: TestClient) -> None:
 
 
 def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -> None:
-    [record, *_] = pipeline.ledger.find(status=Status.SUCCEEDED)
+    [record, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
     page = browser.get(f"/units/{record.wal_id}").text
     for said in (record.object_uri, record.stac_item_href, f'href="/runs/{RUN}"', "openlineage"):
         assert str(said) in page
-    for entry in pipeline.ledger.history(record.wal_id):
+    for entry in own_tx(pipeline.ledger).history(record.wal_id):
         assert f"<td>{entry.reason}</td>" in page
     assert json.loads(browser.get(f"/units/{record.wal_id}/item.json").text)["id"] == record.stac_item_id
 
 
 def test_what_comes_from_outside_is_shown_as_text(browser: TestClient, pipeline: Pipeline) -> None:
-    [record, *_] = pipeline.ledger.find(status=Status.SUCCEEDED)
-    pipeline.ledger.log.record(GovernanceAction.MASK, DECISION, dataset="nexrad-l2", wal_id=record.wal_id)
+    [record, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
+    own_tx(pipeline.ledger.log).record(GovernanceAction.MASK, DECISION, dataset="nexrad-l2", wal_id=record.wal_id)
     page = browser.get(f"/units/{record.wal_id}").text
     assert "&lt;b&gt;a site that moved&lt;/b&gt;" in page
     assert "<b>a site" not in page

@@ -25,6 +25,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import open_alert
 from kfm_dagster_tests.integration.chain import Clock
 from kfm_dagster_tests.ledger.bench import make_bench
+from kfm_dagster_tests.transactions import own_tx
 
 TOKEN = "annas-token-of-20-chars"
 HOSTILE = '{"key": "<script>alert(1)</script>\u202eslipped",\n\t1'
@@ -42,14 +43,16 @@ def pipeline(database: Database, contracts: ContractRegistry, tmp_path: Path) ->
     deliveries = opened.deliveries
     messages = [*(f"message-{number}" for number in range(MESSAGES - 1)), "message-4/of-a-kind"]
     digest = opened.landing.land([SqsMessage(message_id=one, body=HOSTILE) for one in messages]).digest
-    deliveries.record(
+    own_tx(deliveries).record(
         Delivery(message_id=one, queue="q", receipt_handle="r", landing_sha256=digest, state=DeliveryState.REJECTED)
         for one in messages
     )
-    deliveries.reject(
+    own_tx(deliveries).reject(
         Rejection(message_id=one, record_index=0, reason_code="malformed_json", detail="no <JSON>") for one in messages
     )
-    deliveries.reject([Rejection(message_id=messages[0], record_index=3, reason_code="unknown_bucket", detail="whose")])
+    own_tx(deliveries).reject(
+        [Rejection(message_id=messages[0], record_index=3, reason_code="unknown_bucket", detail="whose")]
+    )
     assert bench.ledger.find() == []
     return opened
 
@@ -84,8 +87,8 @@ def test_a_message_s_page_has_its_own_reasons_and_none_of_one_whose_id_begins_so
     browser: TestClient, pipeline: Pipeline
 ) -> None:
     longer = Delivery(message_id="message-12", queue="q", receipt_handle="r", landing_sha256="a" * 64)
-    pipeline.deliveries.record([longer])
-    pipeline.deliveries.reject(
+    own_tx(pipeline.deliveries).record([longer])
+    own_tx(pipeline.deliveries).reject(
         [Rejection(message_id="message-12", record_index=0, reason_code="unknown_bucket", detail="another")]
     )
     page = browser.get("/rejected/message-1").text
@@ -154,7 +157,7 @@ def test_an_alert_says_what_fires_and_what_helps_and_is_taken_on_by_whom(
     assert "taken on</dt><dd>by anna" in browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).text
     [alert, _] = AlertStore(pipeline.database, clock=pipeline.clock).listed()
     assert (alert.state, alert.acknowledged_by, alert.acknowledged_why) == (AlertState.ACKNOWLEDGED, "anna", "mine")
-    assert [entry.actor for entry in pipeline.ledger.log.entries()] == ["anna"]
+    assert [entry.actor for entry in own_tx(pipeline.ledger.log).entries()] == ["anna"]
     answers = [browser.post(f"/alerts/{number}/acknowledge", data={"reason": "mine"}) for number in (1, 9)]
     assert [answer.status_code for answer in answers] == [409, 404]
 

@@ -10,6 +10,7 @@ from kfm_dagster.defs.evidence_job import EVIDENCE_JOB, PATIENCE_SECONDS, eviden
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster_tests.integration.chain import Clock, announce, open_pipeline, take, volumes
+from kfm_dagster_tests.transactions import own_tx
 
 JANE = Decision(actor="jane", reason="looked odd", change_ref="CHG-7")
 
@@ -22,11 +23,11 @@ def test_a_case_without_evidence_is_asked_for_once_in_a_while(tmp_path: Path) ->
     cases = QuarantineCases(pipeline.database, clock=clock)
     assert evidence_runs(cases, at=clock()) == []
     take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in volumes(2)))
-    first, second = (record.wal_id for record in pipeline.ledger.find())
-    pipeline.ledger.quarantine([first], reason_code="looked_odd", decision=JANE)
+    first, second = (record.wal_id for record in own_tx(pipeline.ledger).find())
+    own_tx(pipeline.ledger).quarantine([first], reason_code="looked_odd", decision=JANE)
     [asked] = evidence_runs(cases, at=clock())
     clock.forward(PATIENCE_SECONDS - 1)
-    pipeline.ledger.quarantine([second], reason_code="looked_odd", decision=JANE)
+    own_tx(pipeline.ledger).quarantine([second], reason_code="looked_odd", decision=JANE)
     assert (
         asked.job_name,
         evidence_runs(cases, at=clock()),

@@ -30,6 +30,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, good, put
 from kfm_dagster_tests.test_wheel import install_wheel
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 UNANNOUNCED = "SELECT DISTINCT dataset FROM nodd_wal_records WHERE topic_arn IS NULL AND sqs_message_id IS NULL"
 COUNT = "SELECT count(*) FROM etl_steps WHERE batch_id IS NULL"
@@ -107,10 +108,10 @@ def test_what_does_not_end_as_it_has_to_is_named(tmp_path: Path) -> None:
     pipeline = Pipeline.open(demo.demo_settings(tmp_path))
     ledger = pipeline.ledger
     units = [envelope(number) for number in range(3)]
-    ledger.ensure(units)
-    first, second = ledger.claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=2)
+    own_tx(ledger).ensure(units)
+    first, second = own_tx(ledger).claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=2)
     [waiting] = [unit.object_uri for unit in units if unit.wal_id not in {first.wal_id, second.wal_id}]
-    ledger.settle([finished(first), failed(second)], run_id="run-1")
+    own_tx(ledger).settle([finished(first), failed(second)], run_id="run-1")
 
     def named(*, rejected: int = 1, **ends: frozenset[Status]) -> list[str]:
         uris = {"first": first.object_uri, "second": second.object_uri, "waiting": waiting, "lost": "s3://b/lost"}
@@ -137,7 +138,7 @@ def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypa
             state=DeliveryState.IGNORED,
             ignored=[IgnoredRecord(record_index=0, reason="sidecar", dataset="hrrr")],
         )
-        pipeline.deliveries.record([came])
+        own_tx(pipeline.deliveries).record([came])
         pipeline.deliveries.mark_deleted([came.message_id])
         return Expected(ends={"s3://b/k": SOUND})
 

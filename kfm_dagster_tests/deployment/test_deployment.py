@@ -17,6 +17,7 @@ from kfm_dagster.deployment import local as deployment_module
 from kfm_dagster.deployment.local import MAX_DEATHS, Deployment, DeploymentError, free_port
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
+from kfm_dagster_tests.transactions import own_tx
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_the_code_server_is_started_again_when_the_partitions_begin_earlier(
         server, daemon = deployment.pids()
         deployment.tend()
         assert deployment.pids() == [server, daemon]
-        pipeline.window.lower(date(1991, 6, 5), actor="ada", reason="an earlier day")
+        own_tx(pipeline.window).lower(date(1991, 6, 5), actor="ada", reason="an earlier day")
     deployment.tend()
     successor, same = deployment.pids()
     assert same == daemon

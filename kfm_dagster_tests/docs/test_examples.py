@@ -28,6 +28,7 @@ from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import commands, script, shell, told
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "idempotent-node.md"
@@ -178,7 +179,7 @@ def test_who_asked_for_a_mask_and_why_is_in_the_lineage_and_in_the_governance_lo
         masking = nodes[nodes[uri]["wasGeneratedBy"]]
         assert masking["kfm:change_ref"] == "CARE-2026-014"
         assert nodes[masking["wasAssociatedWith"][0]]["kfm:name"] == "heritage-steward@example.org"
-    entries = workspace.tools.log.entries(action=GovernanceAction.MASK, dataset="atmo")
+    entries = own_tx(workspace.tools.log).entries(action=GovernanceAction.MASK, dataset="atmo")
     assert {entry.details["method"] for entry in entries} == {"h3", "donut"}
     assert {entry.details["output_sha256"] for entry in entries} == {output.record["artifact"]["sha256"]}
 

@@ -21,6 +21,7 @@ from kfm_dagster_tests.docs.wal_pages import PAGES, written
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import announce, open_pipeline, put, run_chain, take, volumes
 from kfm_dagster_tests.integration.test_run_replay import PARTITION
+from kfm_dagster_tests.transactions import own_tx
 
 ROOT = PAGES.parents[1]
 SCHEMA = (ROOT / "sql" / "schema" / "0001_first_schema.sql").read_text(encoding="utf-8")
@@ -97,10 +98,10 @@ def test_each_field_comes_from_where_the_page_says_and_is_seen_where_it_says(tmp
     message = announce([volume.event()], registry=pipeline.registry)
     take(pipeline, message)
     run_chain(pipeline, DATASET, PARTITION, "early", Source.LEDGER)
-    (failed,) = pipeline.ledger.find(limit=2)
-    pipeline.ledger.quarantine([failed.wal_id], reason_code="person", decision=PERSON)
+    (failed,) = own_tx(pipeline.ledger).find(limit=2)
+    own_tx(pipeline.ledger).quarantine([failed.wal_id], reason_code="person", decision=PERSON)
     versions = {WalId(failed.wal_id): failed.version + 1}
-    pipeline.ledger.override(
+    own_tx(pipeline.ledger).override(
         versions,
         from_status=Status.QUARANTINED,
         action=GovernanceAction.RELEASE,
@@ -110,7 +111,7 @@ def test_each_field_comes_from_where_the_page_says_and_is_seen_where_it_says(tmp
     )
     put(objects, [volume])
     run_chain(pipeline, DATASET, PARTITION, "late", Source.LEDGER)
-    (record,) = pipeline.ledger.find(limit=2)
+    (record,) = own_tx(pipeline.ledger).find(limit=2)
     assert record.status is Status.SUCCEEDED
     notification = json.loads(message.body)
     received = {

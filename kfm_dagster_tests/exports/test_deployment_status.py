@@ -40,6 +40,7 @@ from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F40
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, PERSON, Clock
 from kfm_dagster_tests.lineage.units import ingest_run, units
+from kfm_dagster_tests.transactions import own_tx
 
 SECOND = timedelta(seconds=1)
 RADAR = "nexrad-l2"
@@ -57,15 +58,15 @@ class Planted:
 
     def unit(self, number: int = 0) -> str:
         unit = envelope(number)
-        self.pipeline.ledger.ensure([unit])
+        own_tx(self.pipeline.ledger).ensure([unit])
         return unit.wal_id
 
     def claim(self) -> None:
-        self.pipeline.ledger.claim(dataset=RADAR, partition=DAY, run_id="run", limit=1)
+        own_tx(self.pipeline.ledger).claim(dataset=RADAR, partition=DAY, run_id="run", limit=1)
 
     def settle(self, code: str | None, run_id: str = "run") -> None:
-        [unit] = self.pipeline.ledger.claim(dataset=RADAR, partition=DAY, run_id=run_id, limit=1)
-        self.pipeline.ledger.settle([finished(unit) if code is None else failed(unit, code)], run_id=run_id)
+        [unit] = own_tx(self.pipeline.ledger).claim(dataset=RADAR, partition=DAY, run_id=run_id, limit=1)
+        own_tx(self.pipeline.ledger).settle([finished(unit) if code is None else failed(unit, code)], run_id=run_id)
 
 
 class Away:
@@ -89,7 +90,7 @@ def planted(database: Database, contracts: ContractRegistry, tmp_path: Path) -> 
 
 
 def quarantined(planted: Planted) -> None:
-    planted.pipeline.ledger.quarantine([planted.unit()], reason_code="moved_radar", decision=PERSON)
+    own_tx(planted.pipeline.ledger).quarantine([planted.unit()], reason_code="moved_radar", decision=PERSON)
 
 
 def retried(planted: Planted) -> None:
@@ -102,7 +103,9 @@ def switched_off(planted: Planted) -> None:
 
 
 def proposed(planted: Planted) -> None:
-    planted.pipeline.ledger.review.propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {planted.unit(): 1}})
+    own_tx(planted.pipeline.ledger.review).propose(
+        Command.RELEASE, JANE, {GovernanceAction.RELEASE: {planted.unit(): 1}}
+    )
 
 
 def fired(planted: Planted) -> None:
@@ -126,8 +129,10 @@ def put_off(planted: Planted) -> None:
 
 def rejected(planted: Planted) -> None:
     deliveries = planted.pipeline.deliveries
-    deliveries.record([Delivery(message_id="m", queue="q", receipt_handle="r", landing_sha256="a" * 64)])
-    deliveries.reject([Rejection(message_id="m", record_index=0, reason_code="malformed_json", detail="no JSON")])
+    own_tx(deliveries).record([Delivery(message_id="m", queue="q", receipt_handle="r", landing_sha256="a" * 64)])
+    own_tx(deliveries).reject(
+        [Rejection(message_id="m", record_index=0, reason_code="malformed_json", detail="no JSON")]
+    )
 
 
 class Refusing:
@@ -223,8 +228,8 @@ def test_units_that_no_run_takes_up_are_late(planted: Planted, waited: timedelta
     assert [(one.what, one.next_step) for one in planted.matters()] == ([(said, "kfm doctor")] if late else [])
     # A run of another dataset works on none of them.
     other = envelope(2, dataset="goes-abi", object_uri="s3://noaa-goes19/x.nc")
-    planted.pipeline.ledger.ensure([other])
-    planted.pipeline.ledger.claim(dataset="goes-abi", partition=DAY, run_id="other", limit=1)
+    own_tx(planted.pipeline.ledger).ensure([other])
+    own_tx(planted.pipeline.ledger).claim(dataset="goes-abi", partition=DAY, run_id="other", limit=1)
     assert len(planted.matters()) == late
     planted.claim()
     assert planted.matters() == []
@@ -240,7 +245,7 @@ def test_units_of_a_dataset_that_is_off_are_not_late(planted: Planted, dataset: 
 
 def test_a_failure_without_another_attempt_waits_for_somebody(planted: Planted) -> None:
     retried(planted)
-    [group] = planted.pipeline.ledger.failing()
+    [group] = own_tx(planted.pipeline.ledger).failing()
     planted.pipeline.ledger.failing = lambda **_: [replace(group, retried=0)]
     [found] = planted.matters()
     assert (found.urgency, found.what.rpartition("; ")[2]) == ("now", "1 without another attempt")
@@ -248,8 +253,8 @@ def test_a_failure_without_another_attempt_waits_for_somebody(planted: Planted) 
 
 def test_what_somebody_has_decided_is_over(planted: Planted) -> None:
     quarantined(planted)
-    [case] = QuarantineCases(planted.pipeline.database, clock=planted.clock).of(envelope(0).wal_id)
-    QuarantineCases(planted.pipeline.database, clock=planted.clock).discard(
+    [case] = own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock)).of(envelope(0).wal_id)
+    own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock)).discard(
         {case.key.wal_id: case.key.version}, decision=PERSON
     )
     rejected(planted)

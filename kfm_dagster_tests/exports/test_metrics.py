@@ -42,6 +42,7 @@ from kfm_dagster_tests.integration.chain import (
     take,
     volumes,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
@@ -202,9 +203,9 @@ def test_an_attempt_that_lost_its_claim_is_a_conflict(pipeline: Pipeline, tmp_pa
     items = volumes(2)
     put(tmp_path / "objects", items)
     take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
-    claimed = pipeline.ledger.claim(dataset=DATASET, partition=DAY.isoformat(), run_id="one", limit=2)
+    claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=DAY.isoformat(), run_id="one", limit=2)
     pipeline.ledger.release_lost(run_ids=["one"])
-    assert len(pipeline.ledger.settle(claimed, run_id="one").lost) == 2
+    assert len(own_tx(pipeline.ledger).settle(claimed, run_id="one").lost) == 2
     assert value(values(pipeline), "nodd_sns_wal_conflicts_total", dataset=DATASET) == 2
 
 
@@ -234,16 +235,18 @@ def test_the_age_is_that_of_live_units_which_wait(pipeline: Pipeline) -> None:
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 0
     # Of a clock that is ahead of this one.
     ledger = pipeline.ledger
-    ledger.ensure([envelope(0, event_time=START + timedelta(hours=1))])
+    own_tx(ledger).ensure([envelope(0, event_time=START + timedelta(hours=1))])
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="1") == 0
-    ledger.ensure([envelope(number, event_time=START - timedelta(seconds=10 * number)) for number in range(1, 200)])
+    own_tx(ledger).ensure(
+        [envelope(number, event_time=START - timedelta(seconds=10 * number)) for number in range(1, 200)]
+    )
     # What is bulk has time.
-    ledger.ensure([envelope(200)], lane=Lane.BULK)
+    own_tx(ledger).ensure([envelope(200)], lane=Lane.BULK)
     found = values(pipeline)
     ages = {part: value(found, "nodd_sns_queue_age_seconds", **labels, quantile=part) for part in QUANTILES}
     assert ages == {"0.5": 990, "0.9": 1790, "0.99": 1970, "1": 1990}
     # What is claimed is in work.
-    ledger.claim(dataset=DATASET, partition=START.date().isoformat(), run_id="one", limit=200)
+    own_tx(ledger).claim(dataset=DATASET, partition=START.date().isoformat(), run_id="one", limit=200)
     clock = pipeline.clock
     assert isinstance(clock, Clock)
     clock.forward(5)

@@ -35,6 +35,7 @@ from kfm_dagster.recovery.replay.limits import QUEUE_AGE_SLO_SECONDS
 from kfm_dagster_tests.integration.chain import DAY, announce, open_pipeline, put, run_chain, take, volumes
 from kfm_dagster_tests.recovery.replays import another_result
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "prometheus"
@@ -255,12 +256,12 @@ def test_a_prometheus_that_scrapes_a_deployment_fires_an_alert_and_answers_every
     until(ask, f'count_over_time(nodd_sns_replay_mismatch_total{{dataset="{DATASET}"}}[1m]) >= 2')
     assert [alert for alert in ask("alerts")["alerts"] if alert["state"] == "firing"] == []
 
-    [record, _] = ledger.ledger.find(limit=2)
-    ledger.ledger.override(
+    [record, _] = own_tx(ledger.ledger).find(limit=2)
+    own_tx(ledger.ledger).override(
         {record.wal_id: record.version}, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=PERSON
     )
-    claimed = ledger.ledger.claim(dataset=DATASET, partition=DAY.isoformat(), run_id="again", limit=1)
-    assert ledger.ledger.settle([another_result(unit) for unit in claimed], run_id="again").mismatched
+    claimed = own_tx(ledger.ledger).claim(dataset=DATASET, partition=DAY.isoformat(), run_id="again", limit=1)
+    assert own_tx(ledger.ledger).settle([another_result(unit) for unit in claimed], run_id="again").mismatched
     [firing] = until(ask, 'ALERTS{alertname="NODD-REPLAY-MISMATCH-CRIT",alertstate="firing"}')
     assert (firing["metric"]["dataset"], firing["metric"]["severity"]) == (DATASET, "critical")
     [level] = until(ask, "nodd:replay_determinism:1d < 1")

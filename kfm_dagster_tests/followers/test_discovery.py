@@ -24,6 +24,7 @@ from kfm_dagster_tests.catalog.conftest import Write
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
 from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.ledger.bench import Clock
+from kfm_dagster_tests.transactions import own_tx
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "concepts" / "catalog-and-followers.md").read_text(encoding="utf-8")
@@ -98,7 +99,7 @@ def test_a_follower_of_another_package_gets_every_change(
     (tmp_path / "times" / "goes-abi" / "stray").touch()
     following.rebuild(follower, contracts["goes-abi"])
     assert shown() == before
-    catalog.undo("goes-abi", "run")
+    own_tx(catalog).undo("goes-abi", "run")
     following.catch_up([follower])
     assert shown() == {}
 

@@ -34,6 +34,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
     work_until_done,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 ANSWERS = int(os.environ.get("KFM_STORE_ANSWERS", "60"))
 """Objects with odd answers, of each dataset; `make soak` takes 10,000 of each."""
@@ -196,7 +197,7 @@ def _ingest(home: Path, dataset: str, objects: list[StoredObject]) -> None:
     pipeline = open_pipeline(home, None, anonymous=True)
     take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in objects))
     run_chain(pipeline, dataset, DAY.isoformat(), "run-1", Source.LEDGER)
-    status = {record.object_uri: record.status for record in pipeline.ledger.find(dataset=dataset, limit=100)}
+    status = {record.object_uri: record.status for record in own_tx(pipeline.ledger).find(dataset=dataset, limit=100)}
     assert {status[item.uri] for item in objects[:SOUND]} == {Status.SUCCEEDED}
     work_until_done(pipeline)
     warnings: list[str] = []
@@ -204,4 +205,4 @@ def _ingest(home: Path, dataset: str, objects: list[StoredObject]) -> None:
     EvidenceCollector.of(pipeline).collect()
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     assert (warnings, cases.due(limit=1)) == ([], [])
-    assert len(cases.find(CaseState.OPEN)) == pipeline.ledger.counts()[dataset][Status.QUARANTINED]
+    assert len(cases.find(CaseState.OPEN)) == own_tx(pipeline.ledger).counts()[dataset][Status.QUARANTINED]

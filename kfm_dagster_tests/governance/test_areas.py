@@ -30,6 +30,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.governance.test_governed_chain import _positions, arrive, items_of
 from kfm_dagster_tests.integration.chain import DAY, open_pipeline, run_chain, volumes
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -230,7 +231,7 @@ def test_what_meets_an_area_is_masked_in_an_open_dataset_before_anything_of_it_i
     texts += [row for rows in every_row(pipeline.database).values() for row in rows] + seen
     assert [position for position in exact if any(position in text for text in texts)] == []
 
-    [entry] = pipeline.ledger.log.entries(action=GovernanceAction.MASK, dataset="nexrad-l2")
+    [entry] = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.MASK, dataset="nexrad-l2")
     assert (entry.actor, entry.reason, entry.change_ref) == ("steward", "sites are sacred", "CARE-1")
     assert entry.details.items() >= {"area": "the hill", "units": 1, "method": masking["method"]}.items()
     [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")

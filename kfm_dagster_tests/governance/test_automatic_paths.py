@@ -25,6 +25,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
     work_until_done,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 
@@ -53,7 +54,7 @@ def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     message = announce([item.event()], registry=pipeline.registry)
     take(pipeline, message)
     work_until_done(pipeline)
-    [record] = pipeline.ledger.find()
+    [record] = own_tx(pipeline.ledger).find()
     assert (record.status, record.last_error_code) == (Status.QUARANTINED, IntegrityIssue.MISSING_OBJECT)
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN)
     # It is there now, and everything that could notice runs once more.
@@ -65,7 +66,7 @@ def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     pipeline.ledger.release_lost(run_ids=[record.ingest_run_id])
     work_until_done(pipeline)
     assert EvidenceCollector.of(pipeline).collect() == 0
-    after = {one.object_version: one for one in pipeline.ledger.find()}
+    after = {one.object_version: one for one in own_tx(pipeline.ledger).find()}
     assert after[record.object_version] == record
     assert QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN) == cases
     # The message is acknowledged: there is nothing that it could still bring about.

@@ -39,6 +39,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
     work_until_done,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-7")
@@ -65,7 +66,7 @@ def quarantine_by_hand(pipeline: Pipeline, *items: StoredObject) -> None:
     announce_all(pipeline, *items)
     records = traces.records(pipeline)
     wal_ids = [records[item.uri].wal_id for item in items]
-    pipeline.ledger.quarantine(wal_ids, reason_code="looked_odd", decision=JANE)
+    own_tx(pipeline.ledger).quarantine(wal_ids, reason_code="looked_odd", decision=JANE)
 
 
 @pytest.mark.clause("BEY-06", "WSM-14")
@@ -178,8 +179,8 @@ def test_what_governance_keeps_back_is_not_in_the_evidence(
         EvidenceCollector.of(pipeline).collect()
     else:
         announce_all(pipeline, item)
-        claimed = pipeline.ledger.claim(dataset="nexrad-l2", partition=PARTITION, run_id="run-1", limit=1)
-        pipeline.ledger.settle([_refused(unit) for unit in claimed], run_id="run-1")
+        claimed = own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=PARTITION, run_id="run-1", limit=1)
+        own_tx(pipeline.ledger).settle([_refused(unit) for unit in claimed], run_id="run-1")
         EvidenceCollector.of(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     assert (bundle["found"]["state"], bundle["found"]["size"]) == ("withheld", len(item.announced))
@@ -219,8 +220,8 @@ def test_a_message_is_kept_without_its_secrets_however_deep_they_are(pipeline: P
     body = body | SECRETS | {"Message": json.dumps(inner)}
     put(objects, [item])
     take(pipeline, _with_body(message, json.dumps(body)))
-    [record] = pipeline.ledger.find()
-    pipeline.ledger.quarantine([record.wal_id], reason_code="looked_odd", decision=JANE)
+    [record] = own_tx(pipeline.ledger).find()
+    own_tx(pipeline.ledger).quarantine([record.wal_id], reason_code="looked_odd", decision=JANE)
     EvidenceCollector.of(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     text = json.dumps(bundle)
@@ -257,12 +258,12 @@ def test_a_unit_has_its_own_record_of_a_message_of_many_and_no_other(
     put(objects, items)
     message = announce([older.event(), *(item.event() for item in items)], registry=pipeline.registry)
     take(pipeline, message if enveloped else _with_body(message, json.loads(message.body)["Message"]))
-    records = {record.object_version: record for record in pipeline.ledger.find()}
+    records = {record.object_version: record for record in own_tx(pipeline.ledger).find()}
     units = [records[item.event().etag] for item in (older, items[0], items[-1])]
-    pipeline.ledger.quarantine([unit.wal_id for unit in units], reason_code="looked_odd", decision=JANE)
+    own_tx(pipeline.ledger).quarantine([unit.wal_id for unit in units], reason_code="looked_odd", decision=JANE)
     EvidenceCollector.of(pipeline).collect()
     for unit, item in zip(units, (older, items[0], items[-1]), strict=True):
-        case = next(case for case in cases_of(pipeline).of(unit.wal_id) if case.reason == "looked_odd")
+        case = next(case for case in own_tx(cases_of(pipeline)).of(unit.wal_id) if case.reason == "looked_odd")
         assert case.evidence_file is not None
         body = read_evidence(pipeline.store, case.evidence_file)["message"]["body"]
         [own] = (body["Message"] if enveloped else body)["Records"]
@@ -366,11 +367,11 @@ def test_two_collectors_at_once_give_a_case_one_bundle(pipeline: Pipeline, objec
     other = cases_of(pipeline)
     [due] = other.due(limit=5)
     assert EvidenceCollector.of(pipeline).collect() == 1
-    [case] = other.of(due.key.wal_id)
+    [case] = own_tx(other).of(due.key.wal_id)
     assert case.evidence_file is not None
     late = type(case.evidence_file)(uri=f"evidence/{'0' * 2}/{'0' * 64}.json", sha256="0" * 64)
     assert other.attach({due.key: late}) == 0
-    assert other.of(due.key.wal_id) == [case]
+    assert own_tx(other).of(due.key.wal_id) == [case]
 
 
 @pytest.mark.parametrize("what", ["artifact store", "landing zone"])
@@ -416,8 +417,8 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
     item = volumes(1)[0]
     put(objects, [item])
     quarantine_by_hand(pipeline, item)
-    [record] = pipeline.ledger.find()
-    moved = pipeline.ledger.override(
+    [record] = own_tx(pipeline.ledger).find()
+    moved = own_tx(pipeline.ledger).override(
         {record.wal_id: record.version},
         from_status=Status.QUARANTINED,
         action=GovernanceAction.RELEASE,
@@ -426,7 +427,7 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
     assert moved == {record.wal_id}
     run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
     EvidenceCollector.of(pipeline).collect()
-    [case] = cases_of(pipeline).of(record.wal_id)
+    [case] = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "jane", "CHG-7")
     assert case.evidence_file is not None
     bundle = read_evidence(pipeline.store, case.evidence_file)
@@ -440,19 +441,19 @@ def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline:
     put(objects, [item])
     announce_all(pipeline, item)
     work_until_done(pipeline)
-    [record] = pipeline.ledger.find(status=Status.QUARANTINED)
+    [record] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     assert record.attempts == pipeline.registry["nexrad-l2"].retry.max_attempts
-    pipeline.ledger.override(
+    own_tx(pipeline.ledger).override(
         {record.wal_id: record.version},
         from_status=Status.QUARANTINED,
         action=GovernanceAction.RELEASE,
         decision=JANE,
     )
     work_until_done(pipeline)
-    [again] = pipeline.ledger.find(status=Status.QUARANTINED)
+    [again] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     # Exactly one more attempt (state machine, 7.4).
     assert again.attempts == record.attempts + 1
-    second, first = cases_of(pipeline).of(record.wal_id)
+    second, first = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (first.state, second.state) == (CaseState.RELEASED, CaseState.OPEN)
     assert first.evidence_file is not None
     assert second.evidence_file is not None

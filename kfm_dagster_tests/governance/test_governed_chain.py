@@ -39,6 +39,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
     work_until_done,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -90,7 +91,7 @@ def items_of(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
 
 
 def logged(pipeline: Pipeline, action: GovernanceAction) -> list[GovernanceEntry]:
-    return pipeline.ledger.log.entries(action=action, dataset=DATASET)
+    return own_tx(pipeline.ledger.log).entries(action=action, dataset=DATASET)
 
 
 def logged_refusals(pipeline: Pipeline) -> list[GovernanceEntry]:
@@ -130,7 +131,9 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
     record = records[sound.uri]
     assert (record.status, record.attempts) == (Status.QUARANTINED, 1)
     assert (record.last_error_code, record.last_error_message) == (GovernanceIssue.HARD_FAIL, rule)
-    history = [(entry.from_status, entry.to_status, entry.at) for entry in pipeline.ledger.history(record.wal_id)]
+    history = [
+        (entry.from_status, entry.to_status, entry.at) for entry in own_tx(pipeline.ledger).history(record.wal_id)
+    ]
     assert [(before, after) for before, after, _ in history[-2:]] == [
         (Status.IN_PROGRESS, Status.FAILED),
         (Status.FAILED, Status.QUARANTINED),
@@ -163,7 +166,7 @@ def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_rele
     for now, status in ((end - timedelta(days=1), Status.QUARANTINED), (end, Status.SUCCEEDED)):
         clock.now = now
         record = traces.records(pipeline)[item.uri]
-        released = pipeline.ledger.override(
+        released = own_tx(pipeline.ledger).override(
             {record.wal_id: record.version},
             from_status=Status.QUARANTINED,
             action=GovernanceAction.RELEASE,

@@ -22,6 +22,7 @@ from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
@@ -36,14 +37,14 @@ def units(deployment: Pipeline) -> dict[str, Envelope]:
     """One unit of each state, by its name; two are quarantined, one of them discarded."""
     ledger = deployment.ledger
     found = {state: envelope(number) for number, state in enumerate(STATES)}
-    ledger.ensure(found.values())
+    own_tx(ledger).ensure(found.values())
     working = [found[state].wal_id for state in ("in_progress", "succeeded", "failed")]
-    claimed = ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=9, wal_ids=working)
+    claimed = own_tx(ledger).claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=9, wal_ids=working)
     ends = {found["succeeded"].wal_id: finished, found["failed"].wal_id: failed}
-    ledger.settle([ends[unit.wal_id](unit) for unit in claimed if unit.wal_id in ends], run_id="run-1")
+    own_tx(ledger).settle([ends[unit.wal_id](unit) for unit in claimed if unit.wal_id in ends], run_id="run-1")
     out = [found["quarantined"].wal_id, found["discarded"].wal_id]
-    ledger.quarantine(out, reason_code="looked_odd", decision=PERSON)
-    cases(deployment).discard({found["discarded"].wal_id: 2}, decision=PERSON)
+    own_tx(ledger).quarantine(out, reason_code="looked_odd", decision=PERSON)
+    own_tx(cases(deployment)).discard({found["discarded"].wal_id: 2}, decision=PERSON)
     return found
 
 
@@ -173,7 +174,7 @@ def test_in_production_every_decision_needs_a_change_reference(
         if name != "discard":  # of the same unit as release
             done = call(*(argument.format(**ids) for argument in arguments), *WHY, *CHANGE)
             assert done.code == (ExitCode.WAITS_FOR_APPROVAL if name == "release" else ExitCode.DONE), name
-    assert {entry.change_ref for entry in deployment.ledger.log.entries(limit=4)} == {"CHG-9"}
+    assert {entry.change_ref for entry in own_tx(deployment.ledger.log).entries(limit=4)} == {"CHG-9"}
 
 
 @pytest.mark.clause("WSM-16", "BEY-06", "SEC-02")
@@ -188,10 +189,10 @@ def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
         assert bool(answer.err) == bool(last)
         assert answer.code == ExitCode.DONE
         assert answer.rows == [{"wal_id": wal_id, "from": "quarantined", "to": "pending", "seen_version": 2}]
-    record = deployment.ledger.get(wal_id)
+    record = own_tx(deployment.ledger).get(wal_id)
     assert record is not None
     assert (record.status, record.version, record.changed_by) == (Status.PENDING, 3, "jane")
-    [case] = cases(deployment).of(wal_id)
+    [case] = own_tx(cases(deployment)).of(wal_id)
     assert (case.state, case.closed_by, case.closing_reason, case.change_ref) == (
         CaseState.RELEASED,
         "jane",
@@ -236,12 +237,12 @@ def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_
             == 1
         )
         ReplayEngine(pipeline=pipeline).advance_all(say=print)
-        record = {name: pipeline.ledger.get(units[name].wal_id) for name in ("quarantined", "failed")}
+        record = {name: own_tx(pipeline.ledger).get(units[name].wal_id) for name in ("quarantined", "failed")}
     assert {(found.status, found.replay_reason) for found in record.values() if found} == {
         (Status.PENDING, "reprocess-2025")
     }
     # The meaning stays where the word was used.
-    assert deployment.ledger.replay_reasons()["reprocess-2025"] == "the yearly one"
+    assert own_tx(deployment.ledger).replay_reasons()["reprocess-2025"] == "the yearly one"
 
 
 @pytest.mark.clause("BEY-06")
@@ -253,10 +254,10 @@ def test_the_second_of_two_releases_that_saw_the_same_version_loses(
     assert call(*arguments).code == ExitCode.DONE
     assert call(*arguments).code == ExitCode.REFUSED
     # Back in quarantine at a later version: what was seen is no longer what stands.
-    deployment.ledger.quarantine([wal_id], reason_code="odd_again", decision=PERSON)
+    own_tx(deployment.ledger).quarantine([wal_id], reason_code="odd_again", decision=PERSON)
     lost = call(*arguments)
     assert (lost.code, "at version 4; expected version 2" in lost.err) == (ExitCode.REFUSED, True)
-    assert len(deployment.ledger.log.entries(action=GovernanceAction.RELEASE)) == 1
+    assert len(own_tx(deployment.ledger.log).entries(action=GovernanceAction.RELEASE)) == 1
 
 
 @pytest.mark.clause("BEY-06", "SEC-02")
@@ -268,16 +269,16 @@ def test_a_discarded_unit_stays_out_of_every_later_release(
     assert [row["wal_id"] for row in call("quarantine", "list", "--json").rows] == []
     discarded = call("quarantine", "list", "--state", "discarded", "--json").rows
     assert {row["wal_id"] for row in discarded} == {wal_id, units["discarded"].wal_id}
-    record = deployment.ledger.get(wal_id)
+    record = own_tx(deployment.ledger).get(wal_id)
     assert record is not None
-    moved = deployment.ledger.override(
+    moved = own_tx(deployment.ledger).override(
         {record.wal_id: record.version},
         from_status=Status.QUARANTINED,
         action=GovernanceAction.RELEASE,
         decision=PERSON,
     )
     assert moved == frozenset()
-    assert deployment.ledger.get(wal_id) == record
+    assert own_tx(deployment.ledger).get(wal_id) == record
     [entry] = call("governance", "log", "--wal-id", wal_id, "--action", "discard", "--json").rows
     assert (entry["actor"], entry["details"]) == ("jane", {"quarantined_version": 2})
 
@@ -293,7 +294,7 @@ def test_a_person_quarantines_what_waits_and_what_failed(
         f"{pending}: pending > quarantined (version 1 > 2)",
         f"{broken}: failed > quarantined (version 3 > 4)",
     ]
-    found = deployment.ledger.get(broken)
+    found = own_tx(deployment.ledger).get(broken)
     assert found is not None
     assert found.version == 4
     rows = call("quarantine", "list", "--reason", "bad_site", "--json").rows
@@ -316,12 +317,12 @@ def test_a_switch_is_on_until_it_is_taken_back_or_expires(call: Call, deployment
     assert (one["dataset"], one["engaged_by"], one["reason"]) == ("nexrad-l2", "jane", "seen by eye")
     lasting = datetime.fromisoformat(one["expires_at"]) - before
     assert timedelta(minutes=90) <= lasting < timedelta(minutes=95)
-    assert deployment.ledger.switches.off(["goes-abi"]) == {"goes-abi"}
+    assert own_tx(deployment.ledger.switches).off(["goes-abi"]) == {"goes-abi"}
 
     off = call("kill-switch", "off", "nexrad-l2", *WHY)
     assert (off.code, "the switch for all datasets is still on" in off.out) == (ExitCode.DONE, True)
     assert call("kill-switch", "off", "all", *WHY).code == ExitCode.DONE
-    assert deployment.ledger.switches.engaged() == {}
+    assert own_tx(deployment.ledger.switches).engaged() == {}
     actions = [row["action"] for row in call("governance", "log", "--json").rows]
     assert actions == ["kill_switch_off", "kill_switch_off", "kill_switch_on", "kill_switch_on"]
     changes = [row["change"] for row in call("governance", "log", "--json").rows]
@@ -357,7 +358,7 @@ def test_wal_show_tells_the_whole_story_of_a_unit(
         object_version="newer",
         event_time=units["quarantined"].event_time + timedelta(hours=1),
     )
-    deployment.ledger.ensure([newer])
+    own_tx(deployment.ledger).ensure([newer])
     [story] = call("wal", "show", units["quarantined"].wal_id, "--json").rows
     assert (story["status"], story["lane"], story["lease"]) == ("quarantined", "live", [])
     assert [version["superseded_by"] for version in story["versions"]] == [newer.wal_id, None]

@@ -26,6 +26,7 @@ from kfm_dagster.settings import Environment, Settings
 from kfm_dagster_tests.commands import Answer, Call
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, finished
+from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
 MADE = datetime(2025, 6, 9, tzinfo=UTC)
@@ -44,10 +45,12 @@ def prod(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe
     opened = Pipeline.open(Settings.load())
     ledger = opened.ledger
     ledger.review.work_in(opened.settings)
-    ledger.ensure([envelope(0), envelope(1)])
-    claimed = ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[envelope(1).wal_id])
-    ledger.settle([finished(unit) for unit in claimed], run_id="run-1")
-    ledger.quarantine([envelope(0).wal_id], reason_code="looked_odd", decision=JANE)
+    own_tx(ledger).ensure([envelope(0), envelope(1)])
+    claimed = own_tx(ledger).claim(
+        dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[envelope(1).wal_id]
+    )
+    own_tx(ledger).settle([finished(unit) for unit in claimed], run_id="run-1")
+    own_tx(ledger).quarantine([envelope(0).wal_id], reason_code="looked_odd", decision=JANE)
     yield opened
     opened.close()
 
@@ -59,7 +62,7 @@ def out(prod: Pipeline) -> Envelope:
 
 
 def status(pipeline: Pipeline, unit: Envelope) -> Status:
-    return pipeline.ledger.statuses([unit.wal_id])[unit.wal_id]
+    return own_tx(pipeline.ledger).statuses([unit.wal_id])[unit.wal_id]
 
 
 def proposed(answer: Answer) -> str:
@@ -80,10 +83,10 @@ def test_a_release_in_prod_is_done_by_the_second_person_and_the_log_names_both(
     done = call("governance", "approve", number, *APPROVING)
     assert (done.code, done.out) == (ExitCode.DONE, f"proposal {number} is approved: 1 unit released\n")
     assert status(prod, out) is Status.PENDING
-    [entry] = prod.ledger.log.entries(action=GovernanceAction.RELEASE)
+    [entry] = own_tx(prod.ledger.log).entries(action=GovernanceAction.RELEASE)
     assert (entry.actor, entry.approved_by, entry.proposal_id) == ("jane", "bob", int(number))
     assert (entry.wal_id, entry.record_version, entry.reason) == (out.wal_id, 3, "the source is fixed")
-    [approval] = prod.ledger.log.entries(action=GovernanceAction.OVERRIDE_APPROVED)
+    [approval] = own_tx(prod.ledger.log).entries(action=GovernanceAction.OVERRIDE_APPROVED)
     assert (approval.actor, approval.reason, approval.proposal_id) == ("bob", "seen the evidence", int(number))
     assert call("governance", "pending", "--json").rows == []
 
@@ -102,13 +105,13 @@ def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_overrid
         "succeeded",
     ]
     number = proposed(call(*REPAIR, *chosen))
-    assert prod.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED) == []
+    assert own_tx(prod.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED) == []
     done = call("governance", "approve", number, *APPROVING, "--json")
     assert done.code == ExitCode.DONE, done
     replay = done.rows[0]["replay_run_id"]
     ReplayEngine(pipeline=prod).advance(replay)
     assert {status(prod, envelope(number)) for number in (0, 1)} == {Status.PENDING}
-    entries = [entry for entry in prod.ledger.log.entries() if entry.to_status == Status.PENDING]
+    entries = [entry for entry in own_tx(prod.ledger.log).entries() if entry.to_status == Status.PENDING]
     assert {(entry.action, entry.actor, entry.approved_by) for entry in entries} == {
         ("release", "jane", "bob"),
         ("repair_and_replace", "jane", "bob"),
@@ -125,10 +128,10 @@ def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_bat
     start = datetime(2025, 6, 1, 23, 59, 58, tzinfo=UTC)
     units = [envelope(n, time_range_start=start + timedelta(seconds=n), event_time=MADE) for n in range(5)]
     other = envelope(9, time_range_start=start + timedelta(days=1, seconds=2), event_time=MADE)
-    prod.ledger.ensure([*units, other])
+    own_tx(prod.ledger).ensure([*units, other])
     for day in ("2025-06-01", "2025-06-02", "2025-06-03"):
-        claimed = prod.ledger.claim(dataset="nexrad-l2", partition=day, run_id=day, limit=9)
-        prod.ledger.settle([finished(unit) for unit in claimed], run_id=day)
+        claimed = own_tx(prod.ledger).claim(dataset="nexrad-l2", partition=day, run_id=day, limit=9)
+        own_tx(prod.ledger).settle([finished(unit) for unit in claimed], run_id=day)
     chosen = ["--dataset", "nexrad-l2", "--status", "succeeded"]
     written = ["--event-time-start", "2025-06-09", "--event-time-end", "2025-06-10"]
     assert call(*REPAIR, *chosen, *written).code == ExitCode.REFUSED
@@ -140,7 +143,7 @@ def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_bat
     assert [admitted for admitted in done if admitted] == [2, 2, 1]
     assert {status(prod, unit) for unit in units} == {Status.PENDING}
     assert status(prod, other) is Status.SUCCEEDED
-    entries = prod.ledger.log.entries(action=GovernanceAction.REPAIR_AND_REPLACE)
+    entries = own_tx(prod.ledger.log).entries(action=GovernanceAction.REPAIR_AND_REPLACE)
     assert {(entry.actor, entry.approved_by, entry.proposal_id) for entry in entries} == {("jane", "bob", int(number))}
     assert {entry.wal_id for entry in entries} == {unit.wal_id for unit in units}
 
@@ -148,7 +151,7 @@ def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_bat
 def test_a_replay_of_failed_units_and_an_emergency_brake_are_one_person_s(
     call: Call, prod: Pipeline, out: Envelope
 ) -> None:
-    prod.ledger.ensure([envelope(2)])
+    own_tx(prod.ledger).ensure([envelope(2)])
     brakes = (
         ["quarantine", "add", envelope(2).wal_id, "--reason-code", "odd"],
         ["kill-switch", "on", "nexrad-l2"],
@@ -203,9 +206,9 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
 def test_a_replay_that_would_take_other_units_than_were_approved_is_refused(call: Call, prod: Pipeline) -> None:
     window = ["--event-time-start", "2025-12-01", "--event-time-end", "2025-12-30"]
     number = proposed(call(*REPAIR, "--dataset", "nexrad-l2", "--status", "succeeded", *window))
-    prod.ledger.ensure([envelope(5)])
-    claimed = prod.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=1)
-    prod.ledger.settle([finished(unit) for unit in claimed], run_id="run-2")
+    own_tx(prod.ledger).ensure([envelope(5)])
+    claimed = own_tx(prod.ledger).claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=1)
+    own_tx(prod.ledger).settle([finished(unit) for unit in claimed], run_id="run-2")
     before = every_row(prod.database)
     answer = call("governance", "approve", number, *APPROVING)
     assert (answer.code, answer.err.count("\n")) == (ExitCode.REFUSED, 1)
@@ -222,7 +225,7 @@ def test_a_client_that_calls_itself_dev_cannot_go_alone_over_a_database_of_prod(
     # And so the library that a command calls.
     before = every_row(prod.database)
     with pytest.raises(IllegalTransitionError, match=r"override_is_reviewed.*expected an approval by a second person"):
-        prod.ledger.override(
+        own_tx(prod.ledger).override(
             {out.wal_id: 2}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
         )
     assert every_row(prod.database) == before
@@ -264,9 +267,9 @@ def test_the_database_takes_no_forged_approval(prod: Pipeline, out: Envelope) ->
                 connection.execute(sa.text(ENTRY), _bound(connection, row))
             connection.execute(sa.text(BACK), _bound(connection, {"at": prod.clock(), "wal_id": out.wal_id}))
 
-    number = prod.ledger.review.propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}})
+    number = own_tx(prod.ledger.review).propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}})
     other = {GovernanceAction.RELEASE: {envelope(1).wal_id: 2}}
-    another = prod.ledger.review.propose(Command.RELEASE, JANE, other)
+    another = own_tx(prod.ledger.review).propose(Command.RELEASE, JANE, other)
     late = prod.clock() + APPROVED_WITHIN + timedelta(seconds=1)
     forged: dict[str, list[dict[str, Any]]] = {
         "nobody approved": [entry(proposal_id=None, approved_by=None)],
@@ -303,22 +306,22 @@ def test_the_database_takes_no_forged_approval(prod: Pipeline, out: Envelope) ->
 
 
 def test_a_deployment_of_prod_makes_the_database_prod_s(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not deployment.ledger.review.required(deployment.settings, JANE)
+    assert not own_tx(deployment.ledger.review).required(deployment.settings, JANE)
     monkeypatch.setenv("KFM_ENV", "prod")
     open_pipeline(Settings.load(), SqsQueueResource()).close()
     assert deployment.settings.env is Environment.DEV
-    assert deployment.ledger.review.required(deployment.settings, JANE)
+    assert own_tx(deployment.ledger.review).required(deployment.settings, JANE)
 
 
 @pytest.mark.clause("SEC-10")
 def test_the_dagster_ui_releases_nothing_by_itself_in_any_environment(call: Call, deployment: Pipeline) -> None:
     ledger, wal_id = deployment.ledger, envelope(0).wal_id
-    ledger.ensure([envelope(0)])
-    ledger.quarantine([wal_id], reason_code="looked_odd", decision=JANE)
+    own_tx(ledger).ensure([envelope(0)])
+    own_tx(ledger).quarantine([wal_id], reason_code="looked_odd", decision=JANE)
     before = every_row(deployment.database)
     for actor in (DAGSTER_UI, " Dagster-UI"):
         with pytest.raises(IllegalTransitionError, match="override_is_reviewed"):
-            ledger.override(
+            own_tx(ledger).override(
                 {wal_id: 2},
                 from_status=Status.QUARANTINED,
                 action=GovernanceAction.RELEASE,
@@ -335,15 +338,15 @@ def test_outside_prod_one_person_releases_as_ever(
     call: Call, deployment: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "stage")
-    deployment.ledger.ensure([envelope(0)])
-    deployment.ledger.quarantine([envelope(0).wal_id], reason_code="looked_odd", decision=JANE)
+    own_tx(deployment.ledger).ensure([envelope(0)])
+    own_tx(deployment.ledger).quarantine([envelope(0).wal_id], reason_code="looked_odd", decision=JANE)
     assert call("release", envelope(0).wal_id, *WHY).code == ExitCode.DONE
     assert status(deployment, envelope(0)) is Status.PENDING
     assert _last(deployment).approved_by is None
 
 
 def _last(pipeline: Pipeline) -> GovernanceEntry:
-    return pipeline.ledger.log.entries(action=GovernanceAction.RELEASE, limit=1)[0]
+    return own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RELEASE, limit=1)[0]
 
 
 def _bound(connection: sa.Connection, row: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.integration.chain import open_pipeline
+from kfm_dagster_tests.transactions import own_tx
 
 BUCKET = "unidata-nexrad-level2"
 HRRR = "noaa-hrrr-bdp-pds"
@@ -188,7 +189,7 @@ def take_in_and_check(pipeline: Pipeline, mail: Mail) -> int:
     assert states.keys() == ids, "a message left no trace"
     assert set(states.values()) <= {DeliveryState.IN_FLIGHT, DeliveryState.REJECTED, DeliveryState.IGNORED}
     fresh = mail.good - earlier
-    statuses = pipeline.ledger.statuses(fresh)
+    statuses = own_tx(pipeline.ledger).statuses(fresh)
     assert statuses == dict.fromkeys(fresh, Status.PENDING), "a good unit is not pending"
     return len(batch)
 
@@ -197,7 +198,7 @@ def check_balance(pipeline: Pipeline, mail: Mail) -> None:
     """Hold the ledger's account, and every good unit that was ever announced."""
     balance = pipeline.deliveries.conservation()
     assert (balance.residual_units, balance.residual_messages) == (0, 0)
-    statuses = pipeline.ledger.statuses(mail.good)
+    statuses = own_tx(pipeline.ledger).statuses(mail.good)
     assert statuses == dict.fromkeys(mail.good, Status.PENDING)
 
 

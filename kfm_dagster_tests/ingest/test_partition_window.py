@@ -25,6 +25,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import make_bench
+from kfm_dagster_tests.transactions import own_tx
 
 NOW = datetime(2025, 12, 3, 12, tzinfo=UTC)
 FIRST = date(2025, 1, 1)
@@ -75,7 +76,7 @@ def test_partitions_begin_with_the_first_of_the_datasets_at_the_earliest(
 def test_an_earlier_day_lowers_the_window_and_a_later_one_does_not(database: Database) -> None:
     made = window(database, first_day=FIRST)
     for day, lowered in ((FIRST, False), (FIRST + timedelta(days=1), False), (FIRST - timedelta(days=1), True)):
-        assert made.lower(day, actor="ada", reason="x") is lowered
+        assert own_tx(made).lower(day, actor="ada", reason="x") is lowered
     assert made.first_day() == FIRST - timedelta(days=1)
 
 
@@ -100,7 +101,7 @@ def test_units_that_are_there_stay_within_the_window_that_is_made(
     database: Database, contracts: ContractRegistry, day: date, first: date
 ) -> None:
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    make_bench(database, contracts).ledger.ensure([envelope(1, time_range_start=start, time_range_end=start)])
+    own_tx(make_bench(database, contracts).ledger).ensure([envelope(1, time_range_start=start, time_range_end=start)])
     made = window(database, first_day=FIRST)
     made.make()
     assert made.first_day() == first
@@ -176,7 +177,7 @@ def test_looking_up_the_first_day_makes_no_database_and_needs_none(
 @pytest.mark.clause("DAG-12")
 def test_opening_a_pipeline_settles_the_first_day_which_definitions_then_read(home: Path) -> None:
     with closing(Pipeline.open(Settings.load(first_day=FIRST))) as pipeline:
-        pipeline.window.lower(date(1991, 6, 5), actor="ada", reason="x")
+        own_tx(pipeline.window).lower(date(1991, 6, 5), actor="ada", reason="x")
     assert stored_first_day(Settings.load(), clock=utc_now) == date(1991, 6, 5)
 
 

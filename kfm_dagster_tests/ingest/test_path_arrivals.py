@@ -26,6 +26,7 @@ from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.integration.chain import DAY, good, missing, open_pipeline, put, run_chain, volumes
 from kfm_dagster_tests.integration.gating import under
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET, PARTITION = "nexrad-l2", DAY.isoformat()
 RUNS = ["11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"]
@@ -155,7 +156,9 @@ def test_a_retry_takes_the_metadata_of_the_attempt_that_failed_whatever_has_come
     assert len(compute(pipeline, RUNS[1]).envelopes) == 3
     # Once it has succeeded, the same run may be asked for what is there now.
     assert len(compute(pipeline, RUNS[1]).envelopes) == 4
-    attempts = [one for one in pipeline.stages.lifecycle.store.of_run(RUNS[1]) if one.stage == f"{DATASET}.{NODE}"]
+    attempts = [
+        one for one in own_tx(pipeline.stages.lifecycle.store).of_run(RUNS[1]) if one.stage == f"{DATASET}.{NODE}"
+    ]
     assert [(one.attempt, one.state.value) for one in attempts] == [
         (1, "rolled_back"), (2, "succeeded"), (3, "succeeded")
     ]  # fmt: skip

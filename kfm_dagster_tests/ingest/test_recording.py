@@ -34,6 +34,7 @@ from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import FakeQueue, assert_conserved, open_pipeline, raw_message
 from kfm_dagster_tests.recovery.dlq_fixture import event
 from kfm_dagster_tests.storage.test_constraints import STANDING, insert
+from kfm_dagster_tests.transactions import own_tx
 
 BAD = "KBAD"
 
@@ -68,7 +69,7 @@ def message(name: str, *events: ObjectEvent) -> SqsMessage:
 
 
 def uris(pipeline: Pipeline, *, status: Status = Status.PENDING) -> set[str]:
-    return {one.object_uri for one in pipeline.ledger.find(status=status)}
+    return {one.object_uri for one in own_tx(pipeline.ledger).find(status=status)}
 
 
 @pytest.mark.clause("SEC-05", "BEY-08")

@@ -35,6 +35,7 @@ from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.databases import migrated_sqlite
+from kfm_dagster_tests.transactions import own_tx
 
 DAY = date(2025, 4, 2)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -257,7 +258,7 @@ def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = So
             return
         for entry in pending:
             run_chain(pipeline, entry.dataset, entry.partition, f"round-{number}-{entry.partition}", source)
-    raise AssertionError(f"units are left after {rounds} rounds: {pipeline.ledger.counts()}")
+    raise AssertionError(f"units are left after {rounds} rounds: {own_tx(pipeline.ledger).counts()}")
 
 
 def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str], list[str]]:

@@ -35,6 +35,7 @@ from kfm_dagster_tests.integration.chain import (
     take,
     volumes,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 VISIBILITY_SECONDS = 900
@@ -82,7 +83,7 @@ def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
         due_retries(pipeline)
         assert_conserved(pipeline)
     # The contract grants three attempts; each wait is the policy's, from 60 seconds, and none follows the last.
-    [given_up] = pipeline.ledger.find(status=Status.QUARANTINED)
+    [given_up] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     retry = pipeline.registry[given_up.dataset].retry
     waits = [
         backoff_seconds(retry.backoff, key=given_up.wal_id, attempt=attempt, base_seconds=60) for attempt in (1, 2)
@@ -128,7 +129,7 @@ def test_a_failed_unit_is_pending_and_in_progress_again_when_its_message_comes_b
     run(pipeline, "run-2")
 
     [record] = traces.records(pipeline).values()
-    history = [entry.to_status for entry in pipeline.ledger.history(record.wal_id)]
+    history = [entry.to_status for entry in own_tx(pipeline.ledger).history(record.wal_id)]
     assert history == [
         Status.PENDING, Status.IN_PROGRESS, Status.FAILED, Status.PENDING, Status.IN_PROGRESS, Status.SUCCEEDED,
     ]  # fmt: skip

@@ -20,6 +20,7 @@ from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, announce, put, run_chain, take, volumes
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 
@@ -60,7 +61,7 @@ def test_a_runs_items_are_announced_at_its_end_and_withdrawn_when_it_is_taken_ba
     for event in created:
         [path] = catalog.glob(f"**/{event['data']['id']}.json")
         assert event["data"] == json.loads(path.read_bytes())
-    announcing.catalog.undo("nexrad-l2", "run")
+    own_tx(announcing.catalog).undo("nexrad-l2", "run")
     announcing.following.catch_up(announcing.followers)
     withdrawn = events(server)[2:]
     assert [event["type"] for event in withdrawn] == ["kfm.nodd.item.withdrawn"] * 2

@@ -50,6 +50,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, good, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.moments import DeathError
+from kfm_dagster_tests.transactions import own_tx
 
 WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
 CHUNK, OBJECTS, LIMIT = 200, 480, 50
@@ -106,7 +107,7 @@ def counts(day: DayProgress) -> tuple[int, int, int, int]:
 
 
 def versions(pipeline: Pipeline) -> dict[str, int]:
-    return {record.wal_id: record.version for record in pipeline.ledger.find(limit=10 * OBJECTS)}
+    return {record.wal_id: record.version for record in own_tx(pipeline.ledger).find(limit=10 * OBJECTS)}
 
 
 @pytest.fixture
@@ -137,10 +138,10 @@ def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: Pipeline, bucket: list[int]) -> None:
     known = [parse_listed(pipeline.registry[DATASET], found) for found in objects_of_a_day(30)]
     units = [unit for unit in known if unit is not None]
-    pipeline.ledger.ensure(units)
-    claimed = pipeline.ledger.claim(dataset=DATASET, partition=DAY.isoformat(), run_id="earlier", limit=20)
+    own_tx(pipeline.ledger).ensure(units)
+    claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=DAY.isoformat(), run_id="earlier", limit=20)
     done, bad = claimed[:10], claimed[10:]
-    pipeline.ledger.settle([*map(finished, done), *map(failed, bad)], run_id="earlier")
+    own_tx(pipeline.ledger).settle([*map(finished, done), *map(failed, bad)], run_id="earlier")
     waiting = {unit.wal_id for unit in units} - {unit.wal_id for unit in claimed}
     before = versions(pipeline)
     bucket.clear()
@@ -154,7 +155,7 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     day = the_day(pipeline, backfill)
     assert (day.state, *counts(day)) == (DayState.LISTED, OBJECTS, OBJECTS - 30, 10, 20)
     assert len(batch.envelopes) == LIMIT  # the rest waits for further runs
-    records = {record.wal_id: record for record in pipeline.ledger.find(limit=10 * OBJECTS)}
+    records = {record.wal_id: record for record in own_tx(pipeline.ledger).find(limit=10 * OBJECTS)}
     assert Counter(record.lane for record in records.values()) == {Lane.BULK: OBJECTS - 20, Lane.LIVE: 20}
     assert {records[unit.wal_id].version - before[unit.wal_id] for unit in done} == {0}
     assert {records[wal_id].version - before[wal_id] for wal_id in waiting} == {0}
@@ -200,7 +201,7 @@ def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
     list_the_day(pipeline, "second", backfill_id=backfill.backfill_id)
     day = the_day(pipeline, backfill)
     assert (day.state, *counts(day)) == (DayState.LISTED, OBJECTS, OBJECTS, 0, 0)
-    assert {record.attempts for record in pipeline.ledger.find(limit=10 * OBJECTS)} == {0, 1}
+    assert {record.attempts for record in own_tx(pipeline.ledger).find(limit=10 * OBJECTS)} == {0, 1}
 
 
 def ask(pipeline: Pipeline, *, listing: Any = (), limit: int = 1, later: float = 0) -> AdvanceReport:
@@ -245,10 +246,10 @@ def test_no_further_day_is_listed_while_bulk_work_has_its_share(pipeline: Pipeli
     pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 20})
     units = [unit for found in objects_of_a_day(11) if (unit := parse_listed(pipeline.registry[DATASET], found))]
     start(pipeline, DAY, DAY + timedelta(days=9))
-    pipeline.ledger.ensure(units[:1])  # live work is no matter
-    pipeline.ledger.ensure(units[1:10], lane=Lane.BULK)
+    own_tx(pipeline.ledger).ensure(units[:1])  # live work is no matter
+    own_tx(pipeline.ledger).ensure(units[1:10], lane=Lane.BULK)
     assert [len(ask(pipeline, limit=3).requests) for _ in range(4)] == [1, 1, 1, 0]
-    pipeline.ledger.ensure(units[10:], lane=Lane.BULK)
+    own_tx(pipeline.ledger).ensure(units[10:], lane=Lane.BULK)
     report = ask(pipeline, limit=9)
     assert report.requests == ()
     assert (
@@ -286,13 +287,15 @@ def test_a_backfill_is_over_once_no_bulk_unit_of_its_days_waits_any_more(pipelin
         for number in range(3)
     ]
     other = envelope(3, dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/a.grib2", time_range_start=unit.event_time)
-    ledger.ensure([unit, later, other], lane=Lane.BULK)
-    ledger.ensure([live])
+    own_tx(ledger).ensure([unit, later, other], lane=Lane.BULK)
+    own_tx(ledger).ensure([live])
 
     def worked(end: Callable[[Envelope], Envelope]) -> None:
-        claimed = ledger.claim(dataset=DATASET, partition=DAY.isoformat(), run_id="run", limit=1, wal_ids=[unit.wal_id])
+        claimed = own_tx(ledger).claim(
+            dataset=DATASET, partition=DAY.isoformat(), run_id="run", limit=1, wal_ids=[unit.wal_id]
+        )
         assert is_over() is False
-        ledger.settle([end(one) for one in claimed], run_id="run")
+        own_tx(ledger).settle([end(one) for one in claimed], run_id="run")
 
     def is_over() -> bool:
         return ask(pipeline).finished == (backfill.backfill_id,)
@@ -302,7 +305,7 @@ def test_a_backfill_is_over_once_no_bulk_unit_of_its_days_waits_any_more(pipelin
     assert is_over() is False
     worked(failed)
     assert is_over() is False
-    ledger.requeue([unit.wal_id])
+    own_tx(ledger).requeue([unit.wal_id])
     worked(finished)
     assert is_over() is True
 
@@ -369,7 +372,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
     engine = ReplayEngine(pipeline=pipeline)
     with pytest.raises(ReplayStateError):
         engine.stop(backfill.backfill_id, WHY)
-    logged = {action: pipeline.ledger.log.entries(action=action) for action in GovernanceAction}
+    logged = {action: own_tx(pipeline.ledger.log).entries(action=action) for action in GovernanceAction}
     for action in (GovernanceAction.REPLAY_STARTED, GovernanceAction.REPLAY_STOPPED):
         [entry] = logged[action]
         assert (entry.actor, entry.reason, entry.change_ref, entry.dataset) == ("ada", WHY.reason, "CHG-1", DATASET)
@@ -409,7 +412,7 @@ def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(
 ) -> None:
     with pytest.raises(error):
         Backfills(pipeline).start(datasets=datasets, first_day=first, last_day=last, decision=WHY)
-    assert pipeline.ledger.log.entries() == []
+    assert own_tx(pipeline.ledger.log).entries() == []
     assert ask(pipeline).reason == "no backfill is running"
     assert start(pipeline, DAY, date(2026, 1, 1)).run.selection.days == (DAY, date(2026, 1, 1))
 

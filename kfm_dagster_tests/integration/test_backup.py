@@ -50,6 +50,7 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "backup.md"
 DATASET, COLLECTION = "nexrad-l2", "nexrad-l2"
@@ -115,7 +116,7 @@ class Deployment:
         [day] = published(FolderPublisher(self.catalog), COLLECTION).values()
         assert set(day) == {item["id"] for item in items.values()}
         # Each unit leads to files that are there, and each event that is there is of an object that the ledger knows.
-        for record in self.pipeline.ledger.find(limit=10_000):
+        for record in own_tx(self.pipeline.ledger).find(limit=10_000):
             links = self.pipeline.lineage.links_of(record.wal_id)
             assert {link.path.value for link in links} == {"openlineage", "prov"}
             assert all((Path(self.pipeline.settings.lineage) / link.href).is_file() for link in links)

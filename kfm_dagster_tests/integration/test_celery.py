@@ -38,6 +38,7 @@ from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 FIRST_DAY = date(2025, 4, 1)
 DAYS = 2
@@ -189,13 +190,17 @@ def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
         assert ended[death["pid"]] == -signal.SIGKILL
         assert set(steps) == {"one@here", "two@here"}
 
-        counts = pipeline.ledger.counts()["nexrad-l2"]
+        counts = own_tx(pipeline.ledger).counts()["nexrad-l2"]
         assert {status: count for status, count in counts.items() if count} == {Status.SUCCEEDED: UNITS}
-        assert pipeline.ledger.move_counts() == counted(pipeline.database)
-        records = pipeline.ledger.find(limit=1000)
+        assert own_tx(pipeline.ledger).move_counts() == counted(pipeline.database)
+        records = own_tx(pipeline.ledger).find(limit=1000)
         # What the dead worker's run held was given back, and settled by another one.
         claims = [
-            [entry.run_id for entry in pipeline.ledger.history(record.wal_id) if entry.to_status is Status.IN_PROGRESS]
+            [
+                entry.run_id
+                for entry in own_tx(pipeline.ledger).history(record.wal_id)
+                if entry.to_status is Status.IN_PROGRESS
+            ]
             for record in records
         ]
         held = [runs for runs in claims if death["labels"]["run"] in runs]

@@ -33,6 +33,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import CrashError, announce, assert_conserved, put, run_chain, take, volumes
 from kfm_dagster_tests.integration.test_run_replay import PARTITION, PERSON, replayed
 from kfm_dagster_tests.integration.test_run_rollback import NODES, WHY, fail
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "nexrad-l2"
 UNITS = 3
@@ -103,7 +104,7 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
     assert roll_back_or_leave(stalled, WHY) is None
     assert_whole(pipeline)
     assert compensations(pipeline) == ["left"]
-    newest = pipeline.stages.lifecycle.store.newest("slow", stalled.kind)
+    newest = own_tx(pipeline.stages.lifecycle.store).newest("slow", stalled.kind)
     assert newest is not None
     assert newest.state is StageState.FAILED
 
@@ -162,10 +163,10 @@ def test_an_attempt_that_failed_undoes_nothing_once_the_next_one_has_begun(
 @pytest.mark.clause("PCS-08")
 def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pipeline, objects: Path) -> None:
     ingest(pipeline, objects)
-    unit = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0]
+    unit = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0]
     versions = {unit.wal_id: unit.version}
     repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
-    assert pipeline.ledger.override(versions, **repeat) == {unit.wal_id}  # type: ignore[arg-type]
+    assert own_tx(pipeline.ledger).override(versions, **repeat) == {unit.wal_id}  # type: ignore[arg-type]
     run_chain(pipeline, DATASET, PARTITION, "repeat", Source.LEDGER)
     replayed(pipeline)
     assert_whole(pipeline)

@@ -27,6 +27,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
     work_until_done,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 ITEMS = [*volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])]
@@ -106,8 +107,8 @@ def test_a_settlement_done_again_counts_nothing_lost_that_is_its_runs_success(
     put(objects, volumes(2))
     take(pipeline, announce([item.event() for item in volumes(2)], registry=pipeline.registry))
     batch = run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
-    again = pipeline.ledger.settle(list(batch.envelopes), run_id="run-1")
-    other = pipeline.ledger.settle(list(batch.envelopes), run_id="run-2")
+    again = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-1")
+    other = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-2")
     assert (len(batch.envelopes), again.lost, len(other.lost)) == (2, (), 2)
 
 

@@ -26,6 +26,7 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import ENRICHING, LIMIT, assert_conserved, good, put
 from kfm_dagster_tests.moments import Death, dying
+from kfm_dagster_tests.transactions import own_tx
 
 FIRST_DAY = date(2025, 4, 1)
 CLEAN_DAY = date(2025, 3, 1)
@@ -65,13 +66,13 @@ def bring(objects: Path, day: date) -> None:
 
 def story(pipeline: Pipeline, day: date) -> dict[str, Any]:
     """What a day's run left, without what tells two days apart."""
-    [record] = pipeline.ledger.find(partition=day.isoformat())
+    [record] = own_tx(pipeline.ledger).find(partition=day.isoformat())
     outcome = {name: getattr(record, name) for name in traces.OUTCOME if not name.startswith("stac_item")}
     intents = pipeline.nodes.intents.of_run(run_of(day))
     return {
         **outcome,
         "attempts": record.attempts,
-        "history": [(entry.from_status, entry.to_status) for entry in pipeline.ledger.history(record.wal_id)],
+        "history": [(entry.from_status, entry.to_status) for entry in own_tx(pipeline.ledger).history(record.wal_id)],
         "intents": [(intent.node.split("@")[0], intent.status) for intent in intents],
         "outputs": [pipeline.nodes.newest(intent.node).content_hash == intent.content_hash for intent in intents],  # type: ignore[union-attr]
         "run_states": [(state.dataset_id, state.outcome) for state in pipeline.stages.run_states.of_run(run_of(day))],

@@ -44,6 +44,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 NODES = [f"nexrad-l2.{operator}" for operator in operators()]
@@ -214,7 +215,7 @@ def test_the_wal_is_a_resource_and_its_dsn_rules(tmp_path: Path, face: Face, mon
     assert pipeline.database.engine.url.database == str(tmp_path / "elsewhere.db")
     assert resource.get() is pipeline
     assert asked_for(face, wal, resource) == []
-    pipeline.ledger.ensure([envelope(time_range_start=START)])
+    own_tx(pipeline.ledger).ensure([envelope(time_range_start=START)])
     assert asked_for(face, wal, resource) == [PARTITION]
     assert face.pipeline.ledger.pending_by_partition() == []
     pipeline.close()

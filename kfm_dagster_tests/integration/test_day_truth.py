@@ -23,6 +23,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration.chain import DAY, announce, put, replaced, take, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.integration.gating import gates
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -89,8 +90,8 @@ def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Fa
     quarantined_of = {"kfm/quarantined": "yes", "kfm/dataset.nexrad-l2": "yes"}
     assert [run.run_id for run in face.instance.get_runs(dg.RunsFilter(tags=quarantined_of))] == [first.run_id]
 
-    [unit] = face.pipeline.ledger.find(status=Status.QUARANTINED)
-    face.pipeline.ledger.override(
+    [unit] = own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)
+    own_tx(face.pipeline.ledger).override(
         {unit.wal_id: unit.version}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=WHY
     )
     last = face.execute(JOB, partition=PARTITION)
@@ -107,7 +108,7 @@ def test_a_failing_unit_leads_to_the_console_from_its_page_and_from_both_its_che
     monkeypatch.setattr(WalResource, "settings", lambda self: plain(self).model_copy(update=where))
     result = one_is_quarantined(face, objects)
     open_pipeline(Settings.current().model_copy(update=where), SqsQueueResource()).close()
-    [unit] = face.pipeline.ledger.find(status=Status.QUARANTINED)
+    [unit] = own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)
     link = f"](https://console.example/units/{unit.wal_id})"
     shown = [materialisations(result)["metadata"], materialisations(result)["ledger"]]
     shown += [
@@ -163,8 +164,8 @@ def test_a_day_of_which_nothing_is_known_looks_empty(face: Face, objects: Path) 
 def test_what_nobody_has_to_care_for_any_more_fails_no_check(face: Face, objects: Path) -> None:
     """A unit of which a newer version is known, and one whose case a person has closed."""
     one_is_quarantined(face, objects)
-    [unit] = face.pipeline.ledger.find(status=Status.QUARANTINED)
-    QuarantineCases(face.pipeline.database, clock=face.pipeline.clock).discard(
+    [unit] = own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)
+    own_tx(QuarantineCases(face.pipeline.database, clock=face.pipeline.clock)).discard(
         {unit.wal_id: unit.version}, decision=WHY
     )
     new = volumes(4)[3]
@@ -173,7 +174,7 @@ def test_what_nobody_has_to_care_for_any_more_fails_no_check(face: Face, objects
     registry = face.pipeline.registry
     take(face.pipeline, announce([new.event(event_time=face.pipeline.clock())], registry=registry))
     take(face.pipeline, announce([old.event()], registry=registry))
-    codes = {record.last_error_code for record in face.pipeline.ledger.find(status=Status.QUARANTINED)}
+    codes = {record.last_error_code for record in own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)}
     assert codes == {GateIssue.G4, LedgerCode.STALE_EVENT}
     result = face.execute(JOB, partition=PARTITION)
     assert materialisations(result)["ledger"]["day"] == "2 quarantined; 3 of 5 succeeded"

@@ -19,6 +19,7 @@ from kfm_dagster.views.rejections import IGNORED, IgnoredFilter
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -87,7 +88,7 @@ def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_
 def test_a_day_before_the_dataset_begins_is_rejected(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
 ) -> None:
-    face.pipeline.window.lower(OLD_DAY - timedelta(days=9), actor="ada", reason="an earlier day")
+    own_tx(face.pipeline.window).lower(OLD_DAY - timedelta(days=9), actor="ada", reason="an earlier day")
     queue.waiting += [of_day(OLD_DAY - timedelta(days=1), objects, contracts), tonight(objects, contracts)]
     assert served(face)[0] == {"2025-04-02"}
     [rejected] = face.pipeline.deliveries.rejected(limit=10)
@@ -99,7 +100,7 @@ def test_a_day_before_the_dataset_begins_is_rejected(
 def test_a_day_by_which_the_window_was_lowered_waits_until_the_code_location_is_loaded_again(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
 ) -> None:
-    face.pipeline.window.lower(OLD_DAY, actor="ada", reason="an earlier day")
+    own_tx(face.pipeline.window).lower(OLD_DAY, actor="ada", reason="an earlier day")
     queue.waiting += [of_day(OLD_DAY, objects, contracts), tonight(objects, contracts)]
     partitions, said = served(face)
     assert partitions == {"2025-04-02"}

@@ -32,6 +32,7 @@ from kfm_dagster_tests.commands import caller
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, announce, put, run_chain, take, volumes
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "nexrad-l2"
 MIDNIGHT = datetime.combine(DAY, time(), UTC)
@@ -130,7 +131,7 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
     assert row["names"] == {"object_without_unit": [missing]}
     code, out = call("reconcile", *days, "--repair", "--reason", "lost message", "--actor", "ada", "--json")
     assert (code, orjson.loads(out)["entered"], orjson.loads(out)["left"]) == (0, 1, 0)
-    [entry] = pipeline.ledger.log.entries(dataset=DATASET)
+    [entry] = own_tx(pipeline.ledger.log).entries(dataset=DATASET)
     assert (entry.action, entry.actor, entry.reason) == ("reconciled", "ada", "lost message")
     # What was entered waits in the bulk lane for a run like any other.
     [waiting] = pipeline.ledger.pending_by_partition()

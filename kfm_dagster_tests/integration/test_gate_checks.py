@@ -16,6 +16,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, assert_conserved
 from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.integration.gating import announced, gates, under
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -76,7 +77,9 @@ def test_a_stop_of_the_batch_fails_its_check_and_nothing_of_the_batch_goes_on(
     )
     assert check.description == "the batch is stopped (S5)"
     assert set(materialisations(result)) == {"envelopes", "integrity"}
-    states = {one.stage: one.state for one in face.pipeline.stages.lifecycle.store.of_run(result.dagster_run.run_id)}
+    states = {
+        one.stage: one.state for one in own_tx(face.pipeline.stages.lifecycle.store).of_run(result.dagster_run.run_id)
+    }
     assert states["nexrad-l2.metadata_extract"] is StageState.ROLLED_BACK
     assert "nexrad-l2.stac_register" not in states
     # The run is rolled back: its units wait for another one.

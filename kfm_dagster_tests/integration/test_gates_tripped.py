@@ -25,6 +25,7 @@ from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.integration.gating import announced, gates, obey, under
 from kfm_dagster_tests.path.beams import changed
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -217,7 +218,7 @@ def test_a_volume_at_fault_leaves_by_its_gate_and_the_others_have_their_rows(
     run_id = result.dagster_run.run_id
     assert stops(day, run_id) == []
     stages = day.pipeline.stages
-    newest, kept = stages.lifecycle.store.newest(run_id, STAGE), stages.run_states.get(STAGE, run_id)
+    newest, kept = own_tx(stages.lifecycle.store).newest(run_id, STAGE), stages.run_states.get(STAGE, run_id)
     assert newest is not None
     assert kept is not None
     assert (newest.state, kept.outcome) == (StageState.SUCCEEDED, Outcome.PARTIAL)
@@ -237,7 +238,7 @@ def test_under_the_strict_card_the_same_fault_stops_the_day_and_another_restrict
     assert check.description == f"the batch is stopped ({case.stop})"
     assert materialisations(stopped) == {}
     run_id = stopped.dagster_run.run_id
-    newest = day.pipeline.stages.lifecycle.store.newest(run_id, STAGE)
+    newest = own_tx(day.pipeline.stages.lifecycle.store).newest(run_id, STAGE)
     assert newest is not None
     assert (newest.state, newest.error_class) == (StageState.ROLLED_BACK, case.error_class)
     assert stops(day, run_id) == [case.stop]

@@ -14,6 +14,7 @@ from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.gating import under
 from kfm_dagster_tests.integration.test_day_truth import JOB, PARTITION, beyond_the_pole
 from kfm_dagster_tests.integration.test_gate_checks import change_contract
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -24,7 +25,7 @@ REVIEW = "human_review: [E_DIM, E_UQ]"
 
 def where_they_are(face: Face) -> dict[str, tuple[str, int, str | None]]:
     """Key > status, attempts and why the record moved last."""
-    found = face.pipeline.ledger.find(dataset="nexrad-l2")
+    found = own_tx(face.pipeline.ledger).find(dataset="nexrad-l2")
     return {unit.object_uri.rpartition("/")[2]: (unit.status, unit.attempts, unit.change_reason) for unit in found}
 
 
@@ -43,7 +44,7 @@ def test_a_stage_that_does_not_close_sends_its_unit_at_fault_to_a_person_at_once
     assert where == dict.fromkeys(others, (Status.PENDING, 1, "retry"))
     [case] = QuarantineCases(face.pipeline.database, clock=face.pipeline.clock).find(CaseState.OPEN)
     assert case.reason == LedgerCode.NOT_COMPENSABLE
-    stopped = face.pipeline.ledger.find(status=Status.QUARANTINED)[0].last_error_message
+    stopped = own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)[0].last_error_message
     assert stopped is not None
     assert "E_DIM" in stopped
     # Nothing keeps the next run from what was sound all along.

@@ -24,6 +24,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
@@ -163,7 +164,7 @@ def test_an_intent_whose_units_are_in_quarantine_waits_for_a_person(
     take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
     failing(face, IntegrityCheck, "transform")
     waiting = [record.wal_id for record in traces.records(face.pipeline).values()]
-    face.pipeline.ledger.quarantine(waiting, reason_code="by_hand", decision=WHY)
+    own_tx(face.pipeline.ledger).quarantine(waiting, reason_code="by_hand", decision=WHY)
     assert work(face) == 0
     code, [row], _ = kfm(*REPLAY, "--confirm")
     assert (code, row["action"]) == (0, "hold")

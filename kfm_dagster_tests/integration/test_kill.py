@@ -30,6 +30,7 @@ from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 FIRST_DAY = date(2025, 4, 1)
 UNITS_PER_DAY = 4
@@ -128,8 +129,12 @@ def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounte
     for number, (operator, failpoint) in enumerate(DEATHS):
         day = FIRST_DAY + timedelta(days=number)
         claims = [
-            [entry.run_id for entry in pipeline.ledger.history(record.wal_id) if entry.to_status is Status.IN_PROGRESS]
-            for record in pipeline.ledger.find(partition=day.isoformat(), limit=1000)
+            [
+                entry.run_id
+                for entry in own_tx(pipeline.ledger).history(record.wal_id)
+                if entry.to_status is Status.IN_PROGRESS
+            ]
+            for record in own_tx(pipeline.ledger).find(partition=day.isoformat(), limit=1000)
         ]
         assert len(claims) == UNITS_PER_DAY
         held = [died[f"day-{number}"] in runs for runs in claims]
@@ -141,13 +146,13 @@ def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounte
 
 def _assert_whole(pipeline: Pipeline, home: Path) -> None:
     units = UNITS_PER_DAY * len(DEATHS)
-    counts = pipeline.ledger.counts()["nexrad-l2"]
+    counts = own_tx(pipeline.ledger).counts()["nexrad-l2"]
     assert {status: count for status, count in counts.items() if count} == {Status.SUCCEEDED: units}
-    records = pipeline.ledger.find(limit=1000)
+    records = own_tx(pipeline.ledger).find(limit=1000)
     # A day that died after its claim was given back once; one that died before it, or after its settlement, was not.
     attempts = Counter(record.attempts for record in records)
     assert attempts == {1: 2 * UNITS_PER_DAY, 2: (len(DEATHS) - 2) * UNITS_PER_DAY}
-    assert pipeline.ledger.move_counts() == counted(pipeline.database)
+    assert own_tx(pipeline.ledger).move_counts() == counted(pipeline.database)
     catalog = pystac.Catalog.from_file(str(home / "catalog" / "catalog.json"))
     items = Counter(item.id for item in catalog.get_items(recursive=True))
     assert items == Counter({record.stac_item_id: 1 for record in records})

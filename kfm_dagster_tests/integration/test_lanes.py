@@ -27,6 +27,7 @@ from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 BULK_DAY = START.date().isoformat()
@@ -58,7 +59,7 @@ def bulk_units(face: Face, units: int) -> None:
     """Let bulk units wait."""
     for first in range(0, units, 5_000):
         chunk = range(first, min(first + 5_000, units))
-        face.pipeline.ledger.ensure([envelope(number) for number in chunk], lane=Lane.BULK)
+        own_tx(face.pipeline.ledger).ensure([envelope(number) for number in chunk], lane=Lane.BULK)
 
 
 def asked(tick: Any) -> list[tuple[str, str]]:
@@ -87,7 +88,7 @@ def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(
     assert (bulk.tags["kfm/lane"], bulk.partition_key) == ("bulk", BULK_DAY)
     assert bulk.run_config["ops"]["nexrad_l2__message_parse"]["config"]["lane"] == Lane.BULK.name
     working = active(face, Lane.BULK, BULK_DAY)
-    claimed = face.pipeline.ledger.claim(
+    claimed = own_tx(face.pipeline.ledger).claim(
         dataset="nexrad-l2", partition=BULK_DAY, run_id=working.run_id, limit=UNITS_PER_RUN, lane=Lane.BULK
     )
     assert len(claimed) == UNITS_PER_RUN
@@ -99,7 +100,7 @@ def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(
     assert (live.tags["kfm/lane"], live.partition_key) == ("live", PARTITION)
     assert int(live.tags["dagster/priority"]) > 0 > int(bulk.tags["dagster/priority"])
     assert face.launch(live).success  # type: ignore[union-attr]
-    [record] = face.pipeline.ledger.find(partition=PARTITION)
+    [record] = own_tx(face.pipeline.ledger).find(partition=PARTITION)
     assert (record.status, record.lane) == (Status.SUCCEEDED, Lane.LIVE)
 
     # Nothing more is asked for bulk work while its share is taken.
@@ -114,7 +115,7 @@ def test_a_live_run_is_not_lengthened_by_bulk_units_of_its_day(
     take(face.pipeline, *(announce([item.event()], registry=contracts) for item in volumes(1)))
     old = [missing(item) for item in volumes(3)[1:]]
     listed = [parsed(face, item.event()) for item in old]
-    face.pipeline.ledger.ensure(listed, lane=Lane.BULK)
+    own_tx(face.pipeline.ledger).ensure(listed, lane=Lane.BULK)
     face.tick("nodd_ledger")
     live, bulk = face.tick("nodd_ledger").run_requests
     assert asked_units(face, live) == 1
@@ -143,7 +144,7 @@ def test_bulk_work_has_its_turn_however_much_live_work_there_is(
     slots = run_slots(face.instance)
     assert slots == 3
     days = [START + timedelta(days=number) for number in range(1, 8)]
-    face.pipeline.ledger.ensure([envelope(0, time_range_start=day) for day in days])
+    own_tx(face.pipeline.ledger).ensure([envelope(0, time_range_start=day) for day in days])
     face.tick("nodd_ledger")
     requests = asked(face.tick("nodd_ledger"))
     assert requests == [*(("live", day.date().isoformat()) for day in days[: slots - 1]), ("bulk", BULK_DAY)]
@@ -187,7 +188,7 @@ def test_expired_leases_are_recovered_while_dagsters_run_storage_is_away(
         worker_id="gone",
         clock=lambda: utc_now() - timedelta(hours=2),
     )
-    [unit] = long_ago.claim(dataset="nexrad-l2", partition=PARTITION, run_id="lost", limit=1)
+    [unit] = own_tx(long_ago).claim(dataset="nexrad-l2", partition=PARTITION, run_id="lost", limit=1)
 
     def away(*_: object, **__: object) -> Any:
         raise ConnectionError("the run storage is away")
@@ -196,10 +197,10 @@ def test_expired_leases_are_recovered_while_dagsters_run_storage_is_away(
         patch.setattr(dg.DagsterInstance, "get_runs", away)
         with pytest.raises(Exception, match="the run storage is away"):
             face.tick("nodd_ledger")
-    lost, given_back = face.pipeline.ledger.history(unit.wal_id)[-2:]
+    lost, given_back = own_tx(face.pipeline.ledger).history(unit.wal_id)[-2:]
     assert (lost.to_status, lost.reason, lost.actor) == (Status.FAILED, "lease_expired", "local")
     assert given_back.to_status is Status.PENDING
-    assert face.pipeline.ledger.leases.all() == []
+    assert own_tx(face.pipeline.ledger.leases).all() == []
 
 
 @pytest.mark.clause("BEY-13")

@@ -32,6 +32,7 @@ from kfm_dagster_tests.integration.chain import (
     take,
     work_until_done,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = [pytest.mark.clause("OPR-18"), pytest.mark.one_database]
 
@@ -57,7 +58,7 @@ def run(pipeline: Pipeline, run_id: str, **options: Any) -> None:
 
 def versions(pipeline: Pipeline) -> list[ObjectVersion]:
     record = next(iter(traces.records(pipeline).values()))
-    return pipeline.ledger.versions(record.wal_id)
+    return own_tx(pipeline.ledger).versions(record.wal_id)
 
 
 def assert_complete(item: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ def ingest_without_sidecar(pipeline: Pipeline, objects: Path) -> dict[str, Any]:
 def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline: Pipeline, objects: Path) -> None:
     before = ingest_without_sidecar(pipeline, objects)
     unit = before["properties"]["kfm:wal_id"]
-    history = pipeline.ledger.history(unit)
+    history = own_tx(pipeline.ledger).history(unit)
 
     put(objects, [SIDECAR])
     report = notify(pipeline, SIDECAR)
@@ -93,23 +94,27 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
     assert item["id"] == before["id"]
     assert item["assets"]["data"]["file:checksum"] == before["assets"]["data"]["file:checksum"]
     # The unit is as it was, and beside it stands what completed it.
-    assert pipeline.ledger.history(unit) == history
+    assert own_tx(pipeline.ledger).history(unit) == history
     completion = item["properties"]["kfm:wal_id"]
     assert {one.wal_id: (one.status, one.superseded_by) for one in versions(pipeline)} == {
         unit: (Status.SUCCEEDED, None),
         completion: (Status.SUCCEEDED, None),
     }
-    record = pipeline.ledger.get(completion)
+    record = own_tx(pipeline.ledger).get(completion)
     assert record is not None
     assert (record.stac_status, record.metadata_status, record.integrity_status) == ("updated", "ok", "ok")
     assert record.object_version == f"{DATA.event().etag} .idx={SIDECAR.event().etag}"
-    assert [entry.to_status for entry in pipeline.ledger.history(completion)] == ["pending", "in_progress", "succeeded"]
+    assert [entry.to_status for entry in own_tx(pipeline.ledger).history(completion)] == [
+        "pending",
+        "in_progress",
+        "succeeded",
+    ]
     # Lineage has both, once each, and nobody decided anything.
     told = traces.events(Path(pipeline.settings.lineage))
     traces.assert_once(told)
     assert sum(kind == "COMPLETE" for kind, *_ in told) == 2
     assert [link.state for link in pipeline.lineage.links_of(completion)] == ["published", "published"]
-    assert pipeline.ledger.log.entries(limit=10) == []
+    assert own_tx(pipeline.ledger.log).entries(limit=10) == []
 
 
 @pytest.mark.clause("BEY-04")
@@ -123,7 +128,7 @@ def test_an_index_of_an_earlier_revision_is_suspect_until_it_is_written_again(
     run(pipeline, "first")
     before = item_of(pipeline)
     assert [issue["code"] for issue in before["properties"]["kfm:issues"]] == ["sidecar_outdated"]
-    record = pipeline.ledger.get(before["properties"]["kfm:wal_id"])
+    record = own_tx(pipeline.ledger).get(before["properties"]["kfm:wal_id"])
     assert record is not None
     assert (record.status, record.metadata_status) == (Status.SUCCEEDED, "suspect")
 

@@ -28,6 +28,7 @@ from kfm_dagster_tests.integration.chain import (
     take,
     volumes,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 LEASE = 960
@@ -51,7 +52,7 @@ def claimed(pipeline: Pipeline, contracts: ContractRegistry) -> Clock:
 
 def keeper_of(pipeline: Pipeline, *, run_id: str = "run-1") -> Heartbeat:
     """A heartbeat of the claimed units, whichever run holds them."""
-    attempts = {record.wal_id: record.attempts for record in pipeline.ledger.find(limit=9)}
+    attempts = {record.wal_id: record.attempts for record in own_tx(pipeline.ledger).find(limit=9)}
     return Heartbeat(pipeline, run_id=run_id, attempts=attempts)
 
 
@@ -99,7 +100,9 @@ def test_every_node_renews_when_it_begins(pipeline: Pipeline, claimed: Clock) ->
     expires: list[float] = []
 
     def seen(_: object) -> None:
-        expires.extend(lease.expires_at.timestamp() - claimed.now.timestamp() for lease in pipeline.ledger.leases.all())
+        expires.extend(
+            lease.expires_at.timestamp() - claimed.now.timestamp() for lease in own_tx(pipeline.ledger.leases).all()
+        )
         claimed.forward(LEASE - 1)
 
     run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, seen=seen)

@@ -32,6 +32,7 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, notice, work
+from kfm_dagster_tests.transactions import own_tx
 
 START = datetime.combine(DAY, time(6, 0, 3, 250_000), UTC)
 SITE = "KICT"
@@ -119,7 +120,7 @@ def test_the_collection_says_what_the_archive_s_contract_says_whoever_writes(pip
     before, documents = (root / "catalog.json").stat().st_mtime_ns, traces.catalog_tree(root)
     later = [good(BUCKET, key, content) for key, content in make_nexrad_chunks(site="KTWX", start=START)]
     ingest(pipeline, objects, later[0], run_id="another chunk")
-    pipeline.catalog.undo(CHUNKS, "another chunk")
+    own_tx(pipeline.catalog).undo(CHUNKS, "another chunk")
     assert traces.catalog_tree(root) == documents
     contract = pipeline.registry[ARCHIVE]
     for collection in (first, documents[f"{ARCHIVE}/collection.json"]):

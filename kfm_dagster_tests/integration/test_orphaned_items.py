@@ -37,6 +37,7 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.test_run_replay import PARTITION
 from kfm_dagster_tests.integration.test_run_rollback import arrive, renumbered
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "nexrad-l2"
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
@@ -68,7 +69,7 @@ def of(pipeline: Pipeline, items: list[StoredObject]) -> list[NoddWalRecord]:
 
 def statuses(pipeline: Pipeline) -> Counter[str]:
     """Of every version of an object."""
-    return Counter(record.status.value for record in pipeline.ledger.find(limit=50))
+    return Counter(record.status.value for record in own_tx(pipeline.ledger).find(limit=50))
 
 
 def compensations(pipeline: Pipeline) -> list[tuple[str, str, str, Any]]:
@@ -104,7 +105,7 @@ def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_
             assert (found[path] == content, stood[path] == content) == (True, False)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert {item["id"] for item in traces.items(Path(pipeline.settings.catalog)).values()} == {
-        record.stac_item_id for record in pipeline.ledger.find(limit=50) if record.status is Status.SUCCEEDED
+        record.stac_item_id for record in own_tx(pipeline.ledger).find(limit=50) if record.status is Status.SUCCEEDED
     }
     because = {"because": "units quarantined without lineage"}
     assert compensations(pipeline) == [
@@ -114,26 +115,26 @@ def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_
 
     # The objects come back, and a person lets the units in: they are done as if nothing had been.
     put(objects, [*rewritten, *new])
-    let_in(pipeline, pipeline.ledger.find(limit=50), Status.QUARANTINED)
+    let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.QUARANTINED)
     work_until_done(pipeline)
     assert statuses(pipeline) == {Status.SUCCEEDED: 8}
     assert len(traces.items(Path(pipeline.settings.catalog))) == 6
-    assert all(len(pipeline.lineage.links_of(record.wal_id)) == 2 for record in pipeline.ledger.find(limit=50))
+    assert all(len(pipeline.lineage.links_of(record.wal_id)) == 2 for record in own_tx(pipeline.ledger).find(limit=50))
 
 
 def let_in(pipeline: Pipeline, records: Sequence[NoddWalRecord], status: Status) -> None:
     action = GovernanceAction.RELEASE if status is Status.QUARANTINED else GovernanceAction.REPEAT
     versions = {WalId(record.wal_id): record.version for record in records if record.status is status}
-    pipeline.ledger.override(versions, from_status=status, action=action, decision=PERSON)
+    own_tx(pipeline.ledger).override(versions, from_status=status, action=action, decision=PERSON)
 
 
 def by_a_person(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
-    pipeline.ledger.quarantine([record.wal_id for record in records], reason_code="person", decision=PERSON)
+    own_tx(pipeline.ledger).quarantine([record.wal_id for record in records], reason_code="person", decision=PERSON)
 
 
 def repeated_and_stopped(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
     run_chain(pipeline, DATASET, PARTITION, "good", Source.LEDGER)
-    let_in(pipeline, pipeline.ledger.find(limit=50), Status.SUCCEEDED)
+    let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.SUCCEEDED)
     by_a_person(pipeline, records)
 
 
@@ -222,13 +223,13 @@ def test_an_older_version_yields_to_an_item(
     ended(pipeline, of(pipeline, [newer]))
     put(objects, [older])
     take(pipeline, announce([older.event()], registry=pipeline.registry))
-    (stale,) = [record for record in pipeline.ledger.find(limit=5) if record.event_time < LATER]
+    (stale,) = [record for record in own_tx(pipeline.ledger).find(limit=5) if record.event_time < LATER]
     release: dict[str, Any] = {
         "from_status": Status.QUARANTINED,
         "action": GovernanceAction.RELEASE,
         "decision": PERSON,
     }
-    pipeline.ledger.override({stale.wal_id: stale.version}, **release)
+    own_tx(pipeline.ledger).override({stale.wal_id: stale.version}, **release)
     run_chain(pipeline, DATASET, PARTITION, "late", Source.LEDGER)
-    found = pipeline.ledger.get(stale.wal_id)
+    found = own_tx(pipeline.ledger).get(stale.wal_id)
     assert (found.status, found.last_error_code) == (status, code)

@@ -13,6 +13,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, run_chain, take, volumes
+from kfm_dagster_tests.transactions import own_tx
 
 NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
 
@@ -47,7 +48,7 @@ def test_every_output_of_a_run_names_the_one_before_it_and_the_first_one_what_it
     for (before, _), (made, _) in zip([first, *others], others, strict=False):
         assert made["wasDerivedFrom"] == [before["id"]]
     # A record begins with version 1, and its claim makes it 2.
-    claimed = "".join(sorted(f"{record.wal_id} 2\n" for record in pipeline.ledger.find(limit=10)))
+    claimed = "".join(sorted(f"{record.wal_id} 2\n" for record in own_tx(pipeline.ledger).find(limit=10)))
     ledger = {"id": f"urn:sha256:{hashlib.sha256(claimed.encode()).hexdigest()}", "kfm:uri": f"ledger:nexrad-l2@{DAY}"}
     assert claimed.count("\n") == 3
     names = {entry["kfm:uri"]: entry["id"] for entry in first[1]}
@@ -65,7 +66,9 @@ def test_what_failed_and_was_tried_again_was_made_from_its_later_attempt(pipelin
     take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", Source.LEDGER)
     put(objects, items)
-    pipeline.ledger.requeue([pipeline.ledger.find(status=Status.FAILED, limit=1)[0].wal_id], reason=ReplayReason.RETRY)
+    own_tx(pipeline.ledger).requeue(
+        [own_tx(pipeline.ledger).find(status=Status.FAILED, limit=1)[0].wal_id], reason=ReplayReason.RETRY
+    )
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "again", Source.LEDGER)
     before, after = (lineages(pipeline, run)[0][0]["wasDerivedFrom"] for run in ("run", "again"))
     assert set(before).isdisjoint(after)

@@ -27,6 +27,7 @@ from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.transactions import own_tx
 
 URLS = ("KFM_STORAGE_URL", "KFM_CATALOG_URL", "KFM_LINEAGE_URL")
 REFUSES = "the store refuses access"
@@ -208,5 +209,5 @@ def test_one_bucket_that_cannot_be_listed_costs_its_siblings_nothing(
     found = traces.records(face.pipeline).values()
     assert (len(found), there) == (3, 6)
     assert {str(record.object_uri).startswith(f"s3://{first}/") for record in found} == {False}
-    [stage] = face.pipeline.stages.lifecycle.store.of_run(result.run_id)
+    [stage] = own_tx(face.pipeline.stages.lifecycle.store).of_run(result.run_id)
     assert stage.error_class is ErrorClass.E_INPUT

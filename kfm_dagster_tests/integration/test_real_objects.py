@@ -26,6 +26,7 @@ from kfm_dagster_tests.catalog.trees import assert_consistent, walk
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import open_pipeline, partitions_of, run_chain
 from kfm_dagster_tests.readers.truth.comparison import real_objects
+from kfm_dagster_tests.transactions import own_tx
 
 EXPECTED = {
     "gfs": 2, "goes-abi": 16, "goes-glm": 9, "hrrr": 4, "mrms": 5, "nexrad-l2": 9, "ocean": 1, "surface-obs": 1
@@ -84,7 +85,7 @@ def test_every_real_object_succeeds(ingested: Pipeline, items: Items, shared_dat
     records = traces.records(ingested)
     assert set(records) == expected == set(items)
     assert {uri: record.last_error_code for uri, record in records.items() if record.status != "succeeded"} == {}
-    counts = {dataset: by_status[Status.SUCCEEDED] for dataset, by_status in ingested.ledger.counts().items()}
+    counts = {dataset: by_status[Status.SUCCEEDED] for dataset, by_status in own_tx(ingested.ledger).counts().items()}
     assert counts == EXPECTED
     assert {record.attempts for record in records.values()} == {1}
 
@@ -181,7 +182,7 @@ def test_pystac_opens_the_catalog_and_iterates_each_item_once(catalog: Path, ite
 
 def test_each_item_leads_to_its_record_and_back(ingested: Pipeline, items: Items, contracts: ContractRegistry) -> None:
     for uri, item in items.items():
-        record = ingested.ledger.get(item["properties"]["kfm:wal_id"])
+        record = own_tx(ingested.ledger).get(item["properties"]["kfm:wal_id"])
         assert record is not None
         assert (record.object_uri, record.stac_item_id) == (uri, item["id"])
         assert record.stac_collection_id == item["collection"] == contracts[record.dataset].stac.collection

@@ -40,6 +40,7 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.chunk_feed import CHUNKS, ingest
 from kfm_dagster_tests.integration.test_run_rollback import renumbered
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-05")
 
@@ -222,16 +223,20 @@ def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject
     run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)
     ids = {uri: record.wal_id for uri, record in traces.records(pipeline).items()}
     again = {ids[items[name].uri]: 3 for name in names[1:5]}
-    pipeline.ledger.override(again, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=APPROVED)
+    own_tx(pipeline.ledger).override(
+        again, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=APPROVED
+    )
     ends = [ids[items[name].uri] for name in names[2:5]]
     claimed = {
         unit.object_uri: unit
-        for unit in pipeline.ledger.claim(
+        for unit in own_tx(pipeline.ledger).claim(
             dataset=DATASET, partition=DAY.isoformat(), run_id="again", limit=9, wal_ids=ends
         )
     }
     codes = {"failed": "missing_object", "quarantined": "governance_hard_fail"}
-    pipeline.ledger.settle([failed(claimed[items[name].uri], code) for name, code in codes.items()], run_id="again")
+    own_tx(pipeline.ledger).settle(
+        [failed(claimed[items[name].uri], code) for name, code in codes.items()], run_id="again"
+    )
     stored(objects, items["never_worked"])
     take(pipeline, announce([item.event() for item in list(items.values())[5:]], registry=pipeline.registry))
     return items
@@ -271,7 +276,7 @@ def test_files_of_items_that_will_be_made_again_are_not_stray(ingested: Pipeline
 def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(
     ingested: Pipeline, objects: Path
 ) -> None:
-    ingested.catalog.undo(DATASET, "run")
+    own_tx(ingested.catalog).undo(DATASET, "run")
     compared = compare_day(ingested, DATASET, DAY)
     assert differing(compared) == {"success_without_item": [Path(item.key).name for item in volumes(3)]}
     done = repair_day(ingested, compared, APPROVED, limit=2)
@@ -287,7 +292,7 @@ def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(
     take(ingested, announce([item.event()], registry=ingested.registry, name="newer"))
     run_chain(ingested, DATASET, DAY.isoformat(), "newer", Source.LEDGER)
     assert compare_day(ingested, DATASET, DAY).agrees
-    newest = next(r.wal_id for r in ingested.ledger.find(limit=9) if r.object_version == item.event().etag)
+    newest = next(r.wal_id for r in own_tx(ingested.ledger).find(limit=9) if r.object_version == item.event().etag)
     [path] = [path for path in item_files(ingested) if path.stem == Path(item.key).name]
     path.unlink()
     compared = compare_day(ingested, DATASET, DAY)
@@ -308,7 +313,7 @@ def test_lineage_lacks_a_path_what_was_withdrawn_and_not_what_waits_in_the_outbo
         take(ingested, announce([waiting.event()], registry=ingested.registry))
         run_chain(ingested, DATASET, DAY.isoformat(), "later", Source.LEDGER)
         assert compare_day(ingested, DATASET, DAY).agrees
-    ingested.lineage.invalidate(run_id="run", contract=ingested.registry[DATASET], reason="test")
+    own_tx(ingested.lineage).invalidate(run_id="run", contract=ingested.registry[DATASET], reason="test")
     assert differing(compare_day(ingested, DATASET, DAY)) == {
         "success_without_lineage": [item.uri for item in volumes(3)]
     }
@@ -357,7 +362,7 @@ def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeli
     [path] = [path for path in Path(pipeline.settings.catalog).rglob("*.json") if "wrfsfcf07" in path.name]
     path.unlink()
     compared = compare_day(pipeline, "hrrr", DAY)
-    completion = next(one.wal_id for one in pipeline.ledger.find(limit=9) if ".idx=" in str(one.object_version))
+    completion = next(one.wal_id for one in own_tx(pipeline.ledger).find(limit=9) if ".idx=" in str(one.object_version))
     assert (list(compared.missing_items), compared.remakeable) == ([completion], [completion])
 
 
@@ -376,6 +381,6 @@ def test_a_repair_is_on_record_and_lowers_the_window_to_its_day(ingested: Pipeli
     never_announced(ingested, objects)
     earlier = DAY.replace(year=2024)
     repair_day(ingested, replace(compare_day(ingested, DATASET, DAY), day=earlier), WHY, limit=9)
-    [entry] = ingested.ledger.log.entries(action=GovernanceAction.RECONCILED)
+    [entry] = own_tx(ingested.ledger.log).entries(action=GovernanceAction.RECONCILED)
     assert entry.details == {"day": earlier.isoformat(), "objects": 1, "requeued": 0}
     assert ingested.window.first_day() == earlier

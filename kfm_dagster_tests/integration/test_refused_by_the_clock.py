@@ -27,6 +27,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.gating import announced, under
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -46,7 +47,7 @@ class ScriptedClock(LockedClock):
 
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         self.looks += 1
-        self.stood.append(self.pipeline.stages.lifecycle.store.since(datetime(2000, 1, 1, tzinfo=UTC)))
+        self.stood.append(own_tx(self.pipeline.stages.lifecycle.store).since(datetime(2000, 1, 1, tzinfo=UTC)))
         if self.looks in self.unlocked:
             return ClockDecision(state=ClockState.UNLOCKED, reason="kernel tells an offset of 5.000 s")
         return super().decided(contract, objects)
@@ -86,7 +87,7 @@ def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_l
     assert waits(result) == [0.01, 0.02]
     assert clock.looks == len(OPERATORS) + 2
     run_id, stage = result.dagster_run.run_id, f"nexrad-l2.{operator}"
-    attempts = face.pipeline.stages.lifecycle.store.of_run(run_id)
+    attempts = own_tx(face.pipeline.stages.lifecycle.store).of_run(run_id)
     assert [one.stage for one in attempts] == [f"nexrad-l2.{each}" for each in OPERATORS]
     assert {(one.attempt, one.state) for one in attempts} == {(1, StageState.SUCCEEDED)}
     # What the stage was given is kept when it is refused, and it succeeds with exactly that.
@@ -157,7 +158,9 @@ def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_t
         "nexrad-l2.provenance_emit",
     )
     [refused] = [
-        one for one in face.pipeline.stages.lifecycle.store.of_run(run_id) if one.stage.endswith("provenance_emit")
+        one
+        for one in own_tx(face.pipeline.stages.lifecycle.store).of_run(run_id)
+        if one.stage.endswith("provenance_emit")
     ]
     assert (refused.attempt, refused.state) == (1, StageState.PENDING)
     assert traces.statuses(face.pipeline) == {Status.PENDING: 2}

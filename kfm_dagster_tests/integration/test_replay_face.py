@@ -18,6 +18,7 @@ from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, tak
 from kfm_dagster_tests.integration.face import Face, unit_check
 from kfm_dagster_tests.recovery.replays import PERSON
 from kfm_dagster_tests.recovery.test_replay_chain import wanted
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -90,9 +91,9 @@ def test_the_job_starts_a_replay_that_the_sensor_carries_out(face: Face, objects
     assert traces.statuses(face.pipeline) == {"succeeded": 1}
     [record] = traces.records(face.pipeline).values()
     assert record.replay_run_id == replay_run_id
-    [entry] = face.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED)
+    [entry] = own_tx(face.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED)
     assert (entry.actor, entry.details["dagster_run_id"]) == (DAGSTER_UI, started.dagster_run.run_id)
-    history = face.pipeline.ledger.history(record.wal_id)
+    history = own_tx(face.pipeline.ledger).history(record.wal_id)
     assert [move.actor for move in history if move.reason == "incident"] == [DAGSTER_UI]
 
 
@@ -116,14 +117,14 @@ def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_
     number = shown(proposed)["proposal_id"]
     engine, ledger = ReplayEngine(pipeline=face.pipeline), face.pipeline.ledger
     assert (engine.newest(), traces.statuses(face.pipeline)) == ([], {"succeeded": 1})
-    [proposal] = ledger.review.waiting()
+    [proposal] = own_tx(ledger.review).waiting()
     assert (proposal.proposal_id, proposal.decision.actor) == (number, DAGSTER_UI)
     assert proposal.decision.dagster_run_id == proposed.dagster_run.run_id
 
     approve(ReplayEngine(pipeline=face.pipeline), number, Decision(actor="bob", reason="seen", change_ref="INC-1"))
     engine.advance_all()
     assert traces.statuses(face.pipeline) == {"pending": 1}
-    [entry] = ledger.log.entries(action=GovernanceAction.REPAIR_AND_REPLACE)
+    [entry] = own_tx(ledger.log).entries(action=GovernanceAction.REPAIR_AND_REPLACE)
     assert (entry.actor, entry.approved_by) == (DAGSTER_UI, "bob")
 
 

@@ -13,6 +13,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.retention.policy import RETENTION
 from kfm_dagster_tests.factories import received_long_ago
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-10")
 
@@ -54,7 +55,7 @@ def test_the_schedule_asks_for_the_job_once_there_is_a_policy_and_the_job_remove
     assert done["landing"] == {"older": 1, "removed": 1, "bytes": done["landing"]["bytes"]}
     assert done["dagster_runs"] == {"older": 0, "removed": 0, "bytes": 0}
     assert not file.exists()
-    [entry] = pipeline.ledger.log.entries(action=GovernanceAction.RETENTION)
+    [entry] = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RETENTION)
     assert (entry.actor, entry.details["kind"]) == ("nodd_retention", "landing")
 
 

@@ -51,6 +51,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 STAGES = ["nexrad-l2.stac_register", "nexrad-l2.metadata_extract", "nexrad-l2.integrity_check"]
@@ -131,7 +132,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
         *[(Status.SUCCEEDED, 2, "replay")] * 3,
     ]
     assert pipeline.ledger.mismatches() == []
-    attempts = pipeline.stages.lifecycle.store.of_run("replay")
+    attempts = own_tx(pipeline.stages.lifecycle.store).of_run("replay")
     assert [one.state for one in attempts] == [StageState.SUCCEEDED] * len(operators())
     passed = {event for run_id, event, details in lines(pipeline, "gate") if run_id == "replay"}
     # G6 expects nothing of a product that is followed since this very run.
@@ -147,7 +148,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
     assert lines(pipeline, "override") == [("replay", GovernanceAction.REPEAT.value, decided)]
     [undone] = lines(pipeline, "compensation")
     assert undone == ("original", "done", {"because": "replay", "restored": 0, "removed": 3, "superseded": 0})
-    log = pipeline.ledger.log.entries(action=GovernanceAction.REPEAT)
+    log = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.REPEAT)
     assert {(entry.actor, entry.change_ref) for entry in log} == {("ada", "CHG-7")}
     # It may be replayed once more; the original, which has been taken back, may not.
     replayed(pipeline, run_id="third", original="replay")
@@ -170,12 +171,12 @@ def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipelin
         with pytest.raises(StageFailedError, match=r"waits for a second person; observed proposal (\d+), of 3 units"):
             replayed(pipeline, run_id)
     assert standing(pipeline) == before
-    [proposal] = pipeline.ledger.review.waiting()
+    [proposal] = own_tx(pipeline.ledger.review).waiting()
     bob = Decision(actor="bob", reason="it compared equal", change_ref="CHG-7")
     approve(ReplayEngine(pipeline=pipeline), proposal.proposal_id, bob)
     assert standing(pipeline) == before, "the run itself lets its units in"
     replayed(pipeline, "approved")
-    entries = pipeline.ledger.log.entries(action=GovernanceAction.REPEAT)
+    entries = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.REPEAT)
     assert [(entry.actor, entry.approved_by) for entry in entries] == [("ada", "bob")] * 3
 
 
@@ -184,13 +185,13 @@ def test_a_divergence_ends_rolled_back_is_reported_and_touches_nothing(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingested(pipeline, objects)
-    chosen = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0].wal_id
+    chosen = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id
     differing(monkeypatch, chosen)
     before = standing(pipeline)
     with pytest.raises(StageFailedError, match=f"metadata_extract of run original.* 1 with another result, {chosen}"):
         replayed(pipeline)
     assert standing(pipeline) == before
-    attempt = pipeline.stages.lifecycle.store.newest("replay", "nexrad-l2.message_parse")
+    attempt = own_tx(pipeline.stages.lifecycle.store).newest("replay", "nexrad-l2.message_parse")
     assert attempt is not None
     assert attempt.state is StageState.ROLLED_BACK
     [told] = [details for _, event, details in lines(pipeline, "replay") if event == "diverged"]
@@ -205,7 +206,7 @@ def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_it
 ) -> None:
     ingested(pipeline, objects)
     put(objects, [truncated(volumes(1)[0])])
-    first = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0].wal_id
+    first = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id
     register = nodes.may_register
     monkeypatch.setattr(nodes, "may_register", lambda unit: unit.wal_id != first and register(unit))
     found = {one.stage: one for one in compare_run(pipeline, dataset="nexrad-l2", run_id="original")}
@@ -252,7 +253,7 @@ def test_what_the_plan_says_is_obeyed(pipeline: Pipeline, objects: Path, monkeyp
     assert {doc["properties"]["kfm:run_state"]["run_id"] for doc in features} == {"original"}, "nothing was taken back"
     assert [run for run, _, _ in lines(pipeline, "compensation")] == ["disabled"]
 
-    chosen = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0].wal_id
+    chosen = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id
     differing(monkeypatch, chosen)
     pipeline.card = shipped
     with pytest.raises(StageFailedError, match="gives another result now"):
@@ -298,7 +299,7 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     config = {"ops": {"nexrad_l2__message_parse": {"config": {"replay": wanted}}}}
     asked = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
     assert not asked.success
-    [proposal] = face.pipeline.ledger.review.waiting()
+    [proposal] = own_tx(face.pipeline.ledger.review).waiting()
     assert proposal.decision == Decision(actor=DAGSTER_UI, reason="drill", change_ref="CHG-7")
     assert proposal.decision.dagster_run_id == asked.dagster_run.run_id
     approve(ReplayEngine(pipeline=face.pipeline), proposal.proposal_id, PERSON)
@@ -306,7 +307,7 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     assert second.success
     assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {second.dagster_run.run_id}
 
-    differing(monkeypatch, next(iter(face.pipeline.ledger.find(limit=1))).wal_id)
+    differing(monkeypatch, next(iter(own_tx(face.pipeline.ledger).find(limit=1))).wal_id)
     wanted["run_id"] = second.dagster_run.run_id
     third = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
     [failed] = [event for event in third.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]

@@ -48,6 +48,7 @@ from kfm_dagster_tests.integration.chain import (
     run_chain,
     take,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 MOST_UNITS = 500
@@ -81,7 +82,7 @@ def arrive(pipeline: Pipeline, root: Path, objects: list[StoredObject], name: st
 
 def state_of(pipeline: Pipeline) -> dict[str, Any]:
     """What stands: published files, the lineage view, and the status of every unit."""
-    records = pipeline.ledger.find(limit=10_000)
+    records = own_tx(pipeline.ledger).find(limit=10_000)
     return {
         "files": trees.files(Path(pipeline.settings.catalog)),
         "lineage": {record.wal_id: pipeline.lineage.links_of(record.wal_id) for record in records},
@@ -145,7 +146,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
     assert state_of(pipeline) == before
     assert_conserved(pipeline)
     store = pipeline.stages.lifecycle.store
-    newest = store.newest("failing", node.kind)
+    newest = own_tx(store).newest("failing", node.kind)
     assert newest is not None
     assert newest.state is StageState.ROLLED_BACK
     if last == MessageParse.operator:
@@ -155,8 +156,8 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
         assert list(rollback.compensated) == COMPENSATED.get(last, [])
         told = [line["event"] for line in store.audit.lines() if line["kind"] == "compensation"]
         assert told == ["done", *["done"] * len(rollback.compensated), "run rolled back"]
-        unit = pipeline.ledger.find(status=Status.PENDING, limit=1)[0]
-        codes = [change.reason for change in pipeline.ledger.history(unit.wal_id)]
+        unit = own_tx(pipeline.ledger).find(status=Status.PENDING, limit=1)[0]
+        codes = [change.reason for change in own_tx(pipeline.ledger).history(unit.wal_id)]
         assert codes[-3:] == ["claimed", LedgerCode.ROLLED_BACK, "retry"]
         assert unit.last_error_message == f"the run was taken back: {WHY}"
         parsed = pipeline.stages.run_states.get("nexrad-l2.message_parse", "failing")
@@ -167,7 +168,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
     run_chain(pipeline, "nexrad-l2", PARTITION, "next", Source.LEDGER)
     assert set(traces.statuses(pipeline)) == {Status.SUCCEEDED}
     trees.assert_consistent(Path(pipeline.settings.catalog))
-    assert all(len(pipeline.lineage.links_of(record.wal_id)) for record in pipeline.ledger.find(limit=10_000))
+    assert all(len(pipeline.lineage.links_of(record.wal_id)) for record in own_tx(pipeline.ledger).find(limit=10_000))
 
 
 @pytest.mark.clause("PCS-03")

@@ -23,6 +23,7 @@ from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, CrashError, good, put
 from kfm_dagster_tests.integration.face import Face, asked_datasets
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "surface-obs"
 WHY = Decision(actor="ada", reason="wrong stations", change_ref="INC-8")
@@ -82,7 +83,7 @@ def test_a_listing_is_begun_once_an_interval_and_waits_for_the_one_before(pipeli
 
     found = find_backfill(pipeline.database, first)
     assert (found.run.decision.actor, found.run.decision.reason) == (ACTOR, f"storage.scheduled_listing of {DATASET}")
-    entries = pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED)
+    entries = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED)
     assert {entry.details["replay_run_id"] for entry in entries} >= {first, second}
 
 
@@ -190,7 +191,7 @@ def test_the_deployment_lists_by_itself_and_a_rewritten_object_is_a_new_version_
     rewrite(objects, JUNE.date(), stations=1)
     clock.forward(DAY_SECONDS)
     assert work(face) == [("2025-01-01", DATASET)]
-    assert len(pipeline.ledger.find(limit=100)) == 4
+    assert len(own_tx(pipeline.ledger).find(limit=100)) == 4
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
     after = traces.items(Path(pipeline.settings.catalog))
     assert [uri for uri in items if after[uri] != items[uri]] == ["s3://noaa-isd-pds/data/2025/A00000-00000-2025.gz"]

@@ -15,6 +15,7 @@ from kfm_dagster.demo.samples import gfs, hrrr, mrms, nbm
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
 from kfm_dagster_tests.integration.chain import Clock, good, partitions_of, put, run_chain
+from kfm_dagster_tests.transactions import own_tx
 
 RUN = datetime(2025, 12, 30, 18, tzinfo=UTC)
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
@@ -77,7 +78,7 @@ def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
     for dataset, partition in partitions_of(objects, pipeline.registry):
         run_chain(pipeline, dataset, partition, f"{dataset}-{partition}")
     # Identity and folder are the run's.
-    assert {unit.time_range_start for unit in pipeline.ledger.find(dataset="hrrr")} == {RUN}
+    assert {unit.time_range_start for unit in own_tx(pipeline.ledger).find(dataset="hrrr")} == {RUN}
     items = Path(pipeline.settings.catalog).glob("hrrr/**/hrrr.*.json")
     assert {f"{RUN:%Y-%m-%d}" in path.as_posix() for path in items} == {True}
     pipeline.following.catch_up(pipeline.followers, within=60)

@@ -31,6 +31,7 @@ from kfm_dagster_tests.integration.chain import (
     truncated,
     volumes,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 
 @dataclass
@@ -120,7 +121,7 @@ def test_every_write_comes_after_the_durable_claim_and_before_the_final_status(
     final = recorder.seen[-1][1]
     assert [final[item.uri] for item in (*sound, gone, half)] == [Status.SUCCEEDED] * 2 + [Status.FAILED] * 2
     for item in sound:
-        history = pipeline.ledger.history(traces.records(pipeline)[item.uri].wal_id)
+        history = own_tx(pipeline.ledger).history(traces.records(pipeline)[item.uri].wal_id)
         assert [entry.to_status for entry in history] == [Status.PENDING, Status.IN_PROGRESS, Status.SUCCEEDED]
 
 
@@ -175,7 +176,7 @@ def test_a_run_that_lost_its_claims_writes_nothing(
         )  # fmt: skip
     pipeline.ledger.release_lost(run_ids=["lost"])
     if taken_by == "another run":
-        pipeline.ledger.claim(dataset="nexrad-l2", partition=DAY.isoformat(), run_id="other", limit=1)
+        own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=DAY.isoformat(), run_id="other", limit=1)
     before = traces.records(pipeline)
 
     late = run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "lost")

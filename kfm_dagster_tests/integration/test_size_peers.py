@@ -19,6 +19,7 @@ from kfm_dagster.ingest.run_comparison import compare_run
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, good, put, run_chain, take
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-04", "WAL-06")
 
@@ -53,7 +54,7 @@ def issues(pipeline: Pipeline) -> list[Mapping[str, Any]]:
 
 
 def statuses(pipeline: Pipeline, wal_id: str) -> tuple[Any, ...]:
-    record = pipeline.ledger.get(wal_id)
+    record = own_tx(pipeline.ledger).get(wal_id)
     assert record is not None
     return (record.status, record.integrity_status, record.metadata_status, record.provenance_status)
 
@@ -74,8 +75,8 @@ def test_a_small_object_is_suspect_and_stays_so_for_the_same_reason(pipeline: Pi
     found = list(compare_run(pipeline, dataset="hrrr", run_id="first"))
     assert found
     assert not [one for one in found if one.keys_differing or one.results_differing]
-    version = pipeline.ledger.history(unit)[-1].version  # type: ignore[arg-type]
-    pipeline.ledger.override(
+    version = own_tx(pipeline.ledger).history(unit)[-1].version  # type: ignore[arg-type]
+    own_tx(pipeline.ledger).override(
         {unit: version},  # type: ignore[dict-item]
         from_status=Status.SUCCEEDED,
         action=GovernanceAction.REPEAT,

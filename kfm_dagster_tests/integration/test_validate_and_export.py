@@ -34,6 +34,7 @@ from kfm_dagster_tests.clocks import reopened
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.test_gate_checks import change_contract
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -73,7 +74,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(
     # One stop, of a batch whose fields cite nothing; and the page shows it.
     change_contract(face, monkeypatch, citations=[])
     executed(face, objects, 5, raise_on_error=False)
-    [*back] = face.pipeline.ledger.find(status=Status.PENDING)
+    [*back] = own_tx(face.pipeline.ledger).find(status=Status.PENDING)
     assert len(back) == 2
     for unit in back:
         assert (unit.last_error_code, unit.status) == (LedgerCode.ROLLED_BACK, Status.PENDING)
@@ -107,7 +108,7 @@ def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_w
     assert list(report)[2:4] == ["units", "stages"]
     assert report["delivery"] == "at_least_once"
     assert list(report["units"])[:4] == ["quarantined", "failed", "oldest_waiting_since", "oldest_waiting_seconds"]
-    known = face.pipeline.ledger.find(status=Status.FAILED)[0].created_at
+    known = own_tx(face.pipeline.ledger).find(status=Status.FAILED)[0].created_at
     assert report["units"].pop("oldest_waiting_seconds") >= 0
     assert report["units"] == {
         "quarantined": 0, "failed": 1, "oldest_waiting_since": rfc3339(known), "pending": 0, "in_progress": 0,
@@ -133,7 +134,7 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_and_verifies
     write_release(gather_release(face.pipeline), folder, signer)
     assert verify_release(folder, trusted_certificates(face.pipeline.settings)).signed.fingerprint == signer.fingerprint
     lines = [json.loads(line) for line in (folder / AUDIT).read_text().splitlines()]
-    head = face.pipeline.stages.lifecycle.store.audit.head()
+    head = own_tx(face.pipeline.stages.lifecycle.store.audit).head()
     assert (verify_chain(lines, head=head[1]), head[0]) == (len(lines), len(lines))
     assert json.loads((folder / DIMENSIONS).read_text())["p_dim"] == 1.0
     assert json.loads((folder / VALIDATION).read_text())["audit"]["head"] == head[1]

@@ -45,6 +45,7 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, notice, work
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 SITE = "KTWX"
@@ -69,7 +70,7 @@ FIRST, SECOND, THIRD = (volume(SITE, number) for number in range(3))
 
 def ledger_of(pipeline: Pipeline) -> dict[tuple[str, str | None], NoddWalRecord]:
     """Every record of chunks, by object and version."""
-    found = pipeline.ledger.find(dataset=CHUNKS, limit=10_000)
+    found = own_tx(pipeline.ledger).find(dataset=CHUNKS, limit=10_000)
     return {(record.object_uri, record.object_version): record for record in found}
 
 
@@ -108,7 +109,7 @@ def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
     [before] = items_of(pipeline)
     assert end_of(before) == (2, False, None)
-    history = pipeline.ledger.history(before["properties"]["kfm:wal_id"])
+    history = own_tx(pipeline.ledger).history(before["properties"]["kfm:wal_id"])
 
     report = arrive(pipeline, objects, SECOND[0])
     assert (report.created, report.closings) == (1, 1)
@@ -129,7 +130,7 @@ def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
     assert kept[0] == kept[1]
     assert (first["assets"], first["properties"]["kfm:wal_id"]) == (before["assets"], closing.wal_id)
     # The chunk's own unit is as it was.
-    assert pipeline.ledger.history(before["properties"]["kfm:wal_id"]) == history
+    assert own_tx(pipeline.ledger).history(before["properties"]["kfm:wal_id"]) == history
     assert {record.status for record in ledger_of(pipeline).values()} == {Status.SUCCEEDED}
     assert_all_told_once(pipeline)
 

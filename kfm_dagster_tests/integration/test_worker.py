@@ -52,6 +52,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face, materialisations
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 DATASET = "nexrad-l2"
@@ -290,8 +291,8 @@ def test_a_worker_begins_live_days_that_have_come_of_datasets_that_are_on(
         "tomorrow": envelope(time_range_start=today + timedelta(days=1)),
         "off": envelope(time_range_start=today, dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/a.grib2"),
     }
-    desk.pipeline.ledger.ensure(units.values())
-    desk.pipeline.ledger.ensure([envelope(time_range_start=today - timedelta(days=2))], lane=Lane.BULK)
+    own_tx(desk.pipeline.ledger).ensure(units.values())
+    own_tx(desk.pipeline.ledger).ensure([envelope(time_range_start=today - timedelta(days=2))], lane=Lane.BULK)
     desk.pipeline.ledger.switches.engage("hrrr", Decision(actor="person", reason="an exercise"))
     begun: list[tuple[str, str, Lane | None]] = []
 
@@ -456,7 +457,7 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_co
     lines = [line for line in desk.said if line.startswith(f"{DATASET} {PARTITION}: ") and "no second try" in line]
     assert [line.rpartition("; ")[2] for line in lines] == ["the day again in 5 s", "the day again in 10 s"]
     for wal_id in [record.wal_id for record in traces.records(desk.pipeline).values()]:
-        assert "run_rolled_back" in [entry.reason for entry in desk.pipeline.ledger.history(wal_id)]
+        assert "run_rolled_back" in [entry.reason for entry in own_tx(desk.pipeline.ledger).history(wal_id)]
     assert len(traces.items(Path(desk.pipeline.settings.catalog))) == 2
 
 
@@ -474,7 +475,7 @@ def test_what_a_run_holds_that_cannot_be_rolled_back_is_given_back_at_the_next_l
     assert times == [0, 5]
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
     [record] = traces.records(desk.pipeline).values()
-    assert "run_rolled_back" not in [entry.reason for entry in desk.pipeline.ledger.history(record.wal_id)]
+    assert "run_rolled_back" not in [entry.reason for entry in own_tx(desk.pipeline.ledger).history(record.wal_id)]
 
 
 @pytest.mark.clause("BEY-16", "PCS-04")

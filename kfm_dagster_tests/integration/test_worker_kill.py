@@ -22,6 +22,7 @@ from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 
@@ -62,6 +63,6 @@ def test_it_ends_after_its_batch_when_it_is_told_to(
         [line] = said[1].splitlines()
         assert line.startswith("kfm worker: Dagster is not told of what is stored")
         pipeline = Pipeline.open(Settings.load())
-        [record] = {(record.status, record.ingest_run_id) for record in pipeline.ledger.find(limit=10)}
+        [record] = {(record.status, record.ingest_run_id) for record in own_tx(pipeline.ledger).find(limit=10)}
         assert record == (Status.SUCCEEDED, batch["run_id"])
         pipeline.close()

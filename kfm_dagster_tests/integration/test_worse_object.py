@@ -20,6 +20,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, good, put, run_chain, take
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("OPR-20")
 
@@ -69,9 +70,9 @@ def test_a_cut_version_is_quarantined_and_the_item_of_the_whole_one_stays(
     ingest(pipeline, objects, dataset, whole[:-50], hour=2)
     assert trees.walk(catalog) == before
     unit = next(iter(traces.records(pipeline).values())).wal_id
-    first, second = pipeline.ledger.versions(unit)
+    first, second = own_tx(pipeline.ledger).versions(unit)
     assert (first.status, second.status) == (Status.SUCCEEDED, Status.QUARANTINED)
-    record = pipeline.ledger.get(second.wal_id)
+    record = own_tx(pipeline.ledger).get(second.wal_id)
     assert record is not None
     assert (record.attempts, record.last_error_code) == (1, "truncated_object")
     assert firing(pipeline) == [(dataset, "truncated_object", "run-2")]

@@ -15,6 +15,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.transactions import own_tx
 
 OUTCOME = (
     "status", "last_error_code", "integrity_status", "metadata_status", "provenance_status", "stac_item_id",
@@ -26,7 +27,7 @@ SECTIONS = ("integrity", "metadata", "stac", "provenance")
 
 def records(pipeline: Pipeline) -> dict[str, NoddWalRecord]:
     """Every ledger record by object URI."""
-    return {record.object_uri: record for record in pipeline.ledger.find(limit=10_000)}
+    return {record.object_uri: record for record in own_tx(pipeline.ledger).find(limit=10_000)}
 
 
 def outcomes(pipeline: Pipeline) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
 EVENTS = "kfm_dagster.ledger.events"
@@ -59,21 +60,22 @@ class Clock:
 
 @dataclass
 class Bench:
-    """A ledger with its database and clock, and shortcuts to any state."""
+    """A ledger with its database and clock, and shortcuts to any state; each of its calls has its own transaction."""
 
     database: Database
-    ledger: Ledger
-    deliveries: Deliveries
+    ledger: Any
+    deliveries: Any
     clock: Clock
 
     def claim(self, *units: Envelope, run_id: str = "run-1") -> list[Envelope]:
-        return self.ledger.claim(
+        claimed: list[Envelope] = self.ledger.claim(
             dataset="nexrad-l2",
             partition=DAY,
             run_id=run_id,
             limit=len(units) or 100_000,
             wal_ids=[unit.wal_id for unit in units] or None,
         )
+        return claimed
 
     def bring_to(self, status: str, unit: Envelope) -> None:
         """Give the unit a record and take it there by legal transitions."""
@@ -172,7 +174,7 @@ def expected_event(change: HistoryEntry, dataset: str) -> dict[str, Any] | None:
 def make_bench(database: Database, contracts: ContractRegistry, **more: Any) -> Bench:
     clock = Clock()
     ledger = Ledger(database, registry=without_jitter(contracts), worker_id="worker-1", clock=clock, **more)
-    return Bench(database, ledger, Deliveries(database, clock=clock), clock)
+    return Bench(database, own_tx(ledger), own_tx(Deliveries(database, clock=clock)), clock)
 
 
 def without_jitter(contracts: ContractRegistry) -> ContractRegistry:

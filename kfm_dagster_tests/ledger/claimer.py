@@ -19,6 +19,7 @@ from pathlib import Path
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.transactions import own_tx
 
 ROOT = Path(__file__).resolve().parents[2]
 BITE = 20
@@ -69,7 +70,7 @@ def main(url: str, run_id: str, day: str) -> None:
     sys.stdin.readline()
     begun = time.monotonic()
     won: list[str] = []
-    while claimed := ledger.claim(dataset="nexrad-l2", partition=day, run_id=run_id, limit=BITE):
+    while claimed := own_tx(ledger).claim(dataset="nexrad-l2", partition=day, run_id=run_id, limit=BITE):
         won += [unit.wal_id for unit in claimed]
         time.sleep(WORK_SECONDS)
     seconds = time.monotonic() - begun

@@ -14,6 +14,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState, DueMessage, Rejection
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import JANE, Bench
+from kfm_dagster_tests.transactions import own_tx
 
 SHA = "a" * 64
 
@@ -174,13 +175,15 @@ def test_a_message_found_among_the_dead_letters_is_dead_unless_it_waits_there_fo
 def test_runs_and_ticks_that_note_the_same_messages_at_once_do_not_deadlock(bench: Bench, what: str) -> None:
     deliveries = bench.deliveries
     names = [f"{random.Random(number).getrandbits(64):016x}" for number in range(1_500)]
-    deliveries.record(dataclasses.replace(message(0), message_id=name) for name in names)
+    own_tx(deliveries).record(dataclasses.replace(message(0), message_id=name) for name in names)
     held = {name: DueMessage(message_id=name, queue="kfm-nodd-primary", receipt_handle="r-0") for name in names}
     note: dict[str, Callable[[list[str]], None]] = {
         "deleted": deliveries.mark_deleted,
         "acknowledged": lambda part: deliveries.mark_acknowledged(held[name] for name in part),
-        "rejected": lambda part: deliveries.reject(dataclasses.replace(rejection(0), message_id=name) for name in part),
-        "dead-lettered": lambda part: deliveries.mark_dead_lettered(part, queue="kfm-nodd-dlq"),
+        "rejected": lambda part: own_tx(deliveries).reject(
+            dataclasses.replace(rejection(0), message_id=name) for name in part
+        ),
+        "dead-lettered": lambda part: own_tx(deliveries).mark_dead_lettered(part, queue="kfm-nodd-dlq"),
     }
 
     def repeat(seed: int) -> set[str]:

@@ -22,6 +22,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import JANE, Bench, Heard, expected_event, heard, make_bench
+from kfm_dagster_tests.transactions import own_tx
 
 RUN = "run-1"
 TRANSIENT = "storage_unavailable"
@@ -88,7 +89,7 @@ class Scene:
 
     @property
     def entries(self) -> list[GovernanceEntry]:
-        return self.bench.ledger.log.entries(action=GovernanceAction.QUARANTINE, wal_id=self.unit.wal_id)
+        return own_tx(self.bench.ledger.log).entries(action=GovernanceAction.QUARANTINE, wal_id=self.unit.wal_id)
 
 
 def brought_to(status: str) -> Callable[[Scene], object]:

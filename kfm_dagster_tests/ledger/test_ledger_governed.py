@@ -20,6 +20,7 @@ from kfm_dagster.ledger.state_machine import OVERRIDES, Status
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, finished
 from kfm_dagster_tests.ledger.bench import JANE, Bench
+from kfm_dagster_tests.transactions import own_tx
 
 T = "2025-12-03T12:00:00.000000Z"
 LATER = "2025-12-03T13:00:00.000000Z"
@@ -107,7 +108,7 @@ def test_a_decision_that_is_not_carried_out_with_it_is_refused_when_it_is_commit
     assert record is not None
     with pytest.raises(DBAPIError, match=r"(?i)foreign key|decision_was_carried_out"):
         type_together(bench, (DECIDE, decision(unit.wal_id, status, record.version)))
-    assert [entry.actor for entry in bench.ledger.log.entries(action=GovernanceAction.RELEASE)] == []
+    assert [entry.actor for entry in own_tx(bench.ledger.log).entries(action=GovernanceAction.RELEASE)] == []
     # So it cannot lie in wait for a transition that somebody makes later.
     with pytest.raises(IllegalTransitionError, match=f"{status} > pending"), explained():
         type_together(bench, (BACK, {"wal_id": unit.wal_id}))
@@ -162,7 +163,7 @@ def test_an_override_names_who_why_and_under_which_change(bench: Bench, status: 
     assert bench.ledger.override(seen, from_status=other, action=action, decision=JANE) == frozenset()
     assert bench.ledger.get(unit.wal_id) == record
     assert bench.ledger.override(seen, from_status=status, action=action, decision=JANE) == {unit.wal_id}
-    [entry] = bench.ledger.log.entries(action=action)
+    [entry] = own_tx(bench.ledger.log).entries(action=action)
     assert (entry.wal_id, entry.record_version, entry.from_status, entry.to_status) == (
         unit.wal_id,
         record.version + 1,
@@ -309,8 +310,8 @@ def test_a_case_is_closed_only_by_the_decision_that_the_log_has_on_it(bench: Ben
     unit, other = envelope(1), envelope(2)
     for one in (unit, other):
         bench.bring_to("quarantined", one)
-    bench.ledger.log.record(GovernanceAction.DISCARD, JANE, wal_id=other.wal_id)
-    bench.ledger.log.record(GovernanceAction.REPLAY_STARTED, JANE, wal_id=unit.wal_id)
+    own_tx(bench.ledger.log).record(GovernanceAction.DISCARD, JANE, wal_id=other.wal_id)
+    own_tx(bench.ledger.log).record(GovernanceAction.REPLAY_STARTED, JANE, wal_id=unit.wal_id)
     where = f" WHERE wal_id = '{unit.wal_id}'"
     entries = {(row["action"], row["wal_id"]): row["entry_id"] for row in bench.ask("SELECT * FROM governance_log")}
     before = every_row(bench.database)
@@ -327,7 +328,7 @@ def test_a_case_is_closed_only_by_the_decision_that_the_log_has_on_it(bench: Ben
         with pytest.raises(DBAPIError):
             bench.type_by_hand(CLOSE_CASE + where, state=state, entry=entry)
         assert every_row(bench.database) == before, state
-    bench.ledger.log.record(GovernanceAction.DISCARD, JANE, wal_id=unit.wal_id)
+    own_tx(bench.ledger.log).record(GovernanceAction.DISCARD, JANE, wal_id=unit.wal_id)
     [right] = bench.ask(f"SELECT max(entry_id) AS entry FROM governance_log {where} AND action = 'discard'")
     assert bench.type_by_hand(CLOSE_CASE + where, state="discarded", entry=right["entry"]) == 1
     with pytest.raises(DBAPIError, match="cases_are_filled_and_closed_once"):
@@ -365,10 +366,10 @@ def test_a_unit_that_is_quarantined_and_released_by_hand_has_its_case_all_the_sa
         "changed_by = 'person', change_reason = 'by hand'"
     )
     cases = QuarantineCases(bench.database, clock=bench.clock)
-    [case] = cases.of(unit.wal_id)
+    [case] = own_tx(cases).of(unit.wal_id)
     assert (case.state, case.reason, case.key.version) == (CaseState.OPEN, "by hand", 2)
     type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
-    [case] = cases.of(unit.wal_id)
+    [case] = own_tx(cases).of(unit.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "person", "CHG-1")
 
 
@@ -379,14 +380,14 @@ def test_entries_are_found_by_each_filter_alone_and_together(bench: Bench) -> No
     actions = (GovernanceAction.REPLAY_STARTED, GovernanceAction.REPLAY_STOPPED)
     made = list(itertools.product(actions, ("hrrr", "nexrad-l2"), units))
     for action, dataset, wal_id in made:
-        log.record(action, JANE, dataset=dataset, wal_id=wal_id, details={"run_id": "r1"})
+        own_tx(log).record(action, JANE, dataset=dataset, wal_id=wal_id, details={"run_id": "r1"})
     for wanted in itertools.product((None, actions[0]), (None, "hrrr"), (None, units[0])):
         filters = dict(zip(("action", "dataset", "wal_id"), wanted, strict=True))
-        found = [(entry.action, entry.dataset, entry.wal_id) for entry in log.entries(**filters)]  # type: ignore[arg-type]
+        found = [(entry.action, entry.dataset, entry.wal_id) for entry in own_tx(log).entries(**filters)]
         assert found == [
             row for row in reversed(made) if all(want in {None, has} for want, has in zip(wanted, row, strict=True))
         ]
-    assert len(log.entries(limit=3)) == 3
+    assert len(own_tx(log).entries(limit=3)) == 3
     of_run = {"action": actions[0], "dataset": "hrrr", "run_id": "r1"}
     for change in ({}, {"action": GovernanceAction.MASK}, {"dataset": "goes-abi"}, {"run_id": "r2"}):
         with bench.database.snapshot() as view:
@@ -403,12 +404,12 @@ def test_a_switch_is_on_to_the_last_moment_before_it_expires(bench: Bench) -> No
     bench.clock.advance(9.999999)
     with pytest.raises(KillSwitchError, match="on already"):
         switches.engage("hrrr", JANE)
-    assert switches.off(["hrrr", "gfs", "goes-abi"]) == {"hrrr", "gfs"}
+    assert own_tx(switches).off(["hrrr", "gfs", "goes-abi"]) == {"hrrr", "gfs"}
     bench.clock.advance(0.000001)
-    assert switches.engaged() == {}
+    assert own_tx(switches).engaged() == {}
     with pytest.raises(KillSwitchError, match="is not on"):
         switches.release("gfs", JANE)
     switches.engage("hrrr", JANE)
     switches.engage("gfs", JANE)
     switches.release("hrrr", JANE)
-    assert list(switches.engaged()) == ["gfs"]
+    assert list(own_tx(switches).engaged()) == ["gfs"]

@@ -18,6 +18,7 @@ from kfm_dagster.ledger.policy import ReplayReason, backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench
+from kfm_dagster_tests.transactions import own_tx
 
 RUN = "run-1"
 PERMANENT = "missing_object"
@@ -130,7 +131,7 @@ def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those
     bench.clock.advance(1)
     fail(bench, hopeful, TRANSIENT)
     strict = bench_with(bench, contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
-    assert strict.ledger.requeue([hopeless.wal_id], reason="incident") == frozenset()
+    assert own_tx(strict.ledger).requeue([hopeless.wal_id], reason="incident") == frozenset()
     due = bench.clock.now + timedelta(days=1)
     assert [strict.ledger.retry_due(now=due, limit=1) for _ in range(3)] == [{}, {("nexrad-l2", DAY): 1}, {}]
     record = bench.ledger.get(hopeless.wal_id)

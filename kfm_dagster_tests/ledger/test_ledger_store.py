@@ -31,6 +31,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster_tests.factories import envelope, envelopes, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench
+from kfm_dagster_tests.transactions import own_tx
 
 RUN = "run-1"
 
@@ -251,9 +252,9 @@ def test_a_contract_that_grants_fewer_attempts_than_were_made_stops_the_replay(
     nexrad = contracts["nexrad-l2"]
     strict = nexrad.model_copy(update={"retry": nexrad.retry.model_copy(update={"max_attempts": 1})})
     ledger = Ledger(bench.database, registry=ContractRegistry.of([strict]), worker_id="w", clock=bench.clock)
-    assert ledger.requeue([envelope().wal_id], reason="incident") == frozenset()
+    assert own_tx(ledger).requeue([envelope().wal_id], reason="incident") == frozenset()
     other = Ledger(bench.database, registry=ContractRegistry.of([contracts["hrrr"]]), worker_id="w", clock=bench.clock)
-    assert other.requeue([envelope().wal_id], reason="incident") == frozenset()
+    assert own_tx(other).requeue([envelope().wal_id], reason="incident") == frozenset()
 
 
 @pytest.mark.clause("WSM-07")
@@ -275,7 +276,7 @@ def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench, 
     assert bench.ledger.get(envelope().wal_id).status == "failed"
     governed = {"reprocess-2025": "the yearly reprocessing"}
     ledger = Ledger(bench.database, registry=contracts, worker_id="w", clock=bench.clock, reasons=governed)
-    assert ledger.requeue([envelope().wal_id], reason="reprocess-2025") == {envelope().wal_id}
+    assert own_tx(ledger).requeue([envelope().wal_id], reason="reprocess-2025") == {envelope().wal_id}
     # The word and its meaning stay on record, whatever a later configuration says.
     assert bench.ledger.replay_reasons()["reprocess-2025"] == "the yearly reprocessing"
 
@@ -363,7 +364,7 @@ def test_a_record_names_the_worker_that_claimed_it_last(bench: Bench, contracts:
     bench.bring_to("in_progress", unit)
     bench.ledger.release_lost(run_ids=["run-1"])
     another = Ledger(bench.database, registry=contracts, worker_id="worker-2", clock=bench.clock)
-    another.claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=1)
+    own_tx(another).claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=1)
     assert bench.ledger.get(unit.wal_id).worker_id == "worker-2"
 
 
@@ -531,7 +532,7 @@ def test_backoff_grows_stays_bounded_and_spreads_units_as_its_kind_says(kind: st
 def test_the_override_of_the_backoff_reaches_the_record(bench: Bench, contracts: ContractRegistry) -> None:
     quick = make_bench(bench.database, contracts, retry_backoff_seconds=0.25)
     quick.bring_to("failed", envelope())
-    assert quick.ledger.get(envelope().wal_id).next_attempt_at == quick.clock.now + timedelta(seconds=0.25)
+    assert own_tx(quick.ledger).get(envelope().wal_id).next_attempt_at == quick.clock.now + timedelta(seconds=0.25)
 
 
 def test_units_that_fail_together_wait_for_times_of_their_own(bench: Bench, contracts: ContractRegistry) -> None:
@@ -548,18 +549,18 @@ def test_questions_are_answered_from_the_records(bench: Bench) -> None:
     ):
         bench.bring_to(state, unit)
     ledger = bench.ledger
-    assert ledger.counts() == {
+    assert own_tx(ledger).counts() == {
         "nexrad-l2": {"pending": 2, "in_progress": 1, "failed": 1, "succeeded": 1, "quarantined": 1}
     }
     (waiting,) = ledger.pending_by_partition()
     assert (waiting.dataset, waiting.partition, waiting.units) == ("nexrad-l2", DAY, 2)
     assert (ledger.in_flight(today=units[0].event_time.date()), ledger.in_progress_runs()) == (3, [RUN])
     assert ledger.in_flight(today=units[0].event_time.date() - timedelta(days=1)) == 0
-    assert [record.wal_id for record in ledger.find(status=Status.FAILED)] == [units[3].wal_id]
-    assert [record.wal_id for record in ledger.find(code="missing_object")] == [units[3].wal_id]
-    assert ledger.find(dataset="hrrr") == ledger.find(partition="2025-12-04") == []
-    assert [len(ledger.find(dataset="nexrad-l2", partition=DAY, limit=limit)) for limit in (4, 9)] == [4, 6]
-    assert ledger.get("00000000-0000-8000-8000-000000000000") is None
+    assert [record.wal_id for record in own_tx(ledger).find(status=Status.FAILED)] == [units[3].wal_id]
+    assert [record.wal_id for record in own_tx(ledger).find(code="missing_object")] == [units[3].wal_id]
+    assert own_tx(ledger).find(dataset="hrrr") == own_tx(ledger).find(partition="2025-12-04") == []
+    assert [len(own_tx(ledger).find(dataset="nexrad-l2", partition=DAY, limit=limit)) for limit in (4, 9)] == [4, 6]
+    assert own_tx(ledger).get("00000000-0000-8000-8000-000000000000") is None
 
 
 @pytest.mark.clause("WSM-11")
@@ -584,7 +585,7 @@ def test_a_recovery_forgets_the_leases_that_nothing_is_held_under(bench: Bench) 
     bench.clock.advance(24 * 3600)
     bench.claim(second, run_id="alive")
     bench.ledger.release_lost()
-    assert [lease.run_id for lease in bench.ledger.leases.all()] == ["alive"]
+    assert [lease.run_id for lease in own_tx(bench.ledger.leases).all()] == ["alive"]
 
 
 @pytest.mark.parametrize(
@@ -601,7 +602,7 @@ def test_only_a_result_that_nobody_permitted_to_differ_is_a_mismatch_in_the_audi
     other = again.evolve(stac=replace(again.stac, content_sha256="0" * 64))
     assert bench.ledger.settle([other], run_id=RUN).mismatched == (() if permitted else (unit.wal_id,))
     assert [found.permitted for found in bench.ledger.mismatches()] == [permitted]
-    audited = bench.ledger.log.entries(action=GovernanceAction.REPLAY_MISMATCH)
+    audited = own_tx(bench.ledger.log).entries(action=GovernanceAction.REPLAY_MISMATCH)
     assert [entry.wal_id for entry in audited] == ([] if permitted else [unit.wal_id])
 
 
@@ -613,12 +614,12 @@ def test_a_discard_of_another_version_or_of_no_case_is_refused_and_closes_none(b
     cases = QuarantineCases(bench.database, clock=bench.clock)
     for wrong in ({unit.wal_id: 1}, {unit.wal_id: 3}, {other.wal_id: 3}, {unit.wal_id: 2, other.wal_id: 3}):
         with pytest.raises(CaseConflictError, match="an open case of exactly this version"):
-            cases.discard(wrong, decision=JANE)
-        assert [case.state for case in cases.of(unit.wal_id)] == [CaseState.OPEN]
-        assert bench.ledger.log.entries(action=GovernanceAction.DISCARD) == []
-    cases.discard({unit.wal_id: 2}, decision=JANE)
+            own_tx(cases).discard(wrong, decision=JANE)
+        assert [case.state for case in own_tx(cases).of(unit.wal_id)] == [CaseState.OPEN]
+        assert own_tx(bench.ledger.log).entries(action=GovernanceAction.DISCARD) == []
+    own_tx(cases).discard({unit.wal_id: 2}, decision=JANE)
     with pytest.raises(CaseConflictError):
-        cases.discard({unit.wal_id: 2}, decision=JANE)
+        own_tx(cases).discard({unit.wal_id: 2}, decision=JANE)
 
 
 @pytest.mark.clause("SEC-07", "BEY-02")
@@ -626,7 +627,7 @@ def test_a_lease_is_extended_by_its_holder_alone(bench: Bench, contracts: Contra
     unit = envelope(1)
     bench.ledger.ensure([unit])
     bench.claim(unit, run_id="run-1")
-    [begun] = bench.ledger.leases.all()
+    [begun] = own_tx(bench.ledger.leases).all()
     bench.clock.advance(60)
     another = Ledger(bench.database, registry=contracts, worker_id="another", clock=bench.clock)
     leases = bench.ledger.leases
@@ -635,9 +636,9 @@ def test_a_lease_is_extended_by_its_holder_alone(bench: Bench, contracts: Contra
     assert leases.renew("run-1", {unit.wal_id: 2}) == 0
     assert leases.renew("run-1", {envelope(2).wal_id: 1}) == 0
     assert leases.renew("run-1", {}) == 0
-    assert leases.all() == [begun]
+    assert own_tx(leases).all() == [begun]
     assert leases.renew("run-1", {envelope(2).wal_id: 1, unit.wal_id: 1}) == 1
-    [renewed] = leases.all()
+    [renewed] = own_tx(leases).all()
     assert renewed.expires_at - begun.expires_at == timedelta(seconds=60)
     # The run is executed again, and its first process wakes up.
     bench.ledger.release_lost(run_ids=["run-1"])
@@ -647,8 +648,8 @@ def test_a_lease_is_extended_by_its_holder_alone(bench: Bench, contracts: Contra
     assert leases.renew("run-1", {unit.wal_id: 2}) == 1
     # Another worker claims for the run: the lease is its own, over what it claimed itself.
     other = envelope(2)
-    another.ensure([other])
-    another.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[other.wal_id])
+    own_tx(another).ensure([other])
+    own_tx(another).claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[other.wal_id])
     assert leases.renew("run-1", {unit.wal_id: 2}) == 0
     assert another.leases.renew("run-1", {unit.wal_id: 2}) == 0
     assert another.leases.renew("run-1", {other.wal_id: 1}) == 1

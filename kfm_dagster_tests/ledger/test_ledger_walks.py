@@ -23,6 +23,7 @@ from kfm_dagster.ledger.record import NoddWalRecord, replay_history
 from kfm_dagster.ledger.state_machine import LEGAL, Status
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import JANE, PERSON, Bench, expected_event, heard
+from kfm_dagster_tests.transactions import own_tx
 
 NUMBERS = itertools.count()
 """Units of their own for every Hypothesis example, which share a database."""
@@ -105,7 +106,9 @@ class Walk:
         assert run not in self.bench.ledger.in_progress_runs()
 
     def expire(self, _chosen: list[Envelope], _run: str) -> None:
-        valid = {lease.run_id for lease in self.bench.ledger.leases.all() if lease.expires_at >= self.bench.clock.now}
+        valid = {
+            lease.run_id for lease in own_tx(self.bench.ledger.leases).all() if lease.expires_at >= self.bench.clock.now
+        }
         holding = set(self.bench.ledger.in_progress_runs())
         self.bench.ledger.release_lost()
         assert set(self.bench.ledger.in_progress_runs()) == holding & valid
@@ -126,8 +129,8 @@ class Walk:
         # The version that each had before its last change is out of date: such a decision moves nothing.
         late = {record.wal_id: record.version - 1 for record in records if record.version > 1}
         ledger = self.bench.ledger
-        assert not ledger.override(late, from_status=status, action=action, decision=JANE)
-        moved = ledger.override(
+        assert not own_tx(ledger).override(late, from_status=status, action=action, decision=JANE)
+        moved = own_tx(ledger).override(
             {record.wal_id: record.version for record in records}, from_status=status, action=action, decision=JANE
         )
         assert moved == {record.wal_id for record in records if record.status == status}
@@ -228,7 +231,7 @@ def check(bench: Bench, wal_id: str, events: list[dict[str, Any]]) -> None:
     lost = sum(entry.reason in {"worker_lost", "lease_expired"} for entry in history)
     assert record.attempts == sum(after == "in_progress" for _, after in changes) <= MAX_ATTEMPTS + len(left) + lost
     assert events == [event for entry in history if (event := expected_event(entry, DATASET))]
-    decided = bench.ledger.log.entries(wal_id=wal_id, limit=1000)
+    decided = own_tx(bench.ledger.log).entries(wal_id=wal_id, limit=1000)
     assert sorted(entry.record_version or 0 for entry in decided if entry.action == GovernanceAction.QUARANTINE) == [
         entry.version for entry in history if entry.to_status == Status.QUARANTINED
     ]

@@ -16,6 +16,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope, finished
 from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-04")
 
@@ -123,7 +124,7 @@ def test_admissions_at_the_same_time_lose_no_peer(database: Database, contracts:
     def admit(place: int) -> None:
         ready.wait()
         for number in range(5):
-            ledgers[place].ledger.ensure([volume(100 * place + number, size=100 * (place + 1) + number)])
+            own_tx(ledgers[place].ledger).ensure([volume(100 * place + number, size=100 * (place + 1) + number)])
 
     threads = [threading.Thread(target=admit, args=(place,)) for place in range(len(ledgers))]
     for thread in threads:

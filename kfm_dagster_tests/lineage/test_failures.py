@@ -26,6 +26,7 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.test_openlineage_events import OFFICIAL
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "nexrad-l2"
 RUNS = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(3)]
@@ -56,7 +57,7 @@ def test_each_failed_attempt_is_a_start_and_a_fail_that_fit_every_schema(
 ) -> None:
     work(pipeline, tmp_path / "objects")
     events = published(pipeline, tmp_path / "lineage")
-    records = {record.wal_id: record for record in pipeline.ledger.find()}
+    records = {record.wal_id: record for record in own_tx(pipeline.ledger).find()}
     ends = [event for event in events if event["eventType"] == "FAIL"]
     found = {event["run"]["facets"]["kfmWal"]["wal_id"]: event for event in ends}
     failed = {wal_id: record for wal_id, record in records.items() if record.status != "succeeded"}
@@ -92,7 +93,7 @@ def test_a_failure_is_published_once_however_many_publish(pipeline: Pipeline, tm
     events = published(pipeline, root)
     assert len(events) == len({(event["run"]["runId"], event["eventType"]) for event in events}) == 4
     # Failed again, the unit has another run of OpenLineage.
-    pipeline.ledger.requeue([record.wal_id for record in pipeline.ledger.find(code="missing_object")])
+    own_tx(pipeline.ledger).requeue([record.wal_id for record in own_tx(pipeline.ledger).find(code="missing_object")])
     run_chain(pipeline, DATASET, DAY.isoformat(), RUNS[2], Source.LEDGER)
     attempts = [
         (event["run"]["facets"]["kfmWal"]["attempt"], event["run"]["facets"]["kfmRunState"]["run_id"])
@@ -115,5 +116,5 @@ def test_a_collection_names_the_run_that_wrote_its_newest_item(pipeline: Pipelin
         run_chain(pipeline, DATASET, DAY.isoformat(), run_id)
         assert written_by() == {"dataset_id": f"{DATASET}.stac_register", "run_id": run_id}
     # What is taken back was not written, as far as the catalog tells.
-    pipeline.catalog.undo(DATASET, RUNS[1])
+    own_tx(pipeline.catalog).undo(DATASET, RUNS[1])
     assert written_by()["run_id"] == RUNS[0]

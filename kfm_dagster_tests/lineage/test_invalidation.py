@@ -22,6 +22,7 @@ from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.units import registered, superseded, units
 from kfm_dagster_tests.moments import dying
+from kfm_dagster_tests.transactions import own_tx
 
 AT = datetime(2025, 12, 3, 0, 30, tzinfo=UTC)
 pytestmark = [
@@ -68,7 +69,7 @@ def test_a_withdrawn_run_leaves_the_view_as_it_was_and_every_file_as_it_was_told
     lineage.emit(units(2, 6), run=run("undone"), contract=contract, fence=open_fence)
     told = files(root)
     [activity] = {link.lineage_id for link in lineage.links_of(everyone[5].wal_id) if link.path == "prov"}
-    assert lineage.invalidate(run_id="undone", contract=contract, reason="S1") == 3
+    assert own_tx(lineage).invalidate(run_id="undone", contract=contract, reason="S1") == 3
     assert view(lineage, everyone) == standing
     withdrawn = lineage.find(activity)
     assert withdrawn is not None
@@ -76,7 +77,7 @@ def test_a_withdrawn_run_leaves_the_view_as_it_was_and_every_file_as_it_was_told
     after = files(root)
     assert written.items() <= told.items() <= after.items()
     assert len(after) == len(told) + 2
-    assert lineage.invalidate(run_id="undone", contract=contract, reason="S1") == 0
+    assert own_tx(lineage).invalidate(run_id="undone", contract=contract, reason="S1") == 0
     assert files(root) == after
     assert lineage.undelivered().files.batches == 0
 
@@ -88,9 +89,9 @@ def test_only_the_runs_lineage_of_the_dataset_is_withdrawn(
     lineage.emit(units(0, 1), run=run("mine"), contract=contract, fence=open_fence)
     lineage.emit(units(1, 2), run=run("another"), contract=contract, fence=open_fence)
     standing = view(lineage, units(0, 2))
-    assert lineage.invalidate(run_id="mine", contract=contracts["nexrad-l2"], reason="S1") == 0
+    assert own_tx(lineage).invalidate(run_id="mine", contract=contracts["nexrad-l2"], reason="S1") == 0
     assert view(lineage, units(0, 2)) == standing
-    assert lineage.invalidate(run_id="mine", contract=contract, reason="S1") == 1
+    assert own_tx(lineage).invalidate(run_id="mine", contract=contract, reason="S1") == 1
     assert view(lineage, units(0, 2)) == view(lineage, units(1, 2)) == standing[2:]
 
 
@@ -108,7 +109,7 @@ def test_a_unit_that_is_emitted_again_is_told_as_a_further_edition_each_time(
         assert [link.revision for link in links] == [revision] * 4
         assert ids.isdisjoint(link.lineage_id for link in links)
         ids |= {link.lineage_id for link in links}
-        assert lineage.invalidate(run_id="run", contract=contract, reason="S1") == 2
+        assert own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1") == 2
     kinds = [(event["eventType"], event["run"]["runId"]) for event in events(root)]
     assert len(kinds) == len(set(kinds)) == 3 * 2 * 4
 
@@ -118,9 +119,9 @@ def test_what_is_told_of_a_withdrawal_keeps_to_the_official_schemas(
     lineage: Lineage, root: Path, contract: DatasetContract, official: dict[str, Any]
 ) -> None:
     lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
-    lineage.invalidate(run_id="run", contract=contract, reason="S1: 3 units without a unit")
+    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1: 3 units without a unit")
     lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
-    lineage.invalidate(run_id="run", contract=contract, reason="S1")
+    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1")
     others = [event for event in events(root) if event["eventType"] == "OTHER"]
     assert len(others) == 2
     for event in others:
@@ -138,7 +139,7 @@ def test_prov_says_by_what_and_when_each_generated_entity_was_invalidated(
     lineage.emit(
         [*units(0, 1), LineageUnit.of(superseded(1, by=0))], run=run("run"), contract=contract, fence=open_fence
     )
-    lineage.invalidate(run_id="run", contract=contract, reason="S1")
+    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1")
     import prov.model
     import rdflib
     from rdflib import PROV
@@ -164,8 +165,8 @@ def test_a_withdrawal_that_dies_anywhere_is_told_once(
         name, batch = f"run-{at}", units(2 * at, 2 * at + 2)
         lineage.emit(batch, run=run(name), contract=contract, fence=open_fence)
         with dying(database, at=at) as death:
-            lineage.invalidate(run_id=name, contract=contract, reason="S1")
-        lineage.invalidate(run_id=name, contract=contract, reason="S1")
+            own_tx(lineage).invalidate(run_id=name, contract=contract, reason="S1")
+        own_tx(lineage).invalidate(run_id=name, contract=contract, reason="S1")
         lineage.publish_staged()
         assert view(lineage, batch) == []
         facets = (event["run"]["facets"] for event in events(root))
@@ -179,7 +180,7 @@ def test_a_withdrawal_that_dies_anywhere_is_told_once(
 def test_a_replay_names_the_edition_that_follows_a_withdrawal(lineage: Lineage, contract: DatasetContract) -> None:
     envelope = registered()
     lineage.emit([LineageUnit.of(envelope)], run=run("run"), contract=contract, fence=open_fence)
-    lineage.invalidate(run_id="run", contract=contract, reason="S1")
+    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1")
     replayed = LineageUnit.of(envelope.evolve(attempt=2, replay_run_id="replay", replay_reason="incident"))
     lineage.emit([replayed], run=run("later"), contract=contract, fence=open_fence)
     assert [link.revision for link in lineage.links_of(envelope.wal_id)] == ["replay"] * 2

@@ -39,6 +39,7 @@ from kfm_dagster_tests.lineage.units import (
     with_stac,
 )
 from kfm_dagster_tests.moments import dying, meanwhile
+from kfm_dagster_tests.transactions import own_tx
 
 
 @pytest.fixture
@@ -205,8 +206,8 @@ def test_a_claim_lost_while_documents_are_built_publishes_nothing(
 ) -> None:
     """The moment between what a run last knew of its claim and what it writes."""
     ledger = Ledger(database, registry=ContractRegistry.of([contract]), worker_id="test", clock=Clock())
-    ledger.ensure([registered(number) for number in range(2)])
-    claimed = ledger.claim(dataset="goes-abi", partition="2025-12-03", run_id="slow", limit=10)
+    own_tx(ledger).ensure([registered(number) for number in range(2)])
+    claimed = own_tx(ledger).claim(dataset="goes-abi", partition="2025-12-03", run_id="slow", limit=10)
     batch = [LineageUnit.of(registered(number, attempt=claimed[0].attempt)) for number in range(2)]
     # The first looks what is told already; the second records, with the claims locked.
     with meanwhile(Failpoint.DATABASE_BEGIN, lambda: ledger.release_lost(run_ids=["slow"]), nth=2):
@@ -269,8 +270,10 @@ def test_record_run_and_activity_lead_to_each_other(
     lineage: Lineage, database: Database, root: Path, contract: DatasetContract
 ) -> None:
     batch = units(0, 3)
-    Ledger(
-        database, registry=ContractRegistry.of([contract]), worker_id="test", clock=lambda: ingest_run().occurred_at
+    own_tx(
+        Ledger(
+            database, registry=ContractRegistry.of([contract]), worker_id="test", clock=lambda: ingest_run().occurred_at
+        )
     ).ensure([unit.envelope for unit in batch])
     lineage.emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
     unit = batch[1]

@@ -30,6 +30,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, raw_message
+from kfm_dagster_tests.transactions import own_tx
 
 START = datetime(2025, 4, 2, tzinfo=UTC)
 PARTITION = "2025-04-02"
@@ -96,21 +97,21 @@ class DlqFixture:
         wanted = self.wal_ids(numbers)
         ledger = self.pipeline.ledger
         if status == "quarantined":
-            ledger.quarantine(wanted, reason_code="test", decision=DECISION)
+            own_tx(ledger).quarantine(wanted, reason_code="test", decision=DECISION)
             return
-        claimed = ledger.claim(dataset=DATASET, partition=PARTITION, run_id="run", limit=10_000, wal_ids=wanted)
+        claimed = own_tx(ledger).claim(dataset=DATASET, partition=PARTITION, run_id="run", limit=10_000, wal_ids=wanted)
         assert len(claimed) == len(wanted)
         if status != "in_progress":
             end = finished if status == "succeeded" else lambda unit: failed(unit, code)
-            ledger.settle([end(unit) for unit in claimed], run_id="run")
+            own_tx(ledger).settle([end(unit) for unit in claimed], run_id="run")
 
     def finish_everything(self) -> None:
         """Work what is pending or in progress to its success, and acknowledge."""
         ledger = self.pipeline.ledger
         ledger.release_lost(run_ids=ledger.in_progress_runs())
         # Units of runs that died are claimed apart.
-        while claimed := ledger.claim(dataset=DATASET, partition=PARTITION, run_id="last", limit=10_000):
-            ledger.settle([finished(unit) for unit in claimed], run_id="last")
+        while claimed := own_tx(ledger).claim(dataset=DATASET, partition=PARTITION, run_id="last", limit=10_000):
+            own_tx(ledger).settle([finished(unit) for unit in claimed], run_id="last")
         self.pipeline.acknowledger.acknowledge()
         self.assert_sound()
 

@@ -25,6 +25,7 @@ from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.factories import START, envelope, failed, finished
 from kfm_dagster_tests.integration.chain import Clock, open_pipeline
+from kfm_dagster_tests.transactions import own_tx
 
 DAY = START.date().isoformat()
 NOW = datetime(2025, 12, 4, tzinfo=UTC)
@@ -76,18 +77,18 @@ class Stand:
         """Give units a record and take them to a state by legal transitions."""
         ledger = self.pipeline.ledger
         units = [envelope(number, **changes) for number in range(first, first + count)]
-        ledger.ensure(units)
+        own_tx(ledger).ensure(units)
         if status in {"succeeded", "failed", "in_progress"}:
             claimed = self.claim(units)
             if status != "in_progress":
                 ending = finished if status == "succeeded" else failed
-                ledger.settle([ending(unit) for unit in claimed], run_id="run-1")
+                own_tx(ledger).settle([ending(unit) for unit in claimed], run_id="run-1")
         if status == "quarantined":
-            ledger.quarantine([unit.wal_id for unit in units], reason_code="bad_magic", decision=PERSON)
+            own_tx(ledger).quarantine([unit.wal_id for unit in units], reason_code="bad_magic", decision=PERSON)
         return units
 
     def claim(self, units: Sequence[Envelope] | None = None, *, run_id: str = "run-1") -> list[Envelope]:
-        return self.pipeline.ledger.claim(
+        return own_tx(self.pipeline.ledger).claim(
             dataset="nexrad-l2",
             partition=DAY,
             run_id=run_id,
@@ -98,7 +99,7 @@ class Stand:
     def work(self, ending: Callable[[Envelope], Envelope] = finished, *, run_id: str = "run-2") -> list[Envelope]:
         """Do what a run does with everything that is pending."""
         claimed = self.claim(run_id=run_id)
-        self.pipeline.ledger.settle([ending(unit) for unit in claimed], run_id=run_id)
+        own_tx(self.pipeline.ledger).settle([ending(unit) for unit in claimed], run_id=run_id)
         return claimed
 
     def carry_out(self, replay_run_id: str, *, ending: Callable[[Envelope], Envelope] = finished) -> list[Advance]:
@@ -114,7 +115,7 @@ class Stand:
         raise AssertionError("the replay does not end")
 
     def records(self) -> dict[str, NoddWalRecord]:
-        return {record.wal_id: record for record in self.pipeline.ledger.find(limit=10_000)}
+        return {record.wal_id: record for record in own_tx(self.pipeline.ledger).find(limit=10_000)}
 
     def statuses(self) -> Counter[str]:
         return Counter(record.status.value for record in self.records().values())

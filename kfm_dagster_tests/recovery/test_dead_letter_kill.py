@@ -19,6 +19,7 @@ from kfm_dagster_tests.integration.chain import CrashError
 from kfm_dagster_tests.recovery.dlq_fixture import DECISION, MALFORMED, DlqFixture, reopened
 from kfm_dagster_tests.recovery.dying import dying
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 LEASE_SECONDS = 2
 """What a killed process held comes back so soon."""
@@ -83,7 +84,7 @@ def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(dlq_fi
     assert dlq_fixture.requeues() == dict.fromkeys(dlq_fixture.wal_ids(range(10, 50)), 1)
     discovered = dlq_fixture.ask("SELECT count(*) AS rows FROM nodd_wal_transitions WHERE version = 1")
     assert discovered[0].rows == UNITS
-    entries = dlq_fixture.pipeline.ledger.log.entries(action=GovernanceAction.DLQ_DRAIN, limit=1000)
+    entries = own_tx(dlq_fixture.pipeline.ledger.log).entries(action=GovernanceAction.DLQ_DRAIN, limit=1000)
     audited = Counter({name: sum(entry.details[name] for entry in entries) for name in ("created", "requeued")})
     assert audited == {"created": 30, "requeued": 40}
 

@@ -51,6 +51,7 @@ from kfm_dagster_tests.recovery.dlq_fixture import (
     reopened,
 )
 from kfm_dagster_tests.recovery.replays import another_result
+from kfm_dagster_tests.transactions import own_tx
 
 SUCCEEDED, QUARANTINED, MISSING, INVALID, PENDING, IN_PROGRESS, UNKNOWN = (
     range(30),
@@ -112,10 +113,10 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     assert all(later - earlier <= 50 for earlier, later in pairwise(steps))
     ledger = dlq_fixture.pipeline.ledger
     for wal_id in dlq_fixture.wal_ids([MISSING[0], UNKNOWN[0]]):
-        record = ledger.get(wal_id)
+        record = own_tx(ledger).get(wal_id)
         assert record is not None
         assert (record.status, record.lane) == (Status.PENDING, Lane.BULK)
-    requeued = ledger.get(dlq_fixture.wal_ids([MISSING[0]])[0])
+    requeued = own_tx(ledger).get(dlq_fixture.wal_ids([MISSING[0]])[0])
     assert requeued is not None
     assert (requeued.replay_reason, requeued.replay_run_id) == ("dlq-drain", report.run_id)
     assert sorted(dlq_fixture.dead_bodies()) == sorted(
@@ -130,7 +131,7 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     pipeline = dlq_fixture.pipeline
     bodies = {rejected_message(pipeline.deliveries, pipeline.landing, str(entry.message_id)) for entry in kept}
     assert bodies == {malformed(number) for number in range(20)}
-    entries = ledger.log.entries(action=GovernanceAction.DLQ_DRAIN, limit=100)
+    entries = own_tx(ledger.log).entries(action=GovernanceAction.DLQ_DRAIN, limit=100)
     assert len(entries) == report.batches
     assert {(entry.actor, entry.change_ref, entry.details["run_id"]) for entry in entries} == {
         ("jane", "INC-7", report.run_id)
@@ -188,7 +189,7 @@ def test_a_second_drain_does_nothing_twice(dlq_fixture: DlqFixture) -> None:
         (Total.DEAD_LETTERS_REPROCESSED, ""): 200,
     }
     dlq_fixture.dead_bodies()  # lets every message be received again
-    records = {wal_id: dlq_fixture.pipeline.ledger.get(wal_id) for wal_id in dlq_fixture.wal_ids(range(300))}
+    records = {wal_id: own_tx(dlq_fixture.pipeline.ledger).get(wal_id) for wal_id in dlq_fixture.wal_ids(range(300))}
 
     report = drain(dlq_fixture.pipeline, decision=DECISION)
 
@@ -197,7 +198,7 @@ def test_a_second_drain_does_nothing_twice(dlq_fixture: DlqFixture) -> None:
         (DeadLetterClass.WAITING, LetterOutcome.WAITS): 250,
         (DeadLetterClass.UNREADABLE, LetterOutcome.KEPT): 20,
     }
-    assert {wal_id: dlq_fixture.pipeline.ledger.get(wal_id) for wal_id in records} == records
+    assert {wal_id: own_tx(dlq_fixture.pipeline.ledger).get(wal_id) for wal_id in records} == records
     assert set(dlq_fixture.requeues().values()) == {1}
     assert dead_letters_counted(dlq_fixture) == counted
     dlq_fixture.finish_everything()
@@ -282,7 +283,7 @@ def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixtu
 
 
 def _status(dlq_fixture: DlqFixture, number: int) -> Status:
-    record = dlq_fixture.pipeline.ledger.get(dlq_fixture.wal_ids([number])[0])
+    record = own_tx(dlq_fixture.pipeline.ledger).get(dlq_fixture.wal_ids([number])[0])
     assert record is not None
     return record.status
 
@@ -293,12 +294,12 @@ def test_a_drain_stops_when_a_drained_unit_gives_another_result_than_before(dlq_
     dlq_fixture.bring_to("succeeded", range(3))
     ledger = dlq_fixture.pipeline.ledger
     versions = dict.fromkeys(dlq_fixture.wal_ids(range(3)), 3)
-    ledger.override(versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=DECISION)
+    own_tx(ledger).override(versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=DECISION)
     dlq_fixture.bring_to("failed", range(3))
 
     def work(_: DeadLetterWork) -> None:
-        claimed = ledger.claim(dataset=DATASET, partition=PARTITION, run_id="later", limit=10)
-        ledger.settle([another_result(unit) for unit in claimed], run_id="later")
+        claimed = own_tx(ledger).claim(dataset=DATASET, partition=PARTITION, run_id="later", limit=10)
+        own_tx(ledger).settle([another_result(unit) for unit in claimed], run_id="later")
 
     report = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=1), report=work)
     assert (report.end, report.units["requeued"]) == (End.MISMATCH, 1)
@@ -331,7 +332,7 @@ def test_a_failed_unit_that_no_policy_replays_is_quarantined_and_its_message_del
         2,
         {LetterOutcome.DELETED: 2},
     )
-    record = strict.pipeline.ledger.get(strict.wal_ids([0])[0])
+    record = own_tx(strict.pipeline.ledger).get(strict.wal_ids([0])[0])
     assert record is not None
     assert (record.status, record.last_error_code) == (Status.QUARANTINED, "missing_object")
     assert strict.dead_bodies() == []
@@ -346,7 +347,7 @@ def test_a_dead_letter_of_a_dataset_that_is_switched_off_is_left_alone(dlq_fixtu
         report = act(dlq_fixture.pipeline, decision=DECISION)
         (left,) = [message for message in report.messages if message.kind is DeadLetterClass.UNKNOWN]
         assert (left.outcome, left.detail) == (LetterOutcome.LEFT, f"{DATASET} is switched off")
-    assert dlq_fixture.pipeline.ledger.counts() == {}
+    assert own_tx(dlq_fixture.pipeline.ledger).counts() == {}
     assert len(dlq_fixture.dead_bodies()) == 2
 
 
@@ -421,7 +422,7 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
     assert sorted(dlq_fixture.dead_bodies()) == sorted([malformed(1), dlq_fixture.body(0)])
     (kept,) = dlq_fixture.pipeline.deliveries.rejected()
     assert kept.reason_code == "malformed_json"
-    (entry,) = dlq_fixture.pipeline.ledger.log.entries(action=GovernanceAction.DLQ_DISCARD)
+    (entry,) = own_tx(dlq_fixture.pipeline.ledger.log).entries(action=GovernanceAction.DLQ_DISCARD)
     assert entry.details["messages"] == [named[malformed(0)]]
     assert dlq_fixture.pipeline.landing.read(entry.details["landing_sha256"])[0].body == malformed(0)
     dlq_fixture.assert_sound()
@@ -446,7 +447,7 @@ def test_a_redrive_moves_what_intake_can_work_on_and_nothing_else(dlq_fixture: D
     assert sorted(message.body for message in returned) == sorted(bodies(dlq_fixture, [*MISSING, *INVALID, *UNKNOWN]))
     moved = {message.detail for message in report.messages if message.outcome is LetterOutcome.MOVED}
     assert moved == {f"message {message.message_id}" for message in returned}
-    entries = dlq_fixture.pipeline.ledger.log.entries(action=GovernanceAction.DLQ_REDRIVE, limit=100)
+    entries = own_tx(dlq_fixture.pipeline.ledger.log).entries(action=GovernanceAction.DLQ_REDRIVE, limit=100)
     assert sum(len(entry.details["messages"]) for entry in entries) == 200
     assert redrive(dlq_fixture.pipeline, decision=DECISION).outcomes == {LetterOutcome.LEFT: 121}
 
@@ -564,7 +565,7 @@ def test_a_drain_keeps_what_the_database_refuses_and_works_on_the_rest(dlq_fixtu
     outcomes = Counter(message.outcome for message in report.messages)
     assert (report.units["created"], outcomes) == (3, {LetterOutcome.WAITS: 2, LetterOutcome.KEPT: 1})
     ledger = dlq_fixture.pipeline.ledger
-    assert {unit.wal_id for unit in ledger.find(status=Status.PENDING)} == set(dlq_fixture.wal_ids([1, 3, 4]))
+    assert {unit.wal_id for unit in own_tx(ledger).find(status=Status.PENDING)} == set(dlq_fixture.wal_ids([1, 3, 4]))
     (kept,) = dlq_fixture.pipeline.deliveries.rejected()
     assert (kept.reason_code, kept.record_index) == ("database_refused", 0)
     counts = dlq_fixture.pipeline.deliveries.counts()
@@ -580,6 +581,6 @@ def test_a_dead_letter_of_a_chunk_closes_the_volume_before_it(dlq_fixture: DlqFi
     record(pipeline, [notice(pipeline, first)], ALL_ON)
     dlq_fixture.bury([notice(pipeline, second).body])
     assert drain(pipeline, decision=DECISION).units["created"] == 1
-    found = {(one.object_uri, one.object_version) for one in pipeline.ledger.find(status=Status.PENDING)}
+    found = {(one.object_uri, one.object_version) for one in own_tx(pipeline.ledger).find(status=Status.PENDING)}
     assert found == {(first.uri, None), (first.uri, CLOSED), (second.uri, None)}
     dlq_fixture.assert_sound()

@@ -29,6 +29,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
 )
 from kfm_dagster_tests.recovery.replays import PERSON
+from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 COUNT = 3
@@ -89,7 +90,7 @@ def test_what_a_replay_repaired_is_as_if_it_had_never_failed(pipeline: Pipeline,
     assert engine.advance(run.replay_run_id).state is ReplayState.FINISHED
 
     assert traces.statuses(pipeline) == {"succeeded": COUNT}
-    path = [(entry.to_status.value, entry.reason) for entry in pipeline.ledger.history(failing.wal_id)]
+    path = [(entry.to_status.value, entry.reason) for entry in own_tx(pipeline.ledger).history(failing.wal_id)]
     assert [status for status, _ in path] == ["pending", "in_progress", "failed", "pending", "in_progress", "succeeded"]
     assert path[3] == ("pending", "incident")
     [repaired] = [record for record in traces.records(pipeline).values() if record.wal_id == failing.wal_id]

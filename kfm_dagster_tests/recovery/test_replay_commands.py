@@ -39,6 +39,7 @@ from kfm_dagster_tests.recovery.replays import (
     repair,
     selection,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 SCOPE = [
     "--dataset", "nexrad-l2", "--status", "failed",
@@ -97,7 +98,12 @@ def test_looking_changes_no_table_no_queue_and_no_file(
     def everything() -> tuple[Any, ...]:
         files = {name: content for name, content in state_of(tmp_path).items() if not name.endswith("kfm.db")}
         depths = (dlq_fixture.pipeline.queue.depth(), dlq_fixture.pipeline.dead_letters.depth())
-        return every_row(dlq_fixture.pipeline.database), depths, files, dlq_fixture.pipeline.ledger.log.entries()
+        return (
+            every_row(dlq_fixture.pipeline.database),
+            depths,
+            files,
+            own_tx(dlq_fixture.pipeline.ledger.log).entries(),
+        )
 
     before = everything()
     for format_ in ("table", "json", "yaml"):
@@ -164,7 +170,7 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
         "nothing is selected; of these datasets and times there are 5 succeeded; next: "
         in call("run", *SCOPE, *START).out
     )
-    [entry] = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED)
+    [entry] = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED)
     assert (entry.reason, entry.change_ref, bool(entry.actor)) == ("reader fixed", "INC-1", True)
     shown = call("status", answer.document["replay_run_id"]).out
     assert "5 succeeded" in shown
@@ -211,9 +217,9 @@ def test_a_detached_replay_is_paused_resumed_and_stopped_by_its_id(stand: Stand,
         assert (answer.code, answer.document["state"]) == (0, state)
     assert call("pause", name, "--reason", "too late").code == 3
     assert [row["state"] for row in call("status", "--json").document] == ["stopped"]
-    assert {entry.actor for entry in stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_PAUSED)} == {
-        "jane"
-    }
+    assert {
+        entry.actor for entry in own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_PAUSED)
+    } == {"jane"}
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {

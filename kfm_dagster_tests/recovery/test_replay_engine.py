@@ -33,6 +33,7 @@ from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.integration.chain import CrashError
 from kfm_dagster_tests.recovery.dying import dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
+from kfm_dagster_tests.transactions import own_tx
 
 WAIT = Decision(actor="operator", reason="the archive is slow", change_ref="INC-2")
 
@@ -42,7 +43,7 @@ def admissions(stand: Stand, replay_run_id: str) -> Counter[str]:
     return Counter(
         entry.wal_id
         for wal_id in stand.records()
-        for entry in stand.pipeline.ledger.history(wal_id)
+        for entry in own_tx(stand.pipeline.ledger).history(wal_id)
         if entry.to_status is Status.PENDING and entry.fields["replay_run_id"] == replay_run_id
     )
 
@@ -106,14 +107,14 @@ def test_every_outcome_is_counted_and_the_counts_sum_to_the_selection(stand: Sta
     claimed = {unit.wal_id: unit for unit in stand.claim([*units[:3]], run_id="run-2")}
     assert outcomes(stand, run.replay_run_id) == {"pending": 1, "in_progress": 3}
     endings = [finished(claimed[units[0].wal_id]), failed(claimed[units[1].wal_id])]
-    stand.pipeline.ledger.settle(endings, run_id="run-2")
-    stand.pipeline.ledger.quarantine([units[3].wal_id], reason_code="by_hand", decision=PERSON)
+    own_tx(stand.pipeline.ledger).settle(endings, run_id="run-2")
+    own_tx(stand.pipeline.ledger).quarantine([units[3].wal_id], reason_code="by_hand", decision=PERSON)
     expected = {"succeeded": 1, "retrying": 1, "in_progress": 1, "quarantined": 1}
     assert outcomes(stand, run.replay_run_id) == expected
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.RUNNING
     # What came of it does not change when the unit is let in once more, by somebody else.
     version = stand.records()[units[0].wal_id].version
-    stand.pipeline.ledger.override(
+    own_tx(stand.pipeline.ledger).override(
         {claimed[units[0].wal_id].wal_id: version},
         from_status=Status.SUCCEEDED,
         action=GovernanceAction.REPEAT,
@@ -137,7 +138,7 @@ def test_a_replay_waits_for_retries_and_finishes_with_failures(stand: Stand) -> 
     report = stand.engine.report(run.replay_run_id)
     assert (report.run.state, report.account.bad) == (ReplayState.FINISHED, 2)
     assert outcomes(stand, run.replay_run_id) == {"quarantined": 2}
-    [entry] = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_FINISHED)
+    [entry] = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_FINISHED)
     assert entry.details["outcomes"] == {"quarantined": 2}
 
 
@@ -148,11 +149,11 @@ def test_units_that_moved_since_the_selection_are_skipped_and_counted(stand: Sta
     first = stand.engine.start(selection(), PERSON)
     second = stand.engine.start(repair("failed", "succeeded"), PERSON)
     # The contract's own retry got one of them through, and one failed once more meanwhile.
-    stand.pipeline.ledger.requeue([unit.wal_id for unit in units[:2]])
+    own_tx(stand.pipeline.ledger).requeue([unit.wal_id for unit in units[:2]])
     [good] = stand.claim(units[:1], run_id="run-2")
     [bad] = stand.claim(units[1:2], run_id="run-3")
-    stand.pipeline.ledger.settle([finished(good)], run_id="run-2")
-    stand.pipeline.ledger.settle([failed(bad, code="size_mismatch")], run_id="run-3")
+    own_tx(stand.pipeline.ledger).settle([finished(good)], run_id="run-2")
+    own_tx(stand.pipeline.ledger).settle([failed(bad, code="size_mismatch")], run_id="run-3")
     assert str(stand.engine.advance(first.replay_run_id)).endswith("batch 1: 2 units let in, skipped 1 moved")
     stand.work()
     stand.clock.forward(60)
@@ -292,8 +293,8 @@ def test_a_result_that_must_match_and_does_not_stops_the_replay(stand: Stand) ->
     report = stand.engine.report(run.replay_run_id)
     assert [found.wal_id for found in report.differing] == [unit.wal_id for unit in units[2:4]]
     assert "2 results differ" in str(report.run.state_reason)
-    assert stand.pipeline.ledger.mismatch_counts() == {"nexrad-l2": 2}
-    [entry] = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STOPPED)
+    assert own_tx(stand.pipeline.ledger).mismatch_counts() == {"nexrad-l2": 2}
+    [entry] = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_STOPPED)
     assert (entry.actor, entry.details["mismatches"]) == ("local", 2)
     # A person who has looked at them lets it go on; another one stops it again.
     stand.engine.resume(run.replay_run_id, WAIT)
@@ -309,7 +310,7 @@ def test_a_result_that_differs_without_permission_is_counted_audited_and_reaches
     run = stand.engine.start(repair(options={"must_match": True}), PERSON)
     stand.carry_out(run.replay_run_id, ending=another_result)
     assert 'nodd_sns_replay_mismatch_total{dataset="nexrad-l2",env="dev"} 3.0' in exposition(stand.pipeline).decode()
-    audited = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_MISMATCH)
+    audited = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_MISMATCH)
     assert len({entry.wal_id for entry in audited}) == 3
     with open_letterbox() as box:
         evaluator = replace(alert_evaluator(stand.pipeline), urls=SecretStr(f"page_ops={box.url()}"))
@@ -327,7 +328,7 @@ def test_a_result_that_may_differ_is_kept_and_stops_nothing(stand: Stand) -> Non
     stand.carry_out(run.replay_run_id, ending=another_result)
     assert not alert_evaluator(stand.pipeline).evaluate().changes.opened
     assert stand.engine.report(run.replay_run_id).run.state is ReplayState.FINISHED
-    assert stand.pipeline.ledger.mismatch_counts() == {}
+    assert own_tx(stand.pipeline.ledger).mismatch_counts() == {}
     assert [found.permitted for found in stand.pipeline.ledger.mismatches()] == [True, True]
 
 
@@ -341,7 +342,7 @@ def test_who_when_why_and_under_which_change_is_in_the_log_for_the_replay_and_ea
     stand.engine.pause(run.replay_run_id, WAIT)
     stand.engine.resume(run.replay_run_id, WAIT)
     stand.engine.stop(run.replay_run_id, WAIT)
-    entries = {entry.action: entry for entry in stand.pipeline.ledger.log.entries()}
+    entries = {entry.action: entry for entry in own_tx(stand.pipeline.ledger.log).entries()}
     for action in ("replay_started", "repair_and_replace", "release"):
         entry = entries[action]
         assert (entry.actor, entry.reason, entry.change_ref) == (PERSON.actor, PERSON.reason, PERSON.change_ref)
@@ -373,12 +374,12 @@ def test_a_word_of_the_configuration_is_a_reason_for_a_replay_and_stays_with_its
     stand.engine = replace(stand.engine, pipeline=stand.pipeline)
     # Looking needs no row of it, and makes none.
     stand.engine.plan(chosen)
-    assert "reprocess-2025" not in stand.pipeline.ledger.replay_reasons()
+    assert "reprocess-2025" not in own_tx(stand.pipeline.ledger).replay_reasons()
     run = stand.engine.start(chosen, PERSON)
     stand.engine.advance(run.replay_run_id)
     [record] = stand.records().values()
     assert (record.status, record.replay_reason) == (Status.PENDING, "reprocess-2025")
-    assert stand.pipeline.ledger.replay_reasons()["reprocess-2025"] == "the yearly one"
+    assert own_tx(stand.pipeline.ledger).replay_reasons()["reprocess-2025"] == "the yearly one"
 
 
 def test_a_replay_that_this_release_cannot_read_keeps_no_other_one_from_going_on(

@@ -37,6 +37,7 @@ from kfm_dagster_tests.recovery.replays import (
     repair,
     selection,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 
 def without(**filters: Any) -> Selection:
@@ -262,7 +263,7 @@ def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(stand: S
     spent, fresh = stand.bring("failed"), stand.bring("failed", first=1)
     granted = stand.pipeline.registry["nexrad-l2"].retry.attempts_for("missing_object")
     for number in range(1, granted - 1):
-        stand.pipeline.ledger.requeue([spent[0].wal_id], reason="test")
+        own_tx(stand.pipeline.ledger).requeue([spent[0].wal_id], reason="test")
         stand.work(failed, run_id=f"again-{number}")
     # The contract is stricter by the time of the replay, as after a release.
     grant(stand, attempts=granted - 1)
@@ -300,10 +301,10 @@ def test_a_result_that_newer_code_makes_after_the_start_is_skipped(stand: Stand)
     older = ReplayEngine(pipeline=stand.pipeline, code_version="0.0.9")
     run = older.start(selection(), PERSON)
     # Another release's worker retries it with success, and once more without, before its batch comes.
-    stand.pipeline.ledger.requeue([unit.wal_id])
+    own_tx(stand.pipeline.ledger).requeue([unit.wal_id])
     stand.work()
     versions = {unit.wal_id: stand.records()[unit.wal_id].version}
-    again = stand.pipeline.ledger.override(
+    again = own_tx(stand.pipeline.ledger).override(
         versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=PERSON
     )
     assert again == {unit.wal_id}
@@ -395,7 +396,7 @@ def test_batches_in_flight_hold_the_next_one_until_they_are_done(stand: Stand) -
     claimed = stand.claim(run_id="run-2")
     assert engine.advance(run.replay_run_id).hold == held
     # A unit that waits for its retry keeps nobody waiting.
-    stand.pipeline.ledger.settle([failed(unit) for unit in claimed], run_id="run-2")
+    own_tx(stand.pipeline.ledger).settle([failed(unit) for unit in claimed], run_id="run-2")
     assert engine.advance(run.replay_run_id).admitted is not None
 
 

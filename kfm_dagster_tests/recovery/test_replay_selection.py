@@ -25,6 +25,7 @@ from kfm_dagster.recovery.replay.selection import (
 from kfm_dagster.recovery.replay.units import select
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.recovery.replays import Stand, document, repair, selection
+from kfm_dagster_tests.transactions import own_tx
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "replay-selection.schema.json"
 SPECIFIED = """\
@@ -122,7 +123,7 @@ def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None
         "quarantined", first=50, time_range_start=day_before, time_range_end=day_before, event_time=out[0].event_time
     )
     goes = envelope(40, dataset="goes-abi")
-    stand.pipeline.ledger.ensure([goes])
+    own_tx(stand.pipeline.ledger).ensure([goes])
     ids: Callable[[list[Envelope]], list[str]] = lambda units: [unit.wal_id for unit in units]  # noqa: E731
     halfway = "2025-12-04T00:30:00Z"
     at_two = (young[1].event_time).isoformat()

@@ -42,6 +42,7 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.ledger.bench import JANE
 from kfm_dagster_tests.retention.conftest import Keeping, files, written_at
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-10")
 
@@ -172,7 +173,9 @@ def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
 def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline: Pipeline, keeping: Keeping) -> None:
     item = volumes(1)[0]
     announce_all(pipeline, item)
-    pipeline.ledger.quarantine([traces.records(pipeline)[item.uri].wal_id], reason_code="looked_odd", decision=JANE)
+    own_tx(pipeline.ledger).quarantine(
+        [traces.records(pipeline)[item.uri].wal_id], reason_code="looked_odd", decision=JANE
+    )
     pipeline.acknowledger.acknowledge()
     written_at(store_of(pipeline), LONG_AGO)
     clock_of(pipeline).now += LATER
@@ -186,7 +189,7 @@ def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, ke
     item = volumes(1)[0]
     announce_all(pipeline, item)
     if status == "in_progress":
-        pipeline.ledger.claim(dataset="nexrad-l2", partition=PARTITION, run_id="run", limit=1)
+        own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=PARTITION, run_id="run", limit=1)
     assert traces.records(pipeline)[item.uri].status == status
     with pipeline.database.engine.begin() as connection:
         # Only the unit keeps it: whatever became of the message.
@@ -207,7 +210,7 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     retention = keeping(evidence_samples="30d")
     clock_of(pipeline).now += LATER
     assert planned(retention) == (1, 0)
-    cases.discard({case.key.wal_id: case.key.version}, decision=JANE)
+    own_tx(cases).discard({case.key.wal_id: case.key.version}, decision=JANE)
     clock_of(pipeline).now += timedelta(days=30)
     assert planned(retention) == (1, 0)
     clock_of(pipeline).now += SECOND
@@ -235,7 +238,7 @@ def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
     after = every_row(pipeline.database)
     after.pop("governance_log"), before.pop("governance_log")
     assert after == before
-    entries = pipeline.ledger.log.entries(action=GovernanceAction.RETENTION)
+    entries = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RETENTION)
     assert [(entry.actor, entry.details["kind"]) for entry in reversed(entries)] == [
         ("jane", "landing"),
         ("jane", "artifacts"),
@@ -243,7 +246,7 @@ def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
     assert entries[0].details["keep_seconds"] == 30 * 86_400
     # Nothing is left, and nothing is noted.
     assert [one.removed for one in retention.run(actor="jane")] == [0, 0, 0]
-    assert len(pipeline.ledger.log.entries(action=GovernanceAction.RETENTION)) == 2
+    assert len(own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RETENTION)) == 2
 
 
 @dataclass
@@ -305,7 +308,7 @@ def test_files_of_another_ledger_stay_of_every_kind(
     ingest(other, objects, volumes(1)[0], missing(volumes(2)[1]))
     cases = QuarantineCases(other.database, clock=other.clock)
     [case] = cases.find(CaseState.OPEN)
-    cases.discard({case.key.wal_id: case.key.version}, decision=JANE)
+    own_tx(cases).discard({case.key.wal_id: case.key.version}, decision=JANE)
     written_at(store_of(pipeline), LONG_AGO)
     clock_of(other).now += LATER
     clock_of(pipeline).now = clock_of(other).now
@@ -372,7 +375,7 @@ def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_objec
     for state in pipeline.stages.run_states.of_run("nothing-new-either"):
         assert pipeline.artifacts.has(ArtifactReference(uri=str(state.artifact_uri), sha256=str(state.artifact_sha256)))
     record = traces.records(pipeline)[item.uri]
-    pipeline.ledger.override(
+    own_tx(pipeline.ledger).override(
         {record.wal_id: record.version},
         from_status=Status.SUCCEEDED,
         action=GovernanceAction.REPEAT,

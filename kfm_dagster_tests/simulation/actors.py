@@ -29,6 +29,7 @@ from kfm_dagster.recovery.dead_letters.work import Bounds
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.simulation.scheduling import Actor
 from kfm_dagster_tests.simulation.world import UNITS_PER_RUN, Order, World
+from kfm_dagster_tests.transactions import own_tx
 
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 
@@ -183,26 +184,26 @@ def person(world: World, actor: Actor) -> None:
 
 
 def _quarantine(world: World, pipeline: Pipeline) -> None:
-    if chosen := world.choose(pipeline.ledger.find(limit=50), Status.PENDING, Status.FAILED):
-        pipeline.ledger.quarantine([chosen.wal_id], reason_code="person", decision=PERSON)
+    if chosen := world.choose(own_tx(pipeline.ledger).find(limit=50), Status.PENDING, Status.FAILED):
+        own_tx(pipeline.ledger).quarantine([chosen.wal_id], reason_code="person", decision=PERSON)
         world.scheduler.happened["quarantined by a person"] += 1
 
 
 def _override(from_status: Status, action: GovernanceAction, world: World, pipeline: Pipeline) -> None:
-    if chosen := world.choose(pipeline.ledger.find(limit=50), from_status):
-        moved = pipeline.ledger.override(
+    if chosen := world.choose(own_tx(pipeline.ledger).find(limit=50), from_status):
+        moved = own_tx(pipeline.ledger).override(
             {WalId(chosen.wal_id): chosen.version}, from_status=from_status, action=action, decision=PERSON
         )
         world.scheduler.happened[action.value] += len(moved)
 
 
 def _requeue(world: World, pipeline: Pipeline) -> None:
-    if chosen := world.choose(pipeline.ledger.find(limit=50), Status.FAILED):
-        pipeline.ledger.requeue([chosen.wal_id], reason="incident", actor="person")
+    if chosen := world.choose(own_tx(pipeline.ledger).find(limit=50), Status.FAILED):
+        own_tx(pipeline.ledger).requeue([chosen.wal_id], reason="incident", actor="person")
 
 
 def _switch(world: World, pipeline: Pipeline) -> None:
-    on = sorted(pipeline.ledger.switches.engaged())
+    on = sorted(own_tx(pipeline.ledger.switches).engaged())
     if on:
         pipeline.ledger.switches.release(on[0], PERSON)
         world.scheduler.happened["kill switch off"] += 1
@@ -223,7 +224,7 @@ def _backfill(world: World, pipeline: Pipeline) -> None:
     held = {stored.etag for stored in world.buckets.objects.values()}
     found = [version.unit for version in world.feed.versions.values() if version.unit.object_version in held]
     listed = [replace(unit, sequencer=None, raw=RawReference()) for unit in found]
-    created = pipeline.ledger.ensure(listed, lane=Lane.BULK).created
+    created = own_tx(pipeline.ledger).ensure(listed, lane=Lane.BULK).created
     world.scheduler.happened["found by a listing"] += len(created)
 
 
@@ -238,13 +239,13 @@ def _list_a_day(world: World, pipeline: Pipeline) -> None:
 
 def _finish(world: World, pipeline: Pipeline) -> None:
     """Switch everything on, empty the dead letters, and release what can be read and is sound."""
-    for dataset in sorted(pipeline.ledger.switches.engaged()):
+    for dataset in sorted(own_tx(pipeline.ledger.switches).engaged()):
         pipeline.ledger.switches.release(dataset, PERSON)
     _drain(world, pipeline)
-    for record in pipeline.ledger.find(limit=50):
+    for record in own_tx(pipeline.ledger).find(limit=50):
         version = world.feed.versions.get(WalId(record.wal_id))
         if record.status is Status.QUARANTINED and version and version.sound and world.feed.is_readable(version):
-            pipeline.ledger.override(
+            own_tx(pipeline.ledger).override(
                 {WalId(record.wal_id): record.version},
                 from_status=Status.QUARANTINED,
                 action=GovernanceAction.RELEASE,

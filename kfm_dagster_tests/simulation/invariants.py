@@ -25,6 +25,7 @@ from kfm_dagster_tests.simulation.memory import rows
 from kfm_dagster_tests.simulation.scheduling import Actor
 from kfm_dagster_tests.simulation.services import Message
 from kfm_dagster_tests.simulation.world import LEASE_SECONDS, UNITS_PER_RUN, World
+from kfm_dagster_tests.transactions import own_tx
 
 TERMINAL = frozenset({"succeeded", "quarantined"})
 FREE = frozenset(
@@ -402,12 +403,12 @@ class Account:
     def histories_rebuild_the_records(self) -> None:
         """WSM-17: a history replayed from nothing yields its record, field by field."""
         for wal_id in self.units:
-            if replay_history(self._queries.history(wal_id)) != self._queries.get(wal_id):
+            if replay_history(own_tx(self._queries).history(wal_id)) != own_tx(self._queries).get(wal_id):
                 raise ViolationError("histories_rebuild_the_records", wal_id)
 
     def repetitions_give_the_same(self) -> None:
         """WAL-11: the same object gives the same Item and the same lineage, no matter who makes them and how often."""
-        if differing := self._queries.mismatch_counts():
+        if differing := own_tx(self._queries).mismatch_counts():
             raise ViolationError("repetitions_give_the_same", str(differing))
 
     def every_unit_ends(self) -> None:

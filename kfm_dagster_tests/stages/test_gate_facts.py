@@ -24,6 +24,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.ledger.bench import make_bench
 from kfm_dagster_tests.stages.batches import CONTRACTS, DAY, at, batch, subject
+from kfm_dagster_tests.transactions import own_tx
 
 GOES, NEXRAD = CONTRACTS["goes-abi"], CONTRACTS["nexrad-l2"]
 
@@ -52,7 +53,7 @@ def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger:
         wal_id=WalId("0190b6a5-0000-8000-8000-000000000000"),
         time_range_start=units[1].time_range_start - timedelta(days=1),
     )
-    ledger.ensure([*units, rewritten, elsewhere])
+    own_tx(ledger).ensure([*units, rewritten, elsewhere])
     with database.transaction() as tx:
         facts = partition_facts(GOES, DAY.isoformat(), tx=tx)
         assert partition_facts(GOES.model_copy(update={"coverage": None}), DAY.isoformat(), tx=tx) is None
@@ -86,7 +87,7 @@ def test_item_that_two_objects_claim_is_found_and_a_rewrite_is_not(
     alike = NEXRAD.model_copy(update={"stac": NEXRAD.stac.model_copy(update={"item_id": "{name}"})})
 
     def registered(unit: Envelope) -> list[Envelope]:
-        ledger.ensure([unit])
+        own_tx(ledger).ensure([unit])
         return stac_register_batch(
             [unit.evolve(stac=None)],
             contract=NEXRAD,

@@ -25,6 +25,7 @@ from kfm_dagster.stages.failure import RolledBackError, StageFailedError
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
+from kfm_dagster_tests.transactions import own_tx
 
 
 @pytest.fixture
@@ -298,7 +299,7 @@ def test_what_another_process_of_the_run_ended_meanwhile_is_not_done_again(
         batch = execute(runner, late)
         assert (batch.skipped, list(batch.envelopes)) == (SkipCause.ALREADY_SUCCEEDED, list(ended[0].envelopes))
     assert late.calls == []
-    assert [one.attempt for one in runner.lifecycle.store.of_run("run")] == [1]
+    assert [one.attempt for one in own_tx(runner.lifecycle.store).of_run("run")] == [1]
 
 
 @pytest.mark.parametrize("lacking", ["attempt", "content", "intent", "made"])

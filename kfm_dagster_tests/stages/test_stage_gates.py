@@ -27,6 +27,7 @@ from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeEffectNode, FakeNode, execute
 from kfm_dagster_tests.timeouts import await_a_wait
+from kfm_dagster_tests.transactions import own_tx
 
 FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
 TEXT = Card.load().files[STATE_MACHINE].decode()
@@ -66,14 +67,14 @@ def lines(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> list
 
 
 def state(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> StageState | None:
-    newest = runner.lifecycle.store.newest(run_id, stage)
+    newest = own_tx(runner.lifecycle.store).newest(run_id, stage)
     return newest.state if newest else None
 
 
 @pytest.mark.clause("PCS-01", "PCS-07")
 def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) -> None:
     batch = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
-    newest = runner.lifecycle.store.newest("run", SECOND)
+    newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
     assert newest is not None
     assert newest.state is StageState.SUCCEEDED
     assert (newest.checkpoint_uri, newest.output_sha256) == (batch.state.artifact_uri, batch.state.artifact_sha256)
@@ -108,7 +109,7 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     # Once it has, the same attempt begins.
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     execute(runner, node, upstream=never)
-    assert [one.attempt for one in runner.lifecycle.store.of_run("run") if one.stage == node.kind] == [1]
+    assert [one.attempt for one in own_tx(runner.lifecycle.store).of_run("run") if one.stage == node.kind] == [1]
 
 
 @pytest.mark.clause("PCS-02")
@@ -163,7 +164,7 @@ def test_what_is_forced_is_an_override_in_the_audit(runner: StageRunner) -> None
 def test_a_stage_that_is_no_checkpoint_keeps_its_digest_and_saves_no_place(under: Under) -> None:
     runner = under(("integrity_check, metadata", "metadata"))
     batch = execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
-    newest = runner.lifecycle.store.newest("run", SECOND)
+    newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
     assert newest is not None
     assert (newest.checkpoint_uri, newest.output_sha256) == (None, batch.state.artifact_sha256)
     assert "checkpoint" not in [kind for kind, _ in lines(runner)]
@@ -224,7 +225,7 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
         ("compensation", "done"),
         ("transition", "failed>rolled_back"),
     ]
-    newest = runner.lifecycle.store.newest("run", SECOND)
+    newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
     assert newest is not None
     assert newest.compensation == {"undone": 1}
     recorded = runner.run_states.get(SECOND, "run")
@@ -283,7 +284,7 @@ def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: St
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G6)])
     after = execute(runner, node, upstream=late)
     assert after.restricted == (Gate.G5, Gate.G6)
-    newest = runner.lifecycle.store.newest("run", node.kind)
+    newest = own_tx(runner.lifecycle.store).newest("run", node.kind)
     assert newest is not None
     assert newest.restricted == after.restricted
     # A degraded path is no stop.
@@ -299,7 +300,7 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
         with pytest.raises(StageFailedError):
             execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
         assert runner.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
-        newest = runner.lifecycle.store.newest("run", SECOND)
+        newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
         assert newest is not None
         assert newest.attempt == attempt
     assert (
@@ -315,7 +316,7 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
     for second, wait in ((1, 60.0), (2, None)):
         at = under(even, after=timedelta(minutes=9, seconds=second))
         assert at.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
-    attempts = [one for one in runner.lifecycle.store.of_run("run") if one.stage == SECOND]
+    attempts = [one for one in own_tx(runner.lifecycle.store).of_run("run") if one.stage == SECOND]
     assert len({(one.idempotency_key, one.input_hashes) for one in attempts}) == 1
     assert [event for kind, event in lines(runner) if kind == "retry"] == ["attempt 2", "attempt 3"]
 
@@ -379,7 +380,7 @@ def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
             execute(runner, node, upstream=upstream)
     assert state(runner) is StageState.ROLLED_BACK
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
-    assert [one.state for one in runner.lifecycle.store.of_run("run") if one.stage == SECOND] == [
+    assert [one.state for one in own_tx(runner.lifecycle.store).of_run("run") if one.stage == SECOND] == [
         StageState.ROLLED_BACK,
         StageState.SUCCEEDED,
     ]
@@ -510,7 +511,7 @@ def test_a_worker_that_ends_while_its_run_is_taken_for_dead_keeps_no_other_attem
     # As the sensor saw them, a moment before.
     monkeypatch.setattr(StageStore, "unfinished", lambda *_, **__: running)
     assert runner.lifecycle.close(["run", "other"]) == 1
-    ended = [runner.lifecycle.store.newest(one.run_id, one.stage) for one in running]
+    ended = [own_tx(runner.lifecycle.store).newest(one.run_id, one.stage) for one in running]
     assert [one and one.state for one in ended] == [StageState.SUCCEEDED, StageState.FAILED]
     verify_chain(runner.lifecycle.store.audit.lines())
 
@@ -521,7 +522,7 @@ def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_th
         execute(runner, FakeNode([envelope(1)], setting=setting), run_id=run_id, upstream=first(runner, run_id))
     # What the first run applied comes back, so that the node's window moves on where nothing is computed.
     node, upstream = FakeNode([], setting=1), first(runner, "third")
-    told = runner.lifecycle.store.newest("run", SECOND)
+    told = own_tx(runner.lifecycle.store).newest("run", SECOND)
     assert told is not None
     with ThreadPoolExecutor(1) as pool:
         with runner.database.transaction() as committing:

@@ -27,6 +27,7 @@ from kfm_dagster_tests.integration.chain import (
     take,
     volumes,
 )
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "nexrad-l2"
 JANE = Decision(actor="jane", reason="a test", change_ref="CHG-1")
@@ -38,8 +39,8 @@ def ingest(pipeline: Pipeline, objects: Path) -> None:
     put(objects, [good, missing(bad)])
     take(pipeline, announce([item.event() for item in (good, bad)], registry=pipeline.registry))
     _run(pipeline, "run-1")
-    [done] = pipeline.ledger.find(status=Status.SUCCEEDED)
-    pipeline.ledger.override(
+    [done] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
+    own_tx(pipeline.ledger).override(
         {done.wal_id: done.version},
         from_status=Status.SUCCEEDED,
         action=GovernanceAction.REPEAT,

@@ -55,9 +55,9 @@ def inspect(
                 units = view.run("replay.outcomes", replay_run_id=replay_run_id, limit=rows).mappings().all()
             known, default = list(json_row(units[0])) if units else UNIT_FIELDS, UNIT_FIELDS
         else:
-            records = (
-                pipeline.ledger.get(unit.wal_id) for unit in engine.plan(asked.selection(shell.settings)).units[:rows]
-            )
+            planned = engine.plan(asked.selection(shell.settings)).units[:rows]
+            with pipeline.database.snapshot() as tx:
+                records = [pipeline.ledger.get(unit.wal_id, tx=tx) for unit in planned]
             units = [record for record in records if record is not None]
             known, default = tuple(NoddWalRecord.model_fields), RECORD_FIELDS
     names = _chosen(fields, known) or default

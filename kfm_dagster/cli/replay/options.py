@@ -146,8 +146,8 @@ class SelectionOptions:
         """Return the ids of units that were given by a prefix as the ledger has them; a selection names whole ones."""
         if not (typed := self.given.get("wal_id")):
             return {}
-        with opened_pipeline(settings, read_only=True) as pipeline:
-            return {"wal_id": [whole_wal_id(pipeline.database, one) for one in typed]}
+        with opened_pipeline(settings, read_only=True) as pipeline, pipeline.database.snapshot() as tx:
+            return {"wal_id": [whole_wal_id(tx, one) for one in typed]}
 
 
 _PARTS = {

@@ -236,7 +236,8 @@ class DeadLetterWork:
 
     def _chosen(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         datasets = {unit.dataset for letter in letters for unit in letter.units}
-        off = self.pipeline.ledger.switches.off(datasets)
+        with self.pipeline.database.snapshot() as tx:
+            off = self.pipeline.ledger.switches.off(datasets, tx=tx)
         chosen: list[DeadLetter] = []
         left: list[DeadLetter] = []
         for letter in letters:
@@ -246,7 +247,8 @@ class DeadLetterWork:
                 self.note(letter, LetterOutcome.LEFT, why)
         if left:
             ids = [letter.message.message_id for letter in left]
-            self.pipeline.deliveries.mark_dead_lettered(ids, queue=self.queue.name)
+            with self.pipeline.database.transaction() as tx:
+                self.pipeline.deliveries.mark_dead_lettered(ids, queue=self.queue.name, tx=tx)
         return chosen
 
     def _why_left(self, letter: DeadLetter, off: frozenset[str]) -> str | None:

@@ -42,6 +42,7 @@ from kfm_dagster_tests.catalog.test_undo import NEXT_YEAR, unit
 from kfm_dagster_tests.followers.changes import change
 from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.moments import dying, meanwhile
+from kfm_dagster_tests.transactions import own_tx
 
 CREATED, UPDATED, WITHDRAWN = ChangeKind.CREATED, ChangeKind.UPDATED, ChangeKind.WITHDRAWN
 ABI = "goes-abi"
@@ -122,7 +123,7 @@ class Deployment(RuleBasedStateMachine):
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
     def undo(self, data: st.DataObject) -> None:
-        self.catalog.undo(ABI, f"run-{data.draw(st.integers(1, self.runs))}")
+        own_tx(self.catalog).undo(ABI, f"run-{data.draw(st.integers(1, self.runs))}")
 
     @rule(at=st.integers(1, 21))
     def follow_and_die(self, at: int) -> None:

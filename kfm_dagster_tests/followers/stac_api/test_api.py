@@ -17,6 +17,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.followers.stac_api.api import Api, without_links
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -89,7 +90,7 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
         assert isinstance(example, pystac.Item)
         assert {one.id for one in client.get_collections()} == {"goes-abi", "hrrr", "nexrad-l2"}
 
-        catalog.undo("goes-abi", "scans")
+        own_tx(catalog).undo("goes-abi", "scans")
         following.catch_up([follower], within=60)
         assert found() == standing()
         assert len(standing()) == 5

@@ -20,6 +20,7 @@ from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.followers.stac_api.api import Api
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
@@ -77,6 +78,6 @@ def test_a_member_of_pgstac_ingest_fills_updates_empties_and_compares(
     write("third", goes(1))
     assert following.catch_up([follower]) == 1
     for run_id in ("third", "second", "first"):
-        catalog.undo("goes-abi", run_id)
+        own_tx(catalog).undo("goes-abi", run_id)
     following.catch_up([follower])
     assert api.ask("SELECT id FROM collections") == []

@@ -27,6 +27,7 @@ from kfm_dagster_tests.catalog.test_undo import unit
 from kfm_dagster_tests.followers.stac_api.api import Api
 from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.moments import dying
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = [pytest.mark.one_database, pytest.mark.clause("OPR-23")]
 
@@ -98,7 +99,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
             write(runs[-1], *(unit(*one) for one in argument))
         elif operation == "undo" and argument < len(runs):
             for dataset in ("goes-abi", "nexrad-l2"):
-                catalog.undo(dataset, runs[argument])
+                own_tx(catalog).undo(dataset, runs[argument])
         elif operation == "come late" and argument < len(recording.given):
             follower.follow(*recording.given[argument])
         elif operation == "follow":

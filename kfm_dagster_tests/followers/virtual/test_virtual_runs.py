@@ -10,6 +10,7 @@ from typing import Any
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.integration.chain import good, open_pipeline, put, run_chain
+from kfm_dagster_tests.transactions import own_tx
 
 DAY = datetime(2025, 6, 1, 12, tzinfo=UTC)
 NAME = "G19_ABI-L1b-RadM1_C13"
@@ -33,8 +34,8 @@ def test_stores_follow_runs_and_their_undo(tmp_path: Path) -> None:
             put(objects, map(scan, minutes))
             run_chain(pipeline, "goes-abi", "2025-06-01", run_id)
         assert steps_of(place) == [(NAME, 3)]
-        assert pipeline.ledger.counts()["goes-abi"][Status.SUCCEEDED] == 3
-        pipeline.catalog.undo("goes-abi", "first")
+        assert own_tx(pipeline.ledger).counts()["goes-abi"][Status.SUCCEEDED] == 3
+        own_tx(pipeline.catalog).undo("goes-abi", "first")
         pipeline.following.catch_up(pipeline.followers)
         assert steps_of(place) == [(NAME, 1)]
         (follower,) = pipeline.followers
@@ -51,7 +52,7 @@ def test_a_place_that_takes_no_file_costs_no_unit(tmp_path: Path) -> None:
     try:
         put(objects, [scan(0)])
         run_chain(pipeline, "goes-abi", "2025-06-01", "first")
-        assert pipeline.ledger.counts()["goes-abi"][Status.SUCCEEDED] == 1
+        assert own_tx(pipeline.ledger).counts()["goes-abi"][Status.SUCCEEDED] == 1
         (stalled,) = pipeline.following.states()
         assert (stalled.follower, stalled.failures) == ("virtual-zarr", 1)
         assert stalled.last_error is not None
