@@ -53,8 +53,9 @@ def receive(pipeline: Pipeline) -> None:
 
 def keep(pipeline: Pipeline) -> None:
     """Look after the ledger. Claims of dead workers come back when their lease runs out."""
-    pipeline.ledger.release_lost()
-    pipeline.ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units)
+    with pipeline.database.transaction() as tx:
+        pipeline.ledger.release_lost(tx=tx)
+        pipeline.ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units, tx=tx)
     pipeline.acknowledger.acknowledge()
     pipeline.lineage.publish_staged()
 

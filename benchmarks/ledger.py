@@ -248,20 +248,21 @@ class Timing:
 
         def claim() -> None:
             run_id = f"claims-{next(numbers)}"
-            place = {"dataset": where.dataset, "partition": where.partition}
             with self.database.transaction() as tx:
-                found = ledger.claim(**place, run_id=run_id, limit=CLAIMS, tx=tx)
+                found = ledger.claim(
+                    dataset=where.dataset, partition=where.partition, run_id=run_id, limit=CLAIMS, tx=tx
+                )
             _expect(len(found))
 
-        self._time("recovery scan, nothing lost", ledger.release_lost, TARGET_MILLISECONDS)
+        self._time("recovery scan, nothing lost", lambda: self._released(NOW), TARGET_MILLISECONDS)
         self._time(f"claim of {CLAIMS:,}", claim, TARGET_MILLISECONDS, repetitions=3)
-        self._time("retry_due, 1,000 due", lambda: ledger.retry_due(now=NOW, limit=1_000), None)
+        self._time("retry_due, 1,000 due", self._retried, None)
         hours = count(1)
 
         def recover() -> None:
             # A lease a run, and one run's is over with every hour.
             at = NOW + timedelta(hours=next(hours), minutes=1)
-            _expect(len(self._at(at).release_lost().requeued))
+            _expect(self._released(at))
 
         # Claims of this run have leases of minutes; they must not count.
         longer = sa.text("UPDATE nodd_wal_leases SET expires_at = :later WHERE substr(ingest_run_id, 1, 7) = 'claims-'")
@@ -282,8 +283,14 @@ class Timing:
         with self.database.snapshot() as tx:
             select(selection, registry=self.registry, limit=5_000, tx=tx)
 
-    def _at(self, moment: datetime) -> Ledger:
-        return Ledger(self.database, registry=self.registry, worker_id="benchmark", clock=lambda: moment)
+    def _released(self, moment: datetime) -> int:
+        ledger = Ledger(self.database, registry=self.registry, worker_id="benchmark", clock=lambda: moment)
+        with self.database.transaction() as tx:
+            return len(ledger.release_lost(tx=tx).requeued)
+
+    def _retried(self) -> None:
+        with self.database.transaction() as tx:
+            self.ledger.retry_due(now=NOW, limit=1_000, tx=tx)
 
     def _time(
         self, name: str, work: Callable[[], Any], target: float | None, *, repetitions: int | None = None

@@ -39,7 +39,8 @@ def give_back(
     intents.fail_runs(without_intents)
     lifecycle.close(without_stages)
     intents.give_up_overtaken()
-    report = ledger.release_lost(run_ids=without_claims)
+    with ledger.database.transaction() as tx:
+        report = ledger.release_lost(run_ids=without_claims, tx=tx)
     if report.requeued or report.quarantined:
         warn(
             f"gave back {len(report.requeued)} units of dead runs or expired leases, "

@@ -41,7 +41,9 @@ def look_after(
     due: dict[tuple[str, str], int] = {}
 
     def retry() -> None:
-        due.update(ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units))
+        limit = pipeline.settings.max_in_flight_units
+        with ledger.database.transaction() as tx:
+            due.update(ledger.retry_due(now=pipeline.clock(), limit=limit, tx=tx))
 
     def watch() -> None:
         state.feeds_due = FeedWatch.of(pipeline).watch(state.feeds_due)

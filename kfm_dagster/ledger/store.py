@@ -179,7 +179,8 @@ class Ledger(LedgerChanges):
             mismatched=mismatched,
         )
 
-    def release_lost(self, *, run_ids: Iterable[str] = ()) -> RecoverReport:
+    @explained()
+    def release_lost(self, *, run_ids: Iterable[str] = (), tx: Transaction) -> RecoverReport:
         """Take back the claims of dead runs, and those whose lease ran out (WSM-11).
 
         in_progress > failed with code worker_lost or lease_expired, then > pending at once where attempts remain, else
@@ -188,10 +189,9 @@ class Ledger(LedgerChanges):
         A run that dies with several units charges none of them an attempt, because one may be the cause: they go back
         to pending, and from the second death on in batches of half the size, until the cause is alone (SEC-09).
         """
-        with explained(), self.database.transaction() as tx:
-            lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
-            lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
-            return self._let_in_again(lost, tx, spared=_bisected(lost))
+        lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
+        lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
+        return self._let_in_again(lost, tx, spared=_bisected(lost))
 
     @explained()
     def release_rolled_back(
@@ -215,20 +215,20 @@ class Ledger(LedgerChanges):
         spared = _bisected(lost) if bisect else {}
         return self._let_in_again(lost, tx, not_compensable=not_compensable, spared=spared)
 
-    def retry_due(self, *, now: datetime, limit: int) -> dict[tuple[str, str], int]:
+    @explained()
+    def retry_due(self, *, now: datetime, limit: int, tx: Transaction) -> dict[tuple[str, str], int]:
         """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).
 
         A unit that the policy refuses by now goes to quarantine: its contract has become stricter, or a newer version
         of its object came while its attempt failed. Otherwise it would be due, and refused, at every tick.
         """
-        with explained(), self.database.transaction() as tx:
-            datasets = [rule["dataset"] for rule in self._rules(tx)]
-            due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
-            rows = self._requeue(due, reason=ReplayReason.RETRY, tx=tx)
-            refused = set(due) - set(wal_ids_of(rows))
-            exhausted: dict[WalId, str] = dict.fromkeys(refused, LedgerCode.ATTEMPTS_EXHAUSTED)
-            self._give_up(exhausted | self._superseded(refused, tx), tx)
-            return dict(Counter((row.dataset, row.partition_key) for row in rows))
+        datasets = [rule["dataset"] for rule in self._rules(tx)]
+        due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
+        rows = self._requeue(due, reason=ReplayReason.RETRY, tx=tx)
+        refused = set(due) - set(wal_ids_of(rows))
+        exhausted: dict[WalId, str] = dict.fromkeys(refused, LedgerCode.ATTEMPTS_EXHAUSTED)
+        self._give_up(exhausted | self._superseded(refused, tx), tx)
+        return dict(Counter((row.dataset, row.partition_key) for row in rows))
 
     @explained()
     def quarantine(

@@ -4,26 +4,25 @@
     atom = "(" expression ")" | ("any" | "all") "(" range ")" | range        range = NAME (".." NAME)?
 
 A range of gates holds when every gate in it passed, a range of stops when any stop in it is triggered; `any(...)` and
-`all(...)` say it otherwise. Belongs here: the grammar. Does not belong here: which transitions there are (`card.py`).
+`all(...)` say it otherwise. Python's own parser reads the structure, with every range as a text. Belongs here: the
+grammar. Does not belong here: which transitions there are (`card.py`).
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kfm_dagster.stages.gates.verdict import Gate, Stop
 
 WORDS = ("deps_succeeded", "has_checkpoint", "do_compensate")
 """Facts besides gates and stops."""
 _SERIES = (tuple(gate.value for gate in Gate), tuple(stop.value for stop in Stop))
-_TOKEN = re.compile(r"\s*(&&|\|\||!|\(|\)|\.\.|[A-Za-z_][A-Za-z0-9_]*|\S)")
-
-
-class ConditionError(ValueError):
-    """A condition cannot be read."""
+_TOKEN = re.compile(r"&&|\|\||[!()]|(?:any|all)(?=\s*\()|\w+(?:\s*\.\.\s*\w+)?|\S")
+_PYTHON = {"&&": "and", "||": "or", "!": "not", "(": "(", ")": ")", "any": "any", "all": "all"}
+_Test = Callable[[Collection[str]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,8 @@ class Condition:
 
     text: str
     names: frozenset[str]
-    _test: Callable[[Collection[str]], bool]
-
-    def holds(self, facts: Collection[str]) -> bool:
-        """Tell whether it holds, where `facts` are the gates that passed, the stops triggered and the words true."""
-        return self._test(facts)
+    holds: _Test
+    """Whether it holds: asked with the gates that passed, the stops that are triggered and the words that are true."""
 
     @property
     def gates(self) -> frozenset[Gate]:
@@ -45,94 +41,42 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read a condition. Raises ConditionError with what stands where something else is expected."""
-        reader = _Reader(text)
+        """Read a condition. Raises ValueError for what is none."""
+        names: set[str] = set()
+        python = " ".join(_PYTHON.get(token) or repr(token) for token in _TOKEN.findall(text))
         try:
-            test = reader.expression()
-        except RecursionError:
-            raise ConditionError(f"the parentheses of {text[:60]!r}... are too deep") from None
-        reader.expect_end()
-        return cls(text, frozenset(reader.names), test)
+            holds = _test(ast.parse(python, mode="eval").body, names)
+        except (SyntaxError, RecursionError, MemoryError):
+            raise ValueError(f"{text[:60]!r} where names, &&, ||, ! and matching parentheses are expected") from None
+        return cls(text, frozenset(names), holds)
 
 
-class _Reader:
-    """A recursive descent over the tokens of one condition."""
-
-    quantifiers: ClassVar = {"any": any, "all": all}
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens: Iterator[str] = (match[1] for match in _TOKEN.finditer(text))
-        self._next: str | None = next(self._tokens, None)
-        self.names: set[str] = set()
-
-    def expression(self) -> Callable[[Collection[str]], bool]:
-        terms = [self._term()]
-        while self._taken("||"):
-            terms.append(self._term())
-        return lambda facts: any(term(facts) for term in terms)
-
-    def expect_end(self) -> None:
-        if self._next is not None:
-            raise self._unexpected("the end of the condition")
-
-    def _term(self) -> Callable[[Collection[str]], bool]:
-        factors = [self._factor()]
-        while self._taken("&&"):
-            factors.append(self._factor())
-        return lambda facts: all(factor(facts) for factor in factors)
-
-    def _factor(self) -> Callable[[Collection[str]], bool]:
-        if self._taken("!"):
-            inner = self._factor()
+def _test(node: ast.expr, names: set[str]) -> _Test:
+    match node:
+        case ast.BoolOp(op=operator, values=parts):
+            tests = [_test(part, names) for part in parts]
+            joined = any if isinstance(operator, ast.Or) else all
+            return lambda facts: joined(test(facts) for test in tests)
+        case ast.UnaryOp(operand=part):
+            inner = _test(part, names)
             return lambda facts: not inner(facts)
-        if self._taken("("):
-            inner = self.expression()
-            self._expect(")")
-            return inner
-        if self._next in self.quantifiers:
-            quantifier = self.quantifiers[str(self._take())]
-            self._expect("(")
-            names = self._range()
-            self._expect(")")
-        else:
-            names = self._range()
-            quantifier = any if names[0] in _SERIES[1] else all
-        return lambda facts: quantifier(name in facts for name in names)
+        case ast.Call(func=ast.Name(id=word), args=[ast.Constant(value=str(text))]):
+            series, quantifier = _range(text), any if word == "any" else all
+        case ast.Constant(value=str(text)):
+            series = _range(text)
+            quantifier = any if series[0] in _SERIES[1] else all
+        case _:
+            raise SyntaxError
+    names.update(series)
+    return lambda facts: quantifier(name in facts for name in series)
 
-    def _range(self) -> Sequence[str]:
-        first = self._name()
-        names: Sequence[str] = [first]
-        if self._taken(".."):
-            last = self._name()
-            series = next((one for one in _SERIES if first in one and last in one), None)
-            if series is None or series.index(first) > series.index(last):
-                raise ConditionError(f"{first}..{last} is no range of gates or stops in {self._text!r}")
-            names = series[series.index(first) : series.index(last) + 1]
-        self.names.update(names)
-        return names
 
-    def _name(self) -> str:
-        known = (*_SERIES[0], *_SERIES[1], *WORDS)
-        if self._next not in known:
-            raise self._unexpected(f"one of {', '.join(known)}")
-        return self._take()
-
-    def _expect(self, token: str) -> None:
-        if not self._taken(token):
-            raise self._unexpected(repr(token))
-
-    def _taken(self, token: str) -> bool:
-        if self._next != token:
-            return False
-        self._take()
-        return True
-
-    def _take(self) -> str:
-        token = str(self._next)
-        self._next = next(self._tokens, None)
-        return token
-
-    def _unexpected(self, expected: str) -> ConditionError:
-        found = "the end" if self._next is None else repr(self._next)
-        return ConditionError(f"{found} in {self._text!r} where {expected} is expected")
+def _range(text: str) -> Sequence[str]:
+    first, dots, last = (part.strip() for part in text.partition(".."))
+    known = (*_SERIES[0], *_SERIES[1], *WORDS)
+    if not dots and first in known:
+        return [first]
+    for series in _SERIES:
+        if dots and first in series and last in series[series.index(first) :]:
+            return series[series.index(first) : series.index(last) + 1]
+    raise ValueError(f"{text} is no range of gates or stops, where one of {', '.join(known)} is expected")

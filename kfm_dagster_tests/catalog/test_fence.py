@@ -116,7 +116,7 @@ def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
     own_tx(ledger).ensure([goes(0), goes(1)])
     claimed = own_tx(ledger).claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="slow", limit=10)
     mine = [goes(number).evolve(attempt=claimed[0].attempt) for number in range(2)]
-    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, lambda: ledger.release_lost(run_ids=["slow"])):
+    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, lambda: own_tx(ledger).release_lost(run_ids=["slow"])):
         results = catalog.register(candidates(contracts, mine), fence=ledger.fence("slow"))
     assert codes(results) == [FenceIssue.CLAIM_LOST] * 2
     assert trees.files(root) == {}

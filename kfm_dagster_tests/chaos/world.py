@@ -114,8 +114,8 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     clock.forward(3600 * (number + 1))
     _send(world, pipeline)
     # Nobody else works here, so every run that holds a claim is dead.
-    pipeline.ledger.release_lost(run_ids=pipeline.ledger.in_progress_runs())
-    pipeline.ledger.retry_due(now=clock(), limit=100)
+    own_tx(pipeline.ledger).release_lost(run_ids=pipeline.ledger.in_progress_runs())
+    own_tx(pipeline.ledger).retry_due(now=clock(), limit=100)
     take_in(pipeline, ProcessState())
     for entry in pipeline.ledger.pending_by_partition():
         run_chain(pipeline, entry.dataset, entry.partition, f"run-{uuid.uuid4()}", Source.LEDGER)

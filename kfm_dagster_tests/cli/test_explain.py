@@ -247,7 +247,7 @@ def test_a_run_that_died_shows_where_and_what_it_left_unsettled(deployment: Pipe
 
 
 def _released(pipeline: Pipeline) -> Pipeline:
-    pipeline.ledger.release_lost(run_ids=[DIED])
+    own_tx(pipeline.ledger).release_lost(run_ids=[DIED])
     return pipeline
 
 

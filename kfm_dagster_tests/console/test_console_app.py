@@ -31,6 +31,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.integration.chain import DAY, Clock, open_pipeline, put, run_chain, volumes
+from kfm_dagster_tests.transactions import own_tx
 
 RUN = "11111111-1111-4111-8111-111111111111"
 SECRET = "s3cr3t-word"
@@ -267,7 +268,7 @@ def test_it_could_not_write_if_it_wanted_to(worked: Ask, monkeypatch: pytest.Mon
 
     def writing(pipeline: Pipeline, **_: object) -> dict[str, Any]:
         try:
-            pipeline.ledger.release_lost(run_ids=["x"])
+            own_tx(pipeline.ledger).release_lost(run_ids=["x"])
             with pipeline.database.transaction() as tx:
                 tx.run("schema.record", number=9999, name="x", sha256="y")
         except DBAPIError as error:

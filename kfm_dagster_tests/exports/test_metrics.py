@@ -204,7 +204,7 @@ def test_an_attempt_that_lost_its_claim_is_a_conflict(pipeline: Pipeline, tmp_pa
     put(tmp_path / "objects", items)
     take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
     claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=DAY.isoformat(), run_id="one", limit=2)
-    pipeline.ledger.release_lost(run_ids=["one"])
+    own_tx(pipeline.ledger).release_lost(run_ids=["one"])
     assert len(own_tx(pipeline.ledger).settle(claimed, run_id="one").lost) == 2
     assert value(values(pipeline), "nodd_sns_wal_conflicts_total", dataset=DATASET) == 2
 

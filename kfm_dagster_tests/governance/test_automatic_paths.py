@@ -63,7 +63,7 @@ def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     for delivery in (2, 3):
         take(pipeline, dataclasses.replace(message, receipt_handle=f"again-{delivery}", receive_count=delivery))
     run_chain(pipeline, "nexrad-l2", PARTITION, "backfill", Source.LISTING)
-    pipeline.ledger.release_lost(run_ids=[record.ingest_run_id])
+    own_tx(pipeline.ledger).release_lost(run_ids=[record.ingest_run_id])
     work_until_done(pipeline)
     assert EvidenceCollector.of(pipeline).collect() == 0
     after = {one.object_version: one for one in own_tx(pipeline.ledger).find()}

@@ -250,7 +250,7 @@ def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = So
         clock = pipeline.clock
         assert isinstance(clock, Clock)
         clock.forward(3600)
-        pipeline.ledger.retry_due(now=clock(), limit=LIMIT)
+        own_tx(pipeline.ledger).retry_due(now=clock(), limit=LIMIT)
         pending = pipeline.ledger.pending_by_partition()
         if not pending:
             pipeline.acknowledger.acknowledge()

@@ -61,7 +61,7 @@ def run(pipeline: Pipeline, run_id: str = "run-1") -> None:
 def due_retries(pipeline: Pipeline) -> None:
     assert isinstance(pipeline.clock, Clock)
     pipeline.clock.forward(3600)
-    pipeline.ledger.retry_due(now=pipeline.clock(), limit=100)
+    own_tx(pipeline.ledger).retry_due(now=pipeline.clock(), limit=100)
 
 
 @pytest.mark.clause("BEY-08", "DAG-03", "WSM-10")

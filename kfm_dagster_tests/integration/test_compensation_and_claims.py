@@ -94,7 +94,7 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
 
     def sleeps(_batch: Sequence[Envelope]) -> None:
         pipeline.clock.forward(2_000)  # type: ignore[attr-defined]  # a test's clock
-        assert len(pipeline.ledger.release_lost().requeued) == UNITS
+        assert len(own_tx(pipeline.ledger).release_lost().requeued) == UNITS
         run_chain(pipeline, DATASET, PARTITION, "quick", Source.LEDGER)
         raise ConnectionError("the connection that it waited on is gone")
 
@@ -191,7 +191,7 @@ def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
     with pytest.raises(end):
         pipeline.stages.commit(pipeline.stages.run(replay, run_id="replay", upstream=None))
     pipeline.stages.lifecycle.close(["replay"])
-    pipeline.ledger.release_lost(run_ids=["replay"])
+    own_tx(pipeline.ledger).release_lost(run_ids=["replay"])
     assert trees.files(Path(pipeline.settings.catalog)) == before
     assert_whole(pipeline)
 

@@ -209,7 +209,7 @@ def test_a_run_whose_units_another_run_took_says_so(face: Face, objects: Path, c
     taken: list[str] = []
 
     def take_away(*_: object, **__: object) -> None:
-        face.pipeline.ledger.release_lost(run_ids=face.pipeline.ledger.in_progress_runs())
+        own_tx(face.pipeline.ledger).release_lost(run_ids=face.pipeline.ledger.in_progress_runs())
         taken.append("taken")
 
     with pytest.MonkeyPatch.context() as patch:

@@ -68,7 +68,7 @@ def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
         assert claimed.now.timestamp() < hidden_until
         queue.visibility.clear()
         lifecycle.tick()
-        assert pipeline.ledger.release_lost().requeued == ()
+        assert own_tx(pipeline.ledger).release_lost().requeued == ()
         if queue.visibility:
             assert len(queue.visibility) == 2
             assert {seconds for _, seconds in queue.visibility} == {TIMEOUT}
@@ -76,7 +76,7 @@ def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
 
     claimed.forward(LEASE + 1)  # nobody works any more
-    assert len(pipeline.ledger.release_lost().requeued) == 2
+    assert len(own_tx(pipeline.ledger).release_lost().requeued) == 2
 
 
 @pytest.mark.clause("BEY-02")

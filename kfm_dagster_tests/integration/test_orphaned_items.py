@@ -54,7 +54,7 @@ def run_that_dies(pipeline: Pipeline, at: Failpoint) -> None:
     """Die, and be given back by a sensor."""
     with pytest.raises(CrashError):
         run_chain(pipeline, DATASET, PARTITION, "dead", Source.LEDGER, dies_at=at)
-    pipeline.ledger.release_lost(run_ids=["dead"])
+    own_tx(pipeline.ledger).release_lost(run_ids=["dead"])
 
 
 def vanish(objects: Path, items: list[StoredObject]) -> None:

@@ -203,7 +203,7 @@ def test_a_run_whose_re_execution_fails_sooner_is_taken_back_whole(
 def test_nothing_is_taken_back_that_another_run_may_rely_on(pipeline: Pipeline, objects: Path) -> None:
     arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
     node = run_until(pipeline, Settle.operator, point="computed", run_id="slow")
-    taken = pipeline.ledger.release_lost(run_ids=["slow"])
+    taken = own_tx(pipeline.ledger).release_lost(run_ids=["slow"])
     run_chain(pipeline, "nexrad-l2", PARTITION, "quick", Source.LEDGER)
     after = state_of(pipeline)
     with pytest.raises(ClaimsLostError, match="3 of 3 claims"):

@@ -16,6 +16,7 @@ from kfm_dagster.run_state.object_store import ObjectRunState
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, CrashError, put, run_chain, volumes, work_until_done
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET, PARTITION, RUN = "nexrad-l2", DAY.isoformat(), "8a1c1a52-6b8f-4e56-9d5c-000000000001"
 
@@ -50,7 +51,7 @@ def test_the_same_worker_goes_on_and_everything_is_there_once(
     run_chain(pipeline, DATASET, PARTITION, RUN)
     # What message_parse had claimed is nobody's batch now; its lease runs out, as that of any lost worker.
     pipeline.clock.forward(3600)  # type: ignore[attr-defined]
-    pipeline.ledger.release_lost()
+    own_tx(pipeline.ledger).release_lost()
     work_until_done(pipeline)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2}
     traces.assert_once(traces.events(Path(pipeline.settings.lineage)))

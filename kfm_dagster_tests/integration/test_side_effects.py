@@ -174,7 +174,7 @@ def test_a_run_that_lost_its_claims_writes_nothing(
             pipeline, "nexrad-l2", DAY.isoformat(), "lost",
             dies_at=Failpoint(operator=MetadataExtract.operator, point="committed"),
         )  # fmt: skip
-    pipeline.ledger.release_lost(run_ids=["lost"])
+    own_tx(pipeline.ledger).release_lost(run_ids=["lost"])
     if taken_by == "another run":
         own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=DAY.isoformat(), run_id="other", limit=1)
     before = traces.records(pipeline)

@@ -35,6 +35,7 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.storage.test_schema import second_release
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.transactions import own_tx
 
 DATASET, PARTITION = "nexrad-l2", DAY.isoformat()
 REGISTERED = Failpoint(operator=StacRegister.operator, point="committed")
@@ -134,7 +135,7 @@ def test_runs_of_the_older_release_end_while_it_is_upgraded_and_what_died_is_mad
         make_pipeline(url=database_url)
     with newer(monkeypatch):
         upgraded = make_pipeline(url=database_url)
-        upgraded.ledger.release_lost(run_ids=["dies"])
+        own_tx(upgraded.ledger).release_lost(run_ids=["dies"])
         work_until_done(upgraded)
     assert traces.statuses(upgraded) == {"succeeded": 8, "quarantined": 2}
     assert len(traces.items(Path(upgraded.settings.catalog))) == 8

@@ -115,7 +115,7 @@ def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_w
         "succeeded": 2, "retries": 1,
     }  # fmt: skip
     put(objects, volumes(3))
-    face.pipeline.ledger.retry_due(now=face.pipeline.clock() + timedelta(hours=1), limit=9)
+    own_tx(face.pipeline.ledger).retry_due(now=face.pipeline.clock() + timedelta(hours=1), limit=9)
     face.execute(JOB, partition=PARTITION)
     later = validate_report(face.pipeline, since=since)["units"]
     assert (later["succeeded"], later["oldest_waiting_since"], later["retries"]) == (3, None, 1)

@@ -227,7 +227,7 @@ def test_a_chunk_that_is_read_again_after_its_closing_leaves_the_volume_closed(
     work(pipeline, "closing")
     closed = items_of(pipeline)[0]
     assert end_of(closed) == (1, False, LATER_VOLUME)
-    pipeline.ledger.release_lost(run_ids=["dying"])
+    own_tx(pipeline.ledger).release_lost(run_ids=["dying"])
     work_until_done(pipeline)
     assert items_of(pipeline)[0] == closed
     assert {record.status for record in ledger_of(pipeline).values()} == {Status.SUCCEEDED}

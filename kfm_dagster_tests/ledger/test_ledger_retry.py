@@ -133,7 +133,7 @@ def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those
     strict = bench_with(bench, contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
     assert own_tx(strict.ledger).requeue([hopeless.wal_id], reason="incident") == frozenset()
     due = bench.clock.now + timedelta(days=1)
-    assert [strict.ledger.retry_due(now=due, limit=1) for _ in range(3)] == [{}, {("nexrad-l2", DAY): 1}, {}]
+    assert [own_tx(strict.ledger).retry_due(now=due, limit=1) for _ in range(3)] == [{}, {("nexrad-l2", DAY): 1}, {}]
     record = bench.ledger.get(hopeless.wal_id)
     assert (record.status, record.change_reason, record.last_error_code) == (
         "quarantined",

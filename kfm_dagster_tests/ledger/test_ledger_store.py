@@ -536,7 +536,7 @@ def test_the_override_of_the_backoff_reaches_the_record(bench: Bench, contracts:
 
 
 def test_units_that_fail_together_wait_for_times_of_their_own(bench: Bench, contracts: ContractRegistry) -> None:
-    spread = replace(bench, ledger=Ledger(bench.database, registry=contracts, worker_id="worker-1", clock=bench.clock))
+    spread = replace(bench, ledger=own_tx(Ledger(bench.database, registry=contracts, worker_id="w", clock=bench.clock)))
     for number in range(3):
         spread.bring_to("failed", envelope(number))
     assert len({bench.ledger.get(envelope(number).wal_id).next_attempt_at for number in range(3)}) == 3
@@ -573,7 +573,7 @@ def test_a_lost_claim_of_a_dataset_without_a_contract_fails_and_keeps_no_other_f
     claimed += bench.ledger.claim(dataset="hrrr", partition=DAY, run_id="dead", limit=1)
     assert len(claimed) == 2
     without = ContractRegistry.of([contract for contract in contracts if contract.stac.collection != orphan.dataset])
-    report = make_bench(bench.database, without).ledger.release_lost(run_ids=["dead"])
+    report = own_tx(make_bench(bench.database, without).ledger).release_lost(run_ids=["dead"])
     assert (report.failed, report.requeued) == ((orphan.wal_id,), (known.wal_id,))
 
 

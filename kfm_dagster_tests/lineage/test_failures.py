@@ -42,7 +42,7 @@ def work(pipeline: Pipeline, objects: Path) -> None:
     dies_at = Failpoint(operator="stac_register", point="computed")
     with pytest.raises(CrashError):
         run_chain(pipeline, DATASET, DAY.isoformat(), RUNS[1], Source.LEDGER, dies_at=dies_at)
-    pipeline.ledger.release_lost(run_ids=[RUNS[1]])
+    own_tx(pipeline.ledger).release_lost(run_ids=[RUNS[1]])
 
 
 def published(pipeline: Pipeline, root: Path) -> list[Event]:

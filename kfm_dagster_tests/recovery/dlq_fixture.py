@@ -108,7 +108,7 @@ class DlqFixture:
     def finish_everything(self) -> None:
         """Work what is pending or in progress to its success, and acknowledge."""
         ledger = self.pipeline.ledger
-        ledger.release_lost(run_ids=ledger.in_progress_runs())
+        own_tx(ledger).release_lost(run_ids=ledger.in_progress_runs())
         # Units of runs that died are claimed apart.
         while claimed := own_tx(ledger).claim(dataset=DATASET, partition=PARTITION, run_id="last", limit=10_000):
             own_tx(ledger).settle([finished(unit) for unit in claimed], run_id="last")

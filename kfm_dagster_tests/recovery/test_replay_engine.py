@@ -94,7 +94,7 @@ def test_the_units_that_a_replay_lets_in_say_so_and_keep_saying_so_when_a_worker
     stand.engine.advance(run.replay_run_id)
     [claimed] = stand.claim(run_id="run-2")
     assert (claimed.replay_run_id, claimed.replay_reason, claimed.lane) == (run.replay_run_id, "incident", Lane.BULK)
-    stand.pipeline.ledger.release_lost(run_ids=["run-2"])
+    own_tx(stand.pipeline.ledger).release_lost(run_ids=["run-2"])
     [again] = stand.claim(run_id="run-3")
     assert (again.replay_run_id, again.lane) == (run.replay_run_id, Lane.BULK)
 
@@ -133,7 +133,7 @@ def test_a_replay_waits_for_retries_and_finishes_with_failures(stand: Stand) -> 
         {"retrying": 2},
     )
     stand.clock.forward(7200)
-    stand.pipeline.ledger.retry_due(now=stand.clock(), limit=10)
+    own_tx(stand.pipeline.ledger).retry_due(now=stand.clock(), limit=10)
     stand.carry_out(run.replay_run_id, ending=failed)
     report = stand.engine.report(run.replay_run_id)
     assert (report.run.state, report.account.bad) == (ReplayState.FINISHED, 2)

@@ -68,7 +68,7 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
     for run_id in sorted(actor.named_dead):
         world.retry_run(run_id)
     actor.named_dead = frozenset()
-    pipeline.ledger.retry_due(now=pipeline.clock(), limit=100)
+    own_tx(pipeline.ledger).retry_due(now=pipeline.clock(), limit=100)
     pipeline.acknowledger.acknowledge()
     EvidenceCollector.of(pipeline).collect()
     pipeline.lineage.flush()

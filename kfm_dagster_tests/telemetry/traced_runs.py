@@ -59,7 +59,7 @@ def ingest(pipeline: Pipeline, objects: Path) -> None:
 
 def recover(pipeline: Pipeline, _: Path) -> None:
     """Take back what the dead run had."""
-    pipeline.ledger.release_lost(run_ids=["run-3"])
+    own_tx(pipeline.ledger).release_lost(run_ids=["run-3"])
 
 
 def _run(pipeline: Pipeline, run_id: str, dies_at: Failpoint | None = None) -> None:
