@@ -185,7 +185,7 @@ class Timing:
     figures: list[Figure] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ledger = self._at(NOW)
+        self.ledger = self._ledger(NOW)
         self.deliveries = Deliveries(self.database, clock=lambda: NOW)
 
     def measure(self) -> list[Figure]:
@@ -283,10 +283,12 @@ class Timing:
         with self.database.snapshot() as tx:
             select(selection, registry=self.registry, limit=5_000, tx=tx)
 
+    def _ledger(self, moment: datetime) -> Ledger:
+        return Ledger(self.database, registry=self.registry, worker_id="benchmark", clock=lambda: moment)
+
     def _released(self, moment: datetime) -> int:
-        ledger = Ledger(self.database, registry=self.registry, worker_id="benchmark", clock=lambda: moment)
         with self.database.transaction() as tx:
-            return len(ledger.release_lost(tx=tx).requeued)
+            return len(self._ledger(moment).release_lost(tx=tx).requeued)
 
     def _retried(self) -> None:
         with self.database.transaction() as tx:

@@ -174,7 +174,7 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
 
     def expired() -> str:
         review = OverrideReview(prod.database, clock=lambda: prod.clock() - APPROVED_WITHIN)
-        return str(review.propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}}))
+        return str(own_tx(review).propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}}))
 
     def moved() -> str:
         number, other = a_proposal(), a_proposal()
