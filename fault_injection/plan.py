@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from fault_injection.failures import can_fail
-from kfm_dagster.documents.checking import DocumentError, checked, line_of
-from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
+from kfm_dagster.configs import Strict, parse, read_text
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import Failpoint
-from kfm_dagster.redaction import error_text
 
 API_VERSION = "kfm.nodd.chaos/v1"
 MAX_DELAY_MS = 60_000
@@ -29,10 +26,8 @@ MAX_SKEW_SECONDS = 7 * 24 * 3600
 LabelName = Literal["dataset", "operator", "partition", "run", "units"]
 
 
-class _Rule(BaseModel):
+class _Rule(Strict):
     """When a rule fires: at its n-th occasion, or by chance, or at each; occasions count over all processes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)] = Field(
         description="Unique in the plan; names the rule in logs and in the state folder."
@@ -104,10 +99,8 @@ class Skew(_Rule):
 Rule = Kill | Error | Delay | Skew
 
 
-class Plan(BaseModel):
+class Plan(Strict):
     """A chaos plan. The same seed gives the same decisions for the same occasions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     apiVersion: Literal["kfm.nodd.chaos/v1"]  # noqa: N815, the key of the file
     seed: int = Field(0, description="Of the chances of every rule with a probability.")
@@ -122,39 +115,13 @@ class Plan(BaseModel):
 
 def load_plan(path: Path) -> Plan:
     """Read a plan from a YAML or JSON file. Raises ConfigurationError with one line on what is wrong."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            "the chaos plan cannot be read", observed=f"{path}: {error_text(error)}", next_step="correct KFM_CHAOS_PLAN"
-        ) from None
-    return parse_plan(text, source=path.name)
+    return parse_plan(read_text(path, error=ConfigurationError), source=path.name)
 
 
 def parse_plan(text: str, *, source: str) -> Plan:
     """Build a plan from YAML or JSON text. Raises ConfigurationError naming the source and the first wrong key."""
-    try:
-        document: Any = read_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{source} is no YAML", observed=error, next_step="correct the file") from None
-    try:
-        return checked(document, Plan)
-    except DocumentError as wrong:
-        raise ConfigurationError(
-            f"{source} line {line_of(compose_yaml(text), wrong.path)}: {wrong.what}",
-            observed=wrong.observed,
-            expected=wrong.expected,
-            next_step="correct the file; the JSON Schema is docs/spec/chaos-plan.schema.json",
-        ) from None
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a plan; published as docs/spec/chaos-plan.schema.json for editors and CI."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:{API_VERSION.replace('/', ':')}",
-        **Plan.model_json_schema(),
-    }
+    schema = "docs/spec/chaos-plan.schema.json"
+    return parse(text, Plan, source=source, error=ConfigurationError, schema=schema)
 
 
 def _repeated(names: Iterable[str]) -> str | None:

@@ -1,7 +1,7 @@
-"""Configuration files: YAML read into a model, a wrong one refused with file, line and reason.
+"""Files that people write: YAML read into a model, a wrong one refused with file, line and reason.
 
-Belongs here: what the files of `configs/` share. Does not belong here: what any of them says (`stages/card.py`,
-`alerts/plan.py`), or the environment (`settings.py`).
+Belongs here: what the files of `configs/`, contracts, selections and plans share. Does not belong here: what any of
+them says (`stages/card.py`, `contracts/model.py`), or the environment (`settings.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from kfm_dagster.documents.checking import DocumentError, KeyPath, Model, checked, line_of
 from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
@@ -46,6 +46,15 @@ def _duration(value: object) -> object:
     raise ValueError("a number and one of ms, s, m, h, d, such as 10m")
 
 
+def _compilable(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return pattern
+
+
+Regex = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_compilable)]
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 """A text of people's own, on one line: a control character breaks the lines of a log, and no database keeps a NUL."""
 
@@ -56,17 +65,26 @@ Duration = Annotated[
 ]
 
 
-def text_of(content: bytes, *, source: str) -> str:
-    """Return a file's text. Raises CardError naming the source and the line of what is no UTF-8."""
+def text_of(content: bytes, *, source: str, error: type[ConfigurationError] = CardError) -> str:
+    """Return a file's text. Raises `error` naming the source and the line of what is no UTF-8."""
     try:
         return content.decode()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise CardError(
+    except UnicodeDecodeError as caught:
+        line = content[: caught.start].count(b"\n") + 1
+        raise error(
             f"{source} line {line} is no UTF-8 text",
-            observed=f"the byte 0x{content[error.start]:02x}",
+            observed=f"the byte 0x{content[caught.start]:02x}",
             next_step="save the file as UTF-8",
         ) from None
+
+
+def read_text(file: Path, *, error: type[ConfigurationError] = CardError) -> str:
+    """Return a file's text. Raises `error` naming the file, and the line of what is no UTF-8."""
+    try:
+        content = file.read_bytes()
+    except OSError as caught:
+        raise error(f"{file} cannot be read", observed=caught.strerror, next_step="give a readable file") from None
+    return text_of(content, source=str(file), error=error)
 
 
 def text_in(folder: Path | None, name: str) -> tuple[str, str]:
@@ -74,43 +92,58 @@ def text_in(folder: Path | None, name: str) -> tuple[str, str]:
     path = (own_folder() if folder is None else folder) / name
     if not path.exists():
         path = own_folder() / name
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CardError(f"{path} cannot be read", observed=error.strerror, next_step="correct the file") from None
-    return text_of(content, source=str(path)), str(path)
+    return read_text(path), str(path)
 
 
-def parse(text: str, model: type[Model], *, source: str) -> Model:
-    """Build a model from YAML text. Raises CardError naming the source and the line of the first wrong key."""
+def parse(
+    text: str,
+    model: type[Model],
+    *,
+    source: str,
+    error: type[ConfigurationError] = CardError,
+    schema: str | None = None,
+) -> Model:
+    """Build a model from YAML text. Raises `error` naming source, line and first wrong key, and the file `schema`."""
     try:
         document: Any = read_yaml(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+    except yaml.YAMLError as caught:
+        mark = getattr(caught, "problem_mark", None)
         where = source if mark is None else f"{source} line {mark.line + 1}"
-        raise CardError(
-            f"{where} is not valid YAML", observed=getattr(error, "problem", None), next_step="correct the file"
-        ) from None
+        observed = getattr(caught, "problem", None) or caught
+        raise error(f"{where} is not valid YAML", observed=observed, next_step="correct the file") from None
+    return held_against(document, model, source=source, text=text, error=error, schema=schema)
+
+
+def held_against(
+    document: object,
+    model: type[Model],
+    *,
+    source: str,
+    text: str | None = None,
+    error: type[ConfigurationError] = CardError,
+    schema: str | None = None,
+) -> Model:
+    """Build a model from a document; `text` is where it was read from. Raises `error` as `parse` does."""
     try:
         return checked(document, model)
     except DocumentError as wrong:
-        raise _refusal(compose_yaml(text), wrong, source=source) from None
+        raise _refusal(text, wrong, source=source, error=error, schema=schema) from None
 
 
-def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: str) -> CardError:
+def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: str) -> ConfigurationError:
     """Return the refusal of a value that is right by itself and wrong beside others, such as a name of nothing."""
     wrong = DocumentError(path=path, observed=observed, expected=expected)
-    return _refusal(compose_yaml(text), wrong, source=source)
+    return _refusal(text, wrong, source=source, error=CardError)
 
 
-def json_schema(model: type[BaseModel], *, name: str) -> dict[str, Any]:
-    """JSON Schema (2020-12) of a file of `configs/`; published as docs/spec/NAME.schema.json for editors and CI.
+def json_schema(model: type[BaseModel], *, urn: str) -> dict[str, Any]:
+    """JSON Schema (2020-12) of a file; published as docs/spec/NAME.schema.json for editors and CI.
 
     It knows the form of each part, not what the parts must be beside each other: that is what reading refuses.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:kfm:nodd:{name}:v1",
+        "$id": f"urn:{urn}",
         **model.model_json_schema(),
     }
 
@@ -122,10 +155,14 @@ def own_folder() -> Path:
     return bundled if bundled.is_dir() else package.parent / "configs"
 
 
-def _refusal(tree: yaml.Node | None, wrong: DocumentError, *, source: str) -> CardError:
-    return CardError(
-        f"{source} line {line_of(tree, wrong.path)}: {wrong.what}",
+def _refusal(
+    text: str | None, wrong: DocumentError, *, source: str, error: type[ConfigurationError], schema: str | None = None
+) -> ConfigurationError:
+    where = source if text is None else f"{source} line {line_of(compose_yaml(text), wrong.path)}"
+    hint = f"; the JSON Schema is {schema}" if schema else ""
+    return error(
+        f"{where}: {wrong.what}",
         observed=wrong.observed,
         expected=wrong.expected,
-        next_step="correct the file",
+        next_step=f"correct {'it' if text is None else 'the file'}{hint}",
     )

@@ -13,8 +13,9 @@ import click
 from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.configs import read_text
 from kfm_dagster.contracts.draft import draft
-from kfm_dagster.contracts.loader import ContractRegistry, parse_contract, read_contract_text
+from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
 from kfm_dagster.errors import ContractError, ExitCode
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.settings import Settings
@@ -96,7 +97,7 @@ def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
     """
     if not file.is_file():
         raise ContractError("there is no such file", observed=str(file), expected="a YAML dataset contract")
-    contract = parse_contract(read_contract_text(file), source=file.name)
+    contract = parse_contract(read_text(file, error=ContractError), source=file.name)
     known = ContractRegistry.load(Settings.load().contracts_dir)
     registry = ContractRegistry.of([*(one for one in known if one.id != contract.id), contract])
     refuse_orphans(registry)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from kfm_dagster.cli.ids import whole_wal_id
-from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
+from kfm_dagster.contracts.identity import SHORTEST_PREFIX
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision, UnattributedDecisionError, decision_in
 from kfm_dagster.ledger.record import NoddWalRecord

@@ -10,7 +10,7 @@ import click
 from kfm_dagster.cli.completion import RUN
 from kfm_dagster.cli.session import explanations, opened_database
 from kfm_dagster.cli.tables import show_section
-from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
+from kfm_dagster.contracts.identity import SHORTEST_PREFIX
 from kfm_dagster.exports.explanations.run_report import NodeAccount, RunReport
 from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.settings import Settings

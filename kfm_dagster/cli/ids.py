@@ -1,6 +1,6 @@
 """Ids that a person types (units, replays, rejected messages): whole, or a prefix that no other has.
 
-Does not belong here: when a prefix is enough (`contracts/id_prefix.py`); runs, which Dagster knows, too
+Does not belong here: when a prefix is enough (`contracts/identity.py`); runs, which Dagster knows, too
 (`exports/explanations/explanation.py`).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, whole_id
+from kfm_dagster.contracts.identity import MATCHES_ASKED, whole_id
 from kfm_dagster.storage.database import Database, Transaction
 
 _TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")

@@ -22,8 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
-from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
 from kfm_dagster.views.view import json_row
 
 _ANY_WIDTH = 10_000

@@ -192,7 +192,7 @@ class Envelope:
     peer_sizes: tuple[int, ...] | None = extension(
         "what the size is held against, fixed when the unit is admitted, so that each attempt finds the same"
     )
-    """The members of `contracts.peers.PeerSizes`; None where no peer was known, or the contract asks for none."""
+    """The members of `contracts.quality.PeerSizes`; None where no peer was known, or the contract asks for none."""
     lane: Lane = Lane.LIVE
     replay_reason: str | None = None
     """Why the unit was let in again; None on its first way."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from calendar import isleap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum, auto
 from functools import lru_cache
@@ -45,26 +45,18 @@ class InvalidKeyTimeError(ValueError):
     """The key matches the pattern, but its stamps are no valid time range."""
 
 
-@dataclass(frozen=True)
 class KeyGrammarReader:
     """The compiled grammar of one contract."""
 
-    contract: DatasetContract
-    _fullmatch: Callable[[str], re.Match[str] | None] = field(init=False, repr=False)
-    _ignore: tuple[re.Pattern[str], ...] = field(init=False, repr=False)
-    _start: _StampReader = field(init=False, repr=False)
-    _end: _StampReader | None = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        storage = self.contract.storage
-        grammar = storage.key_grammar
+    def __init__(self, contract: DatasetContract) -> None:
+        self.contract = contract
+        grammar = contract.storage.key_grammar
         # ASCII: an Arabic-Indic digit in a key is no digit of a time stamp.
-        pattern = re.compile(grammar.pattern, re.ASCII)
         # A key is asked for its kind and then for its match; the second question costs a look-up.
-        object.__setattr__(self, "_fullmatch", lru_cache(maxsize=64)(pattern.fullmatch))
-        object.__setattr__(self, "_ignore", tuple(re.compile(pattern) for pattern in storage.ignore))
-        object.__setattr__(self, "_start", _StampReader(grammar.start))
-        object.__setattr__(self, "_end", _StampReader(grammar.end) if grammar.end else None)
+        self._fullmatch = lru_cache(maxsize=64)(re.compile(grammar.pattern, re.ASCII).fullmatch)
+        self._ignore = tuple(re.compile(pattern) for pattern in contract.storage.ignore)
+        self._start = _stamp_reader(grammar.start)
+        self._end = _stamp_reader(grammar.end) if grammar.end else None
 
     def kind(self, key: str) -> KeyKind:
         """Tell a data object from its sidecars, from known neighbours and from everything else.
@@ -94,9 +86,9 @@ class KeyGrammarReader:
         for name, implied in grammar.implied.items():
             groups[name] = texts[name] = implied.of(texts[implied.by])
         lead = grammar.end_offset_hours
-        start = self._start.read(texts)
+        start = self._start(texts)
         if self._end is not None:
-            end = self._end.read(texts)
+            end = self._end(texts)
         elif lead is not None and texts[lead]:
             end = _after(start, hours=texts[lead])
         else:
@@ -122,13 +114,6 @@ class KeyGrammarReader:
         if "%d" in named or "%j" in named:
             return day
         return day.replace(day=1) if "%m" in named else day.replace(month=1, day=1)
-
-    def prefixes(self, day: date) -> list[str]:
-        """Prefixes that together hold every object of the given UTC day that a listing is to find.
-
-        `*` in one stands for any one folder.
-        """
-        return self.contract.storage.day_prefixes(day)
 
 
 def is_safe_key(key: str) -> bool:
@@ -169,34 +154,35 @@ _DEFAULTS = {"Y": "", "m": "1", "d": "1", "j": "", "H": "0", "M": "0", "S": "0",
 """What stands for a directive that the format has not, in the order of `_utc`'s parameters."""
 
 
-class _StampReader:
-    """Reads a time stamp of fixed widths; `%f`, last, takes the one to six digits that remain."""
+def _stamp_reader(spec: TimeField) -> Callable[[Mapping[str, str]], datetime]:
+    """Make a reader of a time stamp of fixed widths in UTC; `%f`, last, takes the one to six digits that remain.
 
-    def __init__(self, spec: TimeField) -> None:
-        self._spec = spec
-        tokens = re.findall(r"([^%]+)|%(\w)", spec.format)
-        self._pattern = re.compile(
-            "".join(re.escape(literal) if literal else _DIGITS[directive] for literal, directive in tokens)
+    It raises InvalidKeyTimeError.
+    """
+    tokens = re.findall(r"([^%]+)|%(\w)", spec.format)
+    pattern = re.compile(
+        "".join(re.escape(literal) if literal else _DIGITS[directive] for literal, directive in tokens)
+    )
+    directives = [directive for _, directive in tokens if directive]
+    # The place of each part among the pattern's groups, or among the defaults that follow them.
+    parts = itemgetter(
+        *(
+            directives.index(directive) if directive in directives else len(directives) + default
+            for default, directive in enumerate(_DEFAULTS)
         )
-        directives = [directive for _, directive in tokens if directive]
-        # Where each part stands among the pattern's groups, or among the defaults that follow them.
-        self._parts = itemgetter(
-            *(
-                directives.index(directive) if directive in directives else len(directives) + default
-                for default, directive in enumerate(_DEFAULTS)
-            )
-        )
+    )
 
-    def read(self, groups: Mapping[str, str]) -> datetime:
-        """Time in UTC. Raises InvalidKeyTimeError."""
-        text = self._spec.value.format_map(groups)
-        found = self._pattern.fullmatch(text)
+    def read(groups: Mapping[str, str]) -> datetime:
+        text = spec.value.format_map(groups)
+        found = pattern.fullmatch(text)
         try:
             if found is not None:
-                return _utc(*self._parts((*found.groups(), *_DEFAULTS.values())))
+                return _utc(*parts((*found.groups(), *_DEFAULTS.values())))
         except ValueError:
             pass
-        raise InvalidKeyTimeError(f"{text!r} is no time of the form {self._spec.format!r}")
+        raise InvalidKeyTimeError(f"{text!r} is no time of the form {spec.format!r}")
+
+    return read
 
 
 def _utc(year: str, month: str, day: str, of_year: str, hour: str, minute: str, second: str, fraction: str) -> datetime:

@@ -10,14 +10,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, Field
 
+from kfm_dagster.configs import Strict
 from kfm_dagster.contracts.quality import FieldPattern
 
 Scalar = int | float | str | None
 
 
-class ValueRange(BaseModel, extra="forbid", frozen=True):
+class ValueRange(Strict):
     """Numbers from `minimum` to `maximum`: corners and extents, which files round."""
 
     minimum: float

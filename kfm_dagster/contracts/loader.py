@@ -12,61 +12,23 @@ from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from kfm_dagster.configs import parse, read_text
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
-from kfm_dagster.contracts.model import API_VERSION, DatasetContract, MessageShape
-from kfm_dagster.documents.checking import DocumentError, checked, line_of
-from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
+from kfm_dagster.contracts.model import DatasetContract, MessageShape
 from kfm_dagster.errors import ContractError
 
 
 def parse_contract(text: str, *, source: str) -> DatasetContract:
     """Build a contract from YAML text. Raises ContractError naming the source, the line and the first wrong key."""
-    try:
-        document: Any = read_yaml(text)
-    except yaml.YAMLError as error:
-        raise ContractError(f"{source} is not valid YAML", observed=str(error), next_step="correct the file") from None
-    try:
-        return checked(document, DatasetContract)
-    except DocumentError as wrong:
-        raise ContractError(
-            f"{source} line {line_of(compose_yaml(text), wrong.path)}: {wrong.what}",
-            observed=wrong.observed,
-            expected=wrong.expected,
-            next_step="correct the file; the JSON Schema is docs/spec/dataset-contract.schema.json",
-        ) from None
+    schema = "docs/spec/dataset-contract.schema.json"
+    return parse(text, DatasetContract, source=source, error=ContractError, schema=schema)
 
 
 @lru_cache(maxsize=64)
 def _parsed_once(text: str, source: str) -> DatasetContract:
     # Contracts are frozen. Parsing the built-in ones takes two thirds of the time of opening a pipeline.
     return parse_contract(text, source=source)
-
-
-def read_contract_text(file: Path) -> str:
-    """Read a contract file. Raises ContractError naming it when it is no text."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ContractError(
-            "the contract file cannot be read",
-            observed=f"{file}: {reason}",
-            expected="a YAML dataset contract in UTF-8",
-            next_step="give a readable file",
-        ) from None
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a contract; published as docs/spec/dataset-contract.schema.json for editors and CI."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:{API_VERSION.replace('/', ':')}",
-        **DatasetContract.model_json_schema(),
-    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +68,7 @@ class ContractRegistry:
                     expected="files that end in .yaml",
                     next_step="rename it",
                 )
-            texts += [(path.name, read_contract_text(path)) for path in sorted(extra_dir.glob("*.yaml"))]
+            texts += [(path.name, read_text(path, error=ContractError)) for path in sorted(extra_dir.glob("*.yaml"))]
         return cls.of(_parsed_once(text, source) for source, text in texts)
 
     @classmethod
@@ -119,7 +81,10 @@ class ContractRegistry:
             found[contract.id] = contract
         if not found:
             raise ContractError("there is no dataset contract", expected="at least one YAML file")
-        _refuse_clashes(list(found.values()))
+        _refuse_strange_collections(list(found.values()))
+        for one, other in combinations(found.values(), 2):
+            _refuse_shared_keys(one, other)
+            _refuse_split_topic(one, other)
         return cls(contracts=dict(sorted(found.items())))
 
     def public_id(self, dataset: str) -> str:
@@ -207,13 +172,6 @@ class ContractRegistry:
             if self.grammars[contract.id].kind(key) is KeyKind.IGNORED:
                 return Route(kind=KeyKind.IGNORED, contract=contract)
         return Route(kind=KeyKind.FOREIGN, contract=None)
-
-
-def _refuse_clashes(contracts: list[DatasetContract]) -> None:
-    _refuse_strange_collections(contracts)
-    for one, other in combinations(contracts, 2):
-        _refuse_shared_keys(one, other)
-        _refuse_split_topic(one, other)
 
 
 def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:

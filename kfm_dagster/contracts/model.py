@@ -14,18 +14,16 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from kfm_dagster.configs import Regex, Strict
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
 from kfm_dagster.contracts.key_values import KeyValues
-from kfm_dagster.contracts.peers import Peers
-from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, Quantity
+from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, Peers, Quantity
 from kfm_dagster.contracts.stewardship import Governance
 from kfm_dagster.contracts.virtual import VirtualStore
-
-API_VERSION = "kfm.nodd.dataset/v1"
 
 CANONICAL_FIELDS: tuple[str, ...] = (
     "wal_id", "dataset", "object_uri", "provider", "queue", "event_time", "time_range_start", "time_range_end",
@@ -39,7 +37,6 @@ DatasetId = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", max_l
 TOPIC_ARN = r"^arn:aws:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$"
 TopicArn = Annotated[str, Field(pattern=TOPIC_ARN)]
 Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
-Regex = Annotated[str, Field(min_length=1, max_length=1000)]
 HttpsTemplate = Annotated[str, Field(pattern=r"^https://([^{}]|\{\w+\})+$")]
 SetName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 SetValue = Annotated[str, Field(pattern=r"^[^{}%]+$", max_length=100)]
@@ -49,34 +46,28 @@ MAX_PREFIXES = 10_000
 """Prefixes of a day: each is a request to the store at least."""
 
 
-class ContractPart(BaseModel):
-    """Base of every part of a contract: frozen, and no key that the model does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DatasetMetadata(ContractPart):
+class DatasetMetadata(Strict):
     """Who this dataset is."""
 
     id: DatasetId
     title: str = Field(min_length=1)
     description: str = Field(min_length=1)
-    labels: dict[str, str] = {}
-    owners: list[str] = []
+    labels: dict[str, str] = Field({})
+    owners: list[str] = Field([])
 
 
 MessageShape = Literal["s3-event", "nexrad-chunk"]
 """What the messages of a topic are: events of S3, or those of Unidata's feed of NEXRAD chunks."""
 
 
-class Topic(ContractPart):
+class Topic(Strict):
     """An SNS topic that announces objects of this dataset."""
 
     arn: TopicArn
     message_shape: MessageShape = "s3-event"
 
 
-class Notifications(ContractPart):
+class Notifications(Strict):
     """Which messages are ours and which shapes we accept."""
 
     topics: list[Topic] = Field(
@@ -108,7 +99,7 @@ class Notifications(ContractPart):
         return not self.names_versions
 
 
-class QueueConfig(ContractPart):
+class QueueConfig(Strict):
     """The queue that the dataset's topics feed; times in seconds."""
 
     name: str = "kfm-nodd-primary"
@@ -117,7 +108,7 @@ class QueueConfig(ContractPart):
     max_receive_count: int = Field(5, ge=1, le=1000)
 
 
-class TimeField(ContractPart):
+class TimeField(Strict):
     """How a time is written in the key: `value` joins named groups of the key pattern, `format` says what they are."""
 
     value: str
@@ -142,7 +133,7 @@ def _refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
         raise ValueError(f"groups that are not in the key pattern: {named}; it has {sorted(groups)}")
 
 
-class ImpliedGroup(ContractPart):
+class ImpliedGroup(Strict):
     """A group that keys do not write, because its value follows from that of another one."""
 
     by: str = Field(description="The group of the pattern.")
@@ -154,7 +145,7 @@ class ImpliedGroup(ContractPart):
         return next((implied for implied, values in self.values.items() if value in values), self.otherwise)
 
 
-class KeyGrammar(ContractPart):
+class KeyGrammar(Strict):
     """The key's grammar. `pattern` is a full-match regular expression with named groups; times are UTC."""
 
     pattern: Regex
@@ -167,10 +158,7 @@ class KeyGrammar(ContractPart):
 
     @model_validator(mode="after")
     def _groups_exist(self) -> KeyGrammar:
-        try:
-            groups = set(re.compile(self.pattern).groupindex)
-        except re.error as error:
-            raise ValueError(f"pattern is no regular expression: {error}") from None
+        groups = set(re.compile(self.pattern).groupindex)
         used = {
             "start": set(re.findall(r"{(\w+)}", self.start.value)),
             "end": set(re.findall(r"{(\w+)}", self.end.value)) if self.end else set(),
@@ -185,7 +173,7 @@ class KeyGrammar(ContractPart):
         return self
 
 
-class Sidecar(ContractPart):
+class Sidecar(Strict):
     """A file that belongs to a data object: same key plus suffix. Its own notifications are acknowledged, no unit."""
 
     suffix: str = Field(min_length=1)
@@ -201,7 +189,7 @@ class Sidecar(ContractPart):
     )
 
 
-class ScheduledListing(ContractPart):
+class ScheduledListing(Strict):
     """Listings that a deployment begins by itself: of today, or of the first day of the month or year in the keys."""
 
     every_seconds: int = Field(ge=300, le=31 * 86_400, description="One listing at most begins within each interval.")
@@ -213,7 +201,7 @@ class ScheduledListing(ContractPart):
     )
 
 
-class Storage(ContractPart):
+class Storage(Strict):
     """Where the objects are and which keys are ours."""
 
     provider: Literal["aws", "gcp", "azure"] = "aws"
@@ -226,7 +214,7 @@ class Storage(ContractPart):
     prefixes: list[str] = Field(min_length=1, description="Keys that start so belong to this dataset (routing).")
     key_grammar: KeyGrammar
     ignore: list[Regex] = Field([], description="Keys of the same buckets that are known and not ingested.")
-    sidecars: list[Sidecar] = []
+    sidecars: list[Sidecar] = Field([])
     mirrors: dict[Literal["gcs", "azure"], HttpsTemplate] = Field(
         {},
         description="Where NODD's partners have the same objects and sidecars: templates over {bucket}, {key} "
@@ -282,41 +270,28 @@ class Storage(ContractPart):
             found += [dated.format_map(dict(zip(names, values, strict=True))) for values in combinations]
         return found
 
-    @field_validator("ignore")
-    @classmethod
-    def _compilable(cls, value: list[str]) -> list[str]:
-        for pattern in value:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-        return value
-
 
 def _set_names(template: str) -> list[str]:
     """Names of the sets in a listing template, each once, in their order."""
     return list(dict.fromkeys(_SET.findall(template)))
 
 
-class Magic(ContractPart):
+class Magic(Strict):
     """Bytes that an object of the declared format must hold."""
 
     hex: str = Field(pattern=r"^([0-9a-f]{2})+$")
     offset: int = Field(0, ge=0, le=1024)
 
 
-class IntegrityRules(ContractPart):
+class IntegrityRules(Strict):
     """What integrity-check does. Sizes in bytes."""
 
-    checks: list[Literal["exists", "size", "etag_match", "headers", "magic"]] = [
-        "exists",
-        "size",
-        "etag_match",
-        "magic",
-    ]
+    checks: list[Literal["exists", "size", "etag_match", "headers", "magic"]] = Field(
+        ["exists", "size", "etag_match", "magic"]
+    )
     min_bytes: PositiveInt = 1
     max_bytes: PositiveInt = 5 * 1024**3
-    content_types: list[str] = []
+    content_types: list[str] = Field([])
     magic: list[Magic] = Field([], description="One of these must match.")
     peers: Peers | None = Field(
         None, description="Sizes are compared with those of recent objects of the same product. Default: with none."
@@ -324,7 +299,7 @@ class IntegrityRules(ContractPart):
     severities: dict[IntegrityIssue, Severity] = Field({}, description="Default: failed; size_unlike_peers is suspect.")
 
 
-class MetadataRules(ContractPart):
+class MetadataRules(Strict):
     """What metadata-extract does."""
 
     reader: str
@@ -342,7 +317,7 @@ class MetadataRules(ContractPart):
     )
 
 
-class Provider(ContractPart):
+class Provider(Strict):
     """A STAC provider."""
 
     name: str
@@ -350,7 +325,7 @@ class Provider(ContractPart):
     url: str | None = None
 
 
-class AssetDefinition(ContractPart):
+class AssetDefinition(Strict):
     """The data object (or a sidecar) as a STAC asset."""
 
     title: str
@@ -359,7 +334,7 @@ class AssetDefinition(ContractPart):
     open_kwargs: dict[str, Any] = Field({}, description="Arguments of xarray.open_dataset (xarray-assets extension).")
 
 
-class StacRules(ContractPart):
+class StacRules(Strict):
     """How Items and the Collection look."""
 
     collection: DatasetId
@@ -370,9 +345,9 @@ class StacRules(ContractPart):
     precedence: str | None = Field(
         None, description="Group that orders re-issues of one Item: a lower value never overwrites a higher one."
     )
-    extensions: list[str] = []
-    keywords: list[str] = []
-    providers: list[Provider] = []
+    extensions: list[str] = Field([])
+    keywords: list[str] = Field([])
+    providers: list[Provider] = Field([])
     data_asset: AssetDefinition
     thumbnail: bool = Field(
         default=False,
@@ -381,7 +356,7 @@ class StacRules(ContractPart):
     summaries: list[str] = Field([], description="Item properties summarised in the Collection.")
 
 
-class Backoff(ContractPart):
+class Backoff(Strict):
     """Seconds before attempt n+1, never more than `maximum_seconds`.
 
     const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share of those, between half and the whole, so
@@ -398,7 +373,7 @@ AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED
 """Permanent errors that time may cure: an object is written late, a permission is granted."""
 
 
-class PermanentErrors(ContractPart):
+class PermanentErrors(Strict):
     """Errors that another attempt will hardly cure: fewer attempts, then quarantine."""
 
     codes: list[str] = Field(
@@ -422,7 +397,7 @@ class PermanentErrors(ContractPart):
     )
 
 
-class Retry(ContractPart):
+class Retry(Strict):
     """When a failed unit is tried again, and when no more."""
 
     max_attempts: int = Field(5, ge=1, le=20)
@@ -448,13 +423,13 @@ class Retry(ContractPart):
         return self.permanent.max_attempts or (self.max_attempts if error_code in AWAITED else 1)
 
 
-class LedgerFields(ContractPart):
+class LedgerFields(Strict):
     """Extension fields that the ledger keeps for this dataset: groups of the key grammar."""
 
-    extension_fields: list[str] = []
+    extension_fields: list[str] = Field([])
 
 
-class DatasetContract(ContractPart):
+class DatasetContract(Strict):
     """One dataset."""
 
     apiVersion: Literal["kfm.nodd.dataset/v1"]  # noqa: N815 - the key's name in the file, as in Kubernetes
@@ -523,11 +498,17 @@ class DatasetContract(ContractPart):
         return self
 
     @model_validator(mode="after")
-    def _chunks_tell_their_volume(self) -> DatasetContract:
+    def _ledger_keeps_what_is_counted(self) -> DatasetContract:
         # By these the ledger finds the volume before, and its newest chunk (sql/queries/ledger.sql, endless_volumes).
         lacking = {"site", "chunk", "kind"} - set(self.ledger.extension_fields)
         if self.notifications.tells_chunks and lacking:
             raise ValueError(f"ledger.extension_fields of a chunk feed lack {sorted(lacking)}")
+        products = self.coverage.products if self.coverage else []
+        told_by = {name for product in products for name in product.groups}
+        if unknown := told_by - set(self.ledger.extension_fields):
+            raise ValueError(
+                f"coverage tells products by {sorted(unknown)}, which ledger.extension_fields does not keep"
+            )
         return self
 
     @model_validator(mode="after")
@@ -538,27 +519,13 @@ class DatasetContract(ContractPart):
         return self
 
     @model_validator(mode="after")
-    def _virtual_stores_are_for_anyone(self) -> DatasetContract:
+    def _virtual_stores_can_be_made(self) -> DatasetContract:
         # A store names objects and shows where their pixels are: neither is masked in it, nor asks who reads it.
         if self.virtual and (self.governance.access != "open" or self.governance.masking is not None):
             raise ValueError("virtual needs objects that anyone may read: governance.access is not open, or masked")
-        return self
-
-    @model_validator(mode="after")
-    def _virtual_stores_of_grib2_say_which_fields(self) -> DatasetContract:
         of_messages = self.metadata_extract.reader == "grib2"
         if any(bool(store.fields) is not of_messages for store in self.virtual):
             raise ValueError(
                 "virtual.fields are those of GRIB2 objects (reader grib2), which need them; others have none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _coverage_is_countable(self) -> DatasetContract:
-        products = self.coverage.products if self.coverage else []
-        told_by = {name for product in products for name in product.groups}
-        if unknown := told_by - set(self.ledger.extension_fields):
-            raise ValueError(
-                f"coverage tells products by {sorted(unknown)}, which ledger.extension_fields does not keep"
             )
         return self

@@ -1,17 +1,23 @@
-"""What a contract says for the gates of the pipeline card: citations, units, freshness and coverage.
+"""What a contract says for checks and gates: peers, citations, units, freshness and coverage.
 
-Belongs here: the declarations and what they match. Does not belong here: the gates that hold a batch against them
-(`stages/gates/`), nor the rest of the contract (`model.py`).
+Belongs here: the declarations and what they match; what a unit carries of its peers (objects of one product, whose
+sizes say what size another one has, ADR 030), and which sizes are far from theirs. Does not belong here: the gates that
+hold a batch against them (`stages/gates/`), where peers are kept (`ledger/size_peers.py`), nor the rest of the contract
+(`model.py`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from datetime import date, datetime, timedelta
 from enum import StrEnum, unique
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
+
+from kfm_dagster.configs import Strict
 
 FieldPattern = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_:. -]*\*?$", max_length=100)]
 """A field by its path, or a beginning of paths that ends in `*`; `bands` also covers `bands.name`.
@@ -20,10 +26,6 @@ Native values of the reader are below `native.`. At least one letter is asked fo
 reader comes to extract, and declare nothing.
 """
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
-
-
-class Declaration(BaseModel, extra="forbid", frozen=True):
-    """Base of the parts below, as strict as the rest of a contract."""
 
 
 def covers(pattern: str, path: str) -> bool:
@@ -47,7 +49,7 @@ class AnchorKind(StrEnum):
     """Implementation binding: where and in which form they are. A field of a format, a module."""
 
 
-class Citation(Declaration):
+class Citation(Strict):
     """Where fields are defined: volume, version and anchor of the source (pipeline card, chapter 7, section II)."""
 
     fields: list[FieldPattern] = Field(min_length=1)
@@ -59,7 +61,7 @@ class Citation(Declaration):
     )
 
 
-class Quantity(Declaration):
+class Quantity(Strict):
     """The unit that a reader gives numbers in, and what they can be. Units are pint's (stages/gates/units.txt)."""
 
     fields: list[FieldPattern] = Field(min_length=1)
@@ -79,13 +81,13 @@ class Quantity(Declaration):
         return self
 
 
-class Freshness(Declaration):
+class Freshness(Strict):
     """How old a live unit's event may be when a run takes the unit up; bulk work is exempt."""
 
     budget_seconds: PositiveInt
 
 
-class ExpectedProduct(Declaration):
+class ExpectedProduct(Strict):
     """Objects that every hour of a partition must have, told by the groups of their keys that the ledger keeps."""
 
     name: str = Field(min_length=1, max_length=80)
@@ -128,7 +130,7 @@ class ExpectedProduct(Declaration):
         return self
 
 
-class Coverage(Declaration):
+class Coverage(Strict):
     """What a complete partition holds."""
 
     settles_after_seconds: int = Field(
@@ -142,3 +144,48 @@ class Coverage(Declaration):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"products {twice} are there twice")
         return self
+
+
+PEERS_KEPT = 24
+"""So many recent ones of a product. Of 24, five may be cut before what is cut is taken for usual."""
+FAR_OUT = 3
+"""Interquartile ranges beyond the quartiles (Tukey, Exploratory Data Analysis, 1977: values beyond are "far out")."""
+
+
+class Peers(Strict):
+    """Which objects are one product, and how far from its peers a size is suspect."""
+
+    groups: list[str] = Field(
+        description="Groups of the key grammar that tell products apart, as far as sizes go: a lead, a band, a site."
+    )
+    factor: float = Field(
+        gt=1,
+        le=1000,
+        description="No size within this factor of its peers' middle half is suspect; peers that vary allow more.",
+    )
+    minimum: int = Field(8, ge=4, le=PEERS_KEPT, description="Of fewer peers nothing is said.")
+
+
+class PeerSizes(NamedTuple):
+    """What a unit carries of its peers: how many, and the quartiles of their sizes in bytes."""
+
+    number: int
+    lower: int
+    upper: int
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> PeerSizes | None:
+        """Return the quartiles of sizes above 0, as two of the sizes themselves; None of no size."""
+        ordered = sorted(sizes)
+        if not ordered:
+            return None
+        quarter = (len(ordered) - 1) // 4
+        return cls(len(ordered), ordered[quarter], ordered[-1 - quarter])
+
+    def expected(self, factor: float) -> tuple[int, int]:
+        """Return the smallest and the largest size in bytes that is not suspect.
+
+        Tukey's outer fences over the logarithms of the sizes, and never nearer to the quartiles than the factor.
+        """
+        margin = max(factor, (self.upper / self.lower) ** FAR_OUT)
+        return math.ceil(self.lower / margin), math.floor(self.upper * margin)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, Field, PositiveInt, model_validator
+from pydantic import AwareDatetime, Field, PositiveInt, model_validator
+
+from kfm_dagster.configs import Strict
 
 NARROWEST_RING_M = 20.0
 WIDEST_RADIUS_M = 1_000_000.0
@@ -16,11 +18,7 @@ WIDEST_RADIUS_M = 1_000_000.0
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
-class Stewardship(BaseModel, extra="forbid", frozen=True):
-    """Base of the parts below, as strict as the rest of a contract."""
-
-
-class Consent(Stewardship):
+class Consent(Strict):
     """Who has authority over the data, and under which agreement it is published (CARE, "authority to control")."""
 
     authority: _Name = Field(description="The community or body that decides.")
@@ -28,7 +26,7 @@ class Consent(Stewardship):
     valid_until: AwareDatetime | None = Field(None, description="From then on nothing more is published.")
 
 
-class Embargo(Stewardship):
+class Embargo(Strict):
     """Until when units stay out of the catalog: a moment, or a time after each one's observation."""
 
     until: AwareDatetime | None = None
@@ -41,7 +39,7 @@ class Embargo(Stewardship):
         return self
 
 
-class Masking(Stewardship):
+class Masking(Strict):
     """How locations are generalised before anything is stored, and who asked for it.
 
     h3: to the cell that holds the footprint's centre. donut: to a cell around a place that is a secret step of
@@ -79,7 +77,7 @@ class Masking(Stewardship):
         return self
 
 
-class Governance(Stewardship):
+class Governance(Strict):
     """License and sensitivity, and what has to hold before a unit is shown."""
 
     license: str

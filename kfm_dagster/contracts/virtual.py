@@ -10,17 +10,19 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field
+
+from kfm_dagster.configs import Regex, Strict
 
 _Group = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=40)]
 _GROUP = re.compile(r"{(\w+)}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 
-class VirtualStore(BaseModel, extra="forbid", frozen=True):
+class VirtualStore(Strict):
     """Items of one kind that are steps of one store for each name and day."""
 
-    match: dict[_Group, Annotated[str, Field(min_length=1, max_length=300)]] = Field(
+    match: dict[_Group, Regex] = Field(
         description="Groups of the key grammar, each with a regular expression that its whole value matches."
     )
     name: str = Field(
@@ -33,7 +35,7 @@ class VirtualStore(BaseModel, extra="forbid", frozen=True):
         max_length=60,
         description="Scalar variable of each object that orders the steps; of GRIB2, valid_time or reference_time.",
     )
-    fields: list[Annotated[str, Field(min_length=1, max_length=300)]] = Field(
+    fields: list[Regex] = Field(
         [],
         description="Of GRIB2, which fields: regular expressions of variable and level of the index as a whole, "
         "such as `TMP 2 m above ground`. Each field takes a request.",
@@ -41,16 +43,6 @@ class VirtualStore(BaseModel, extra="forbid", frozen=True):
     hours: Literal[1, 2, 3, 4, 6, 8, 12, 24] = Field(
         24, description="Hours of a day that are one store: fewer where a day has more chunks than a client may load."
     )
-
-    @field_validator("match", "fields")
-    @classmethod
-    def _compilable(cls, value: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
-        for pattern in value.values() if isinstance(value, dict) else value:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-        return value
 
     @property
     def groups(self) -> set[str]:

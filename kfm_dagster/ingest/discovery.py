@@ -170,7 +170,7 @@ class MessageParse(ChainNode):
 
     def _prefixes(self) -> list[str]:
         contract, day = self.contract, date.fromisoformat(self.partition)
-        prefixes = self.pipeline.registry.grammars[self.dataset].prefixes(day)
+        prefixes = self.pipeline.registry[self.dataset].storage.day_prefixes(day)
         return [f"s3://{bucket}/{prefix}" for bucket in contract.storage.buckets for prefix in prefixes]
 
     @override

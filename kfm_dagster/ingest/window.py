@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from kfm_dagster.contracts.day_window import DayWindow
+from kfm_dagster.contracts.identity import DayWindow
 from kfm_dagster.errors import DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database, Transaction

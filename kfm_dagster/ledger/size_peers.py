@@ -1,7 +1,7 @@
 """Size peers: which sizes the newest objects of a product had, kept and looked up as units are admitted (ADR 030).
 
 Belongs here: the peers of one batch. Admissions go one after the other (`Ledger.ensure`), so what is read here
-is what is written over. Does not belong here: which sizes are suspect (`contracts/peers.py`).
+is what is written over. Does not belong here: which sizes are suspect (`contracts/quality.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kfm_dagster.contracts.envelope import COMPLETED_BY, Envelope, WalId
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.peers import PEERS_KEPT, PeerSizes
+from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
 from kfm_dagster.ledger.rows import key_groups
 from kfm_dagster.storage.database import Transaction
 

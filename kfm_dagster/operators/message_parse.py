@@ -15,9 +15,8 @@ from enum import StrEnum, unique
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
-from kfm_dagster.contracts.day_window import DayWindow
 from kfm_dagster.contracts.envelope import Envelope, RawReference, WalId
-from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.identity import DayWindow, wal_id
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.key_grammar import (
     InvalidKeyTimeError,
@@ -254,7 +253,6 @@ def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | 
         schema_version=LISTING_SCHEMA_VERSION,
         version=listed.etag if contract.notifications.names_versions else None,
         size=listed.size,
-        sequencer=None,
         raw=RawReference(),
     )
 
@@ -369,9 +367,6 @@ def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: s
             queue=queue,
             event_time=opened.published or notice.start,
             schema_version=notice.layout,
-            version=None,
-            size=None,
-            sequencer=None,
             raw=opened.raw,
         )
     except MessageError as error:
@@ -459,9 +454,9 @@ def _envelope(
     queue: str,
     event_time: datetime,
     schema_version: str,
-    version: str | None,
-    size: int | None,
-    sequencer: str | None,
+    version: str | None = None,
+    size: int | None = None,
+    sequencer: str | None = None,
     raw: RawReference,
 ) -> Envelope:
     return Envelope(

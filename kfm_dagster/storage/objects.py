@@ -154,7 +154,7 @@ class ObjectStores:
         self, contract: DatasetContract, bucket: str, day: date, left_out: Callable[[str, KeyKind], None]
     ) -> Iterator[ListedObject]:
         grammar = self._grammar(contract)
-        for template in grammar.prefixes(day):
+        for template in grammar.contract.storage.day_prefixes(day):
             for prefix in self._expanded(contract, bucket, template):
                 for key, listed in self._listed(contract, bucket, prefix):
                     kind = grammar.kind(key)

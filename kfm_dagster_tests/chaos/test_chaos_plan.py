@@ -11,13 +11,15 @@ import pytest
 import yaml
 
 from fault_injection.injector import PLAN_VARIABLE, activate
-from fault_injection.plan import Kill, json_schema, load_plan, parse_plan
+from fault_injection.plan import Kill, Plan, load_plan, parse_plan
 from kfm_dagster import failpoints
+from kfm_dagster.configs import json_schema
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.settings import Environment, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA_FILE = ROOT / "docs" / "spec" / "chaos-plan.schema.json"
+SCHEMA = json_schema(Plan, urn="kfm.nodd.chaos:v1")
 SOUND = {
     "apiVersion": "kfm.nodd.chaos/v1",
     "seed": 7,
@@ -64,12 +66,12 @@ REFUSED_BY_LOADER: dict[str, dict[str, Any]] = {
 
 
 def test_the_published_schema_is_the_model() -> None:
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == json_schema()
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA
 
 
 @pytest.mark.parametrize("dump", [yaml.safe_dump, json.dumps], ids=["yaml", "json"])
 def test_a_sound_plan_is_taken_by_schema_and_loader(dump: Any, tmp_path: Path) -> None:
-    jsonschema_rs.Draft202012Validator(json_schema()).validate(SOUND)
+    jsonschema_rs.Draft202012Validator(SCHEMA).validate(SOUND)
     file = tmp_path / "plan"
     file.write_text(dump(SOUND))
     plan = load_plan(file)
@@ -82,7 +84,7 @@ def test_a_sound_plan_is_taken_by_schema_and_loader(dump: Any, tmp_path: Path) -
 def test_a_wrong_plan_is_refused_in_one_line() -> None:
     for case in [*REFUSED_BY_SCHEMA, *REFUSED_BY_LOADER]:
         document = (REFUSED_BY_SCHEMA | REFUSED_BY_LOADER)[case]
-        assert jsonschema_rs.Draft202012Validator(json_schema()).is_valid(document) is (
+        assert jsonschema_rs.Draft202012Validator(SCHEMA).is_valid(document) is (
             case in REFUSED_BY_LOADER and case != "no mapping"
         )
         with pytest.raises(ConfigurationError) as refusal:
@@ -97,7 +99,7 @@ def test_a_wrong_plan_is_refused_in_one_line() -> None:
 
 def test_a_file_that_is_no_yaml_is_refused_in_one_line() -> None:
     for text in ["a: [", "\x00"]:
-        with pytest.raises(ConfigurationError, match=r"^plan\.yaml is no YAML; observed [^\n]+$"):
+        with pytest.raises(ConfigurationError, match=r"^plan\.yaml (line 1 )?is not valid YAML; observed [^\n]+$"):
             parse_plan(text, source="plan.yaml")
 
 
@@ -107,7 +109,7 @@ def test_a_file_that_is_no_yaml_is_refused_in_one_line() -> None:
     [
         (Environment.PROD, SOUND, "faults are never injected in prod"),
         (Environment.DEV, None, "there is no chaos plan"),
-        (Environment.DEV, "not there", "the chaos plan cannot be read"),
+        (Environment.DEV, "not there", "cannot be read"),
         (Environment.STAGE, changed(0, surprise=1), "plan.yaml line 3: rules.0.kill.surprise is wrong"),
     ],
 )
@@ -120,7 +122,7 @@ def test_no_plan_is_in_force_after_a_refusal(
     if plan is not None:
         monkeypatch.setenv(PLAN_VARIABLE, str(path))
     settings = Settings(env=env, home=tmp_path / "home")
-    with pytest.raises(ConfigurationError, match=f"^{why}"):
+    with pytest.raises(ConfigurationError, match=why):
         activate(settings)
     for failpoint in failpoints.Failpoint:
         failpoints.hit(failpoint)  # would kill, raise and wait

@@ -236,13 +236,13 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "no such grid, drain": (["drain"], {"KFM_ENERGY_GRID": "USA/"}, ExitCode.USAGE, ["KFM_ENERGY_GRID", "'USA/'"]),
     "missing contract": (["dataset", "check", "none.yaml"], {}, ExitCode.USAGE, ["no such file", "none.yaml"]),
     "wrong contract": (["dataset", "check", "wrong.yaml"], {}, ExitCode.USAGE, ["wrong.yaml", "apiVersion"]),
-    "no YAML": (["dataset", "check", "broken.yaml"], {}, ExitCode.USAGE, ["broken.yaml is not valid YAML"]),
-    "no text": (["dataset", "check", "latin/one.yaml"], {}, ExitCode.USAGE, ["latin/one.yaml: it is no UTF-8 text"]),
+    "no YAML": (["dataset", "check", "broken.yaml"], {}, ExitCode.USAGE, ["broken.yaml line 1 is not valid YAML"]),
+    "no text": (["dataset", "check", "latin/one.yaml"], {}, ExitCode.USAGE, ["latin/one.yaml line 1 is no UTF-8 text"]),
     "no text among the contracts": (
         ["dataset", "list"],
         {"KFM_CONTRACTS_DIR": "latin"},
         ExitCode.USAGE,
-        ["latin/one.yaml: it is no UTF-8 text"],
+        ["latin/one.yaml line 1 is no UTF-8 text"],
     ),
     "missing contracts": (["dataset", "list"], {"KFM_CONTRACTS_DIR": "nowhere"}, ExitCode.USAGE, ["KFM_CONTRACTS_DIR"]),
     "no ledger at the DSN": (

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.cli.tables import LEAST_PROSE, LEAST_URI, show_fields, show_rows
-from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX, AmbiguousIdError, whole_id
+from kfm_dagster.contracts.identity import SHORTEST_PREFIX, AmbiguousIdError, whole_id
 from kfm_dagster.governance.switches import KillSwitch
 
 IDS = ["0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a", "0b2f0c1e-ffff-8c11-9a40-7f3e1d2c4b5a"]

@@ -14,14 +14,16 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from kfm_dagster.configs import json_schema
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
-from kfm_dagster.contracts.loader import ContractRegistry, json_schema, parse_contract
-from kfm_dagster.contracts.model import CANONICAL_FIELDS
+from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
+from kfm_dagster.contracts.model import CANONICAL_FIELDS, DatasetContract
 from kfm_dagster.errors import ContractError
-from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
 from kfm_dagster.readers.registry import refuse_orphans
 
 SCHEMA_FILE = Path(__file__).resolve().parents[2] / "docs" / "spec" / "dataset-contract.schema.json"
+SCHEMA = json_schema(DatasetContract, urn="kfm.nodd.dataset:v1")
 BUILTIN = {
     entry.name: entry.read_text(encoding="utf-8")
     for entry in (resources.files("kfm_dagster.contracts") / "datasets").iterdir()
@@ -53,8 +55,10 @@ def hrrr(**changes: Any) -> str:
 
 @pytest.mark.clause("OPR-13")
 def test_published_schema_is_the_models() -> None:
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == json_schema()
-    assert json_schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == json_schema(
+        DatasetContract, urn="kfm.nodd.dataset:v1"
+    )
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
 @pytest.mark.clause("OPR-13")
@@ -107,7 +111,7 @@ def test_schema_and_loader_refuse_the_same() -> None:
         {"storage.listing": ["hrrr.%Y%m%d/{region}/"], "storage.listing_sets": {"region": ["%Y"]}},
     ]:
         text = changed(HRRR, changes)
-        assert not jsonschema_rs.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
+        assert not jsonschema_rs.Draft202012Validator(SCHEMA).is_valid(yaml.safe_load(text))
         with pytest.raises(ContractError, match=r"mine\.yaml"):
             parse_contract(text, source="mine.yaml")
 
@@ -171,7 +175,7 @@ def test_a_dataset_that_no_topic_announces_says_how_it_is_listed() -> None:
     text = changed(HRRR, {"notifications": None, "storage.scheduled_listing": {"every_seconds": 3600}})
     contract = parse_contract(text, source="mine.yaml")
     registry = ContractRegistry.of([contract])
-    assert jsonschema_rs.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
+    assert jsonschema_rs.Draft202012Validator(SCHEMA).is_valid(yaml.safe_load(text))
     assert (contract.notifications.topics, registry.topics) == ([], {})
     # A queue that somebody feeds by raw messages may still bring its objects.
     assert registry.announced == {(None, "noaa-hrrr-bdp-pds"): frozenset({"hrrr"})}
@@ -319,14 +323,14 @@ def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
     match = registry.grammars["my-rap"].match(key)
     assert match is not None
     assert (match.item_id, match.end) == ("rap.20260601.t06z.f03", datetime(2026, 6, 1, 9, tzinfo=UTC))
-    assert registry.grammars["my-rap"].prefixes(date(2026, 6, 1)) == ["rap.20260601/"]
+    assert registry["my-rap"].storage.day_prefixes(date(2026, 6, 1)) == ["rap.20260601/"]
 
 
 @pytest.mark.clause("OPR-13")
 def test_the_sets_of_a_listing_are_multiplied() -> None:
     listing = ["hrrr.%Y%m%d/{region}/hrrr.t{cycle}z.", "hrrr.%Y%m%d/%j/", "hrrr.{cycle}{region}{cycle}"]
     text = hrrr(storage__listing=listing, storage__listing_sets={"region": ["conus", "alaska"], "cycle": ["00", "12"]})
-    assert KeyGrammarReader(parse_contract(text, source="mine.yaml")).prefixes(date(2026, 6, 1)) == [
+    assert parse_contract(text, source="mine.yaml").storage.day_prefixes(date(2026, 6, 1)) == [
         "hrrr.20260601/conus/hrrr.t00z.", "hrrr.20260601/conus/hrrr.t12z.", "hrrr.20260601/alaska/hrrr.t00z.",
         "hrrr.20260601/alaska/hrrr.t12z.", "hrrr.20260601/152/", "hrrr.00conus00", "hrrr.00alaska00", "hrrr.12conus12",
         "hrrr.12alaska12",
@@ -369,7 +373,7 @@ def test_real_keys_are_understood_by_the_builtin_grammars(contracts: ContractReg
         match = contracts.grammars[route.contract.id].match(key)
         assert match is not None
         assert match.start <= match.end
-        prefixes = contracts.grammars[route.contract.id].prefixes(match.start.date())
+        prefixes = route.contract.storage.day_prefixes(match.start.date())
         assert any(fnmatchcase(key, f"{prefix}*") for prefix in prefixes)
         understood += 1
     assert understood >= 25

@@ -37,7 +37,7 @@ def test_a_key_is_what_it_is(contracts: ContractRegistry) -> None:
 
 
 def test_a_day_is_listed_with_both_of_its_objects(contracts: ContractRegistry) -> None:
-    (prefix,) = contracts.grammars["ocean"].prefixes(DAY)
+    (prefix,) = contracts["ocean"].storage.day_prefixes(DAY)
     for _, key, _ in oisst_samples(DAY, 2):
         match = contracts.grammars["ocean"].match(key)
         assert match is not None

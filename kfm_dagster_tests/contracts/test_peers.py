@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.peers import PEERS_KEPT, PeerSizes
+from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
 from kfm_dagster.readers.grib_index import parse_index
 
 SIZES = st.lists(st.integers(1, 2**40), min_size=1, max_size=PEERS_KEPT)

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.contracts.day_window import DayWindow
 from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.identity import DayWindow
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo import run as demo
 from kfm_dagster.demo.feed import Feed, FolderReport

@@ -9,7 +9,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.peers import PEERS_KEPT, PeerSizes
+from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.late_sidecar import Announcement, completion_of
 from kfm_dagster.ledger.state_machine import Status

@@ -11,13 +11,13 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from kfm_dagster.configs import json_schema
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ContractError
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.selection import (
     Selection,
     SelectionError,
-    json_schema,
     load_selection,
     parse_selection,
     selection_of,
@@ -28,6 +28,7 @@ from kfm_dagster_tests.recovery.replays import Stand, document, repair, selectio
 from kfm_dagster_tests.transactions import own_tx
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "replay-selection.schema.json"
+SCHEMA = json_schema(Selection, urn="kfm.nodd.replay:v1")
 SPECIFIED = """\
 apiVersion: kfm.nodd.replay/v1
 kind: ReplaySelection
@@ -50,31 +51,31 @@ def test_the_specified_example_is_read_whole(tmp_path: Path) -> None:
     assert found.spec.statuses == (Status.FAILED,)
     assert found.spec.filters.event_time.end == datetime(2025, 12, 4, 6, tzinfo=UTC)
     assert found.as_json()["spec"]["limits"] == {"max_records": 5000, "batch_size": 500, "max_batches": 20}
-    jsonschema_rs.Draft202012Validator(json_schema()).validate(yaml.safe_load(SPECIFIED))
+    jsonschema_rs.Draft202012Validator(SCHEMA).validate(yaml.safe_load(SPECIFIED))
 
 
 @pytest.mark.clause("RPL-02")
 def test_the_published_schema_is_the_model() -> None:
-    written = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
-    assert PUBLISHED.read_text(encoding="utf-8") == written, f"write json_schema() to {PUBLISHED.name}"
+    written = json.dumps(SCHEMA, indent=2, ensure_ascii=False) + "\n"
+    assert PUBLISHED.read_text(encoding="utf-8") == written, f"write SCHEMA to {PUBLISHED.name}"
 
 
 WRONG: dict[str, tuple[str, str, str]] = {
     # name: what of the example, replaced by what, what the line says after the file's name
-    "an unknown key": ("attempts: {max: 4}", "attemps: {max: 4}", ":7: spec.filters.attemps is wrong"),
-    "another version": ("replay/v1", "replay/v2", ":1: apiVersion is wrong"),
-    "an unknown mode": ("mode: failed-only ", "mode: failed ", ":5: spec.mode is wrong"),
-    "a number as text": ("batch_size: 500", 'batch_size: "500"', ":8: spec.limits.batch_size is wrong"),
-    "a truth as a number": ("dry_run: false", "dry_run: 0", ":9: spec.options.dry_run is wrong"),
-    "a time without a zone": ('"2025-12-04T06:00:00Z"', '"2025-12-04T06:00:00"', ":7: spec.filters.event_time.end"),
-    "an end before the start": ("T06:00", "T00:00", ":7: spec.filters.event_time is wrong"),
-    "a status nobody replays": ("status: [failed]", "status: [failed, pending]", ":4: spec is wrong"),
-    "a success, failed-only": ("status: [failed]", "status: [succeeded]", ":4: spec is wrong"),
-    "no name": ("name: goes-schema-fix, ", "", ":3: metadata.name is wrong"),
+    "an unknown key": ("attempts: {max: 4}", "attemps: {max: 4}", "line 7: spec.filters.attemps is wrong"),
+    "another version": ("replay/v1", "replay/v2", "line 1: apiVersion is wrong"),
+    "an unknown mode": ("mode: failed-only ", "mode: failed ", "line 5: spec.mode is wrong"),
+    "a number as text": ("batch_size: 500", 'batch_size: "500"', "line 8: spec.limits.batch_size is wrong"),
+    "a truth as a number": ("dry_run: false", "dry_run: 0", "line 9: spec.options.dry_run is wrong"),
+    "a time without a zone": ('"2025-12-04T06:00:00Z"', '"2025-12-04T06:00:00"', "line 7: spec.filters.event_time.end"),
+    "an end before the start": ("T06:00", "T00:00", "line 7: spec.filters.event_time is wrong"),
+    "a status nobody replays": ("status: [failed]", "status: [failed, pending]", "line 4: spec is wrong"),
+    "a success, failed-only": ("status: [failed]", "status: [succeeded]", "line 4: spec is wrong"),
+    "no name": ("name: goes-schema-fix, ", "", "line 3: metadata.name is wrong"),
     "the contract's own reason": ("replay_reason: incident", "replay_reason: retry", "the document is wrong"),
-    "no YAML": ("spec:\n", "spec: [\n", ":6 is not valid YAML"),
-    "a backfill by status": ("mode: failed-only ", "mode: backfill ", ":4: spec is wrong"),
-    "no kind": ("kind: ReplaySelection\n", "", ":1: kind is wrong"),
+    "no YAML": ("spec:\n", "spec: [\n", "line 6 is not valid YAML"),
+    "a backfill by status": ("mode: failed-only ", "mode: backfill ", "line 4: spec is wrong"),
+    "no kind": ("kind: ReplaySelection\n", "", "line 1: kind is wrong"),
 }
 
 
@@ -91,6 +92,17 @@ def test_a_wrong_file_is_refused_with_its_line_and_reason(name: str, tmp_path: P
     assert f"{file}" in line
     assert said in line
     assert "\n" not in line
+
+
+def test_a_refusal_names_the_schema_and_the_line_of_what_was_read_from_a_text() -> None:
+    with pytest.raises(SelectionError) as refused:
+        selection_of({}, source="the page")
+    assert str(refused.value).startswith("the page: ")
+    assert str(refused.value).endswith("correct it; the JSON Schema is docs/spec/replay-selection.schema.json")
+    with pytest.raises(SelectionError) as refused:
+        parse_selection("{}", source="a file")
+    assert str(refused.value).startswith("a file line 1: ")
+    assert str(refused.value).endswith("correct the file; the JSON Schema is docs/spec/replay-selection.schema.json")
 
 
 def test_a_saved_selection_is_the_same_selection() -> None:

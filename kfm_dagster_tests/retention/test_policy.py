@@ -73,7 +73,7 @@ def test_no_deployment_starts_with_a_wrong_policy(tmp_path: Path) -> None:
 
 def test_the_published_schema_is_the_model_and_takes_what_is_shipped() -> None:
     schema = json.loads((ROOT / "docs" / "spec" / "retention.schema.json").read_text(encoding="utf-8"))
-    assert schema == json_schema(RetentionPolicy, name="retention")
+    assert schema == json_schema(RetentionPolicy, urn="kfm:nodd:retention:v1")
     validator = jsonschema_rs.Draft202012Validator(schema)
     validator.validate(yaml.safe_load((own_folder() / RETENTION).read_text(encoding="utf-8")))
     assert not validator.is_valid({"version": "1.0.0", "keep": {"ledger": "30d"}})

@@ -337,7 +337,7 @@ def test_a_duration_is_a_number_and_a_unit() -> None:
 def test_the_published_schema_is_the_model_and_takes_what_is_shipped(file: str) -> None:
     name = file.removesuffix(".yaml").replace("_", "-")
     schema = json.loads((ROOT / "docs" / "spec" / f"{name}.schema.json").read_text(encoding="utf-8"))
-    assert schema == json_schema(MODELS[file], name=name)
+    assert schema == json_schema(MODELS[file], urn=f"kfm:nodd:{name}:v1")
     validator = jsonschema_rs.Draft202012Validator(schema)
     document = yaml.safe_load(TEXTS[file])
     validator.validate(document)

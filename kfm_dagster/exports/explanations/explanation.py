@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
+from kfm_dagster.contracts.identity import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
 from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.run_report import (
     AFTER_ALL,

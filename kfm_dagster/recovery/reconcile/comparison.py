@@ -109,7 +109,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     missing = _without_item(succeeded, indexed, files, read=read)
     coming = [*bucket.unknown, *(row.object_uri for row in units if row.status in _OPEN)]
     items, stray = _stray(contract, day, files, standing, coming=_item_ids(grammar, coming))
-    within = _within(grammar.prefixes(day)).match
+    within = _within(grammar.contract.storage.day_prefixes(day)).match
     gone = {
         row.object_uri
         for row in units

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
-import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from kfm_dagster.documents.checking import DocumentError, checked, line_of
-from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
+from kfm_dagster.configs import held_against, parse, read_text
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
@@ -285,47 +283,14 @@ def selection_of_days(env: Environment, datasets: Sequence[str], first_day: date
 
 def load_selection(path: Path) -> Selection:
     """Read a file. Raises SelectionError with file, line and reason."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise SelectionError(
-            "the selection file cannot be read", observed=f"{path}: {reason}", next_step="give a readable file"
-        ) from None
-    return parse_selection(text, source=str(path))
+    return parse_selection(read_text(path, error=SelectionError), source=str(path))
 
 
 def parse_selection(text: str, *, source: str) -> Selection:
     """Read YAML text. Raises SelectionError with source, line and reason."""
-    try:
-        document = read_yaml(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = source if mark is None else f"{source}:{mark.line + 1}"
-        raise SelectionError(
-            f"{where} is not valid YAML", observed=getattr(error, "problem", None), next_step="correct the file"
-        ) from None
-    return selection_of(document, source=source, tree=compose_yaml(text))
+    return parse(text, Selection, source=source, error=SelectionError, schema=SCHEMA_FILE)
 
 
-def selection_of(document: object, *, source: str, tree: yaml.Node | None = None) -> Selection:
-    """Check a document. Raises SelectionError naming the first wrong key, and its line where `tree` tells it."""
-    try:
-        return checked(document, Selection)
-    except DocumentError as wrong:
-        line = "" if tree is None else f":{line_of(tree, wrong.path)}"
-        raise SelectionError(
-            f"{source}{line}: {wrong.what}",
-            observed=wrong.observed,
-            expected=wrong.expected,
-            next_step=f"correct it; the JSON Schema is {SCHEMA_FILE}",
-        ) from None
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a selection; published as docs/spec/replay-selection.schema.json."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:{API_VERSION.replace('/', ':')}",
-        **Selection.model_json_schema(),
-    }
+def selection_of(document: object, *, source: str) -> Selection:
+    """Check a document. Raises SelectionError naming the first wrong key."""
+    return held_against(document, Selection, source=source, error=SelectionError, schema=SCHEMA_FILE)

@@ -100,7 +100,7 @@ def test_of_an_item_that_is_too_large_the_event_has_the_address(contracts: Contr
     assert event["dataschema"] == "urn:kfm:nodd:item-reference:v1"
     assert event["data"]["href"] == f"https://data.example.org/stac/{larger.path}"
     published = json.loads((ROOT / "docs" / "spec" / "item-reference.schema.json").read_text(encoding="utf-8"))
-    assert published == json_schema(ItemReference, name="item-reference")
+    assert published == json_schema(ItemReference, urn="kfm:nodd:item-reference:v1")
     jsonschema_rs.validator_for(published).validate(event["data"])
     unplaced = TEXT.replace("catalog: https://data.example.org/stac", "")
     huge = change(1, item_of(contracts, filler="x" * MAX_BYTES))

@@ -41,7 +41,7 @@ def test_what_is_shipped_tells_nobody_and_shows_how(contracts: ContractRegistry)
 
 def test_the_published_schema_is_the_model_and_takes_what_is_shipped() -> None:
     schema = json.loads((ROOT / "docs" / "spec" / "announcements.schema.json").read_text(encoding="utf-8"))
-    assert schema == json_schema(AnnouncementPlan, name="announcements")
+    assert schema == json_schema(AnnouncementPlan, urn="kfm:nodd:announcements:v1")
     validator = jsonschema_rs.Draft202012Validator(schema)
     document = yaml.safe_load((own_folder() / ANNOUNCEMENTS).read_text(encoding="utf-8"))
     validator.validate(document)
