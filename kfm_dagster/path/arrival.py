@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from kfm_dagster.path.beam import BeamPath, Geometry
-from kfm_dagster.path.errors import PathError
+from kfm_dagster.path.refractivity import PathError
 
 SPEED_OF_LIGHT_M_S = 299_792_458.0
 """In vacuum, exact (SI brochure, 9th edition, section 2.2)."""

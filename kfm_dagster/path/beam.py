@@ -16,8 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kfm_dagster.path.errors import PathError
-from kfm_dagster.path.refractivity import Floats, Profile
+from kfm_dagster.path.refractivity import Floats, PathError, Profile
 
 EARTH_RADIUS_M = 6_371_000.0
 """Mean radius (IUGG: 6371.0088 km; Doviak and Zrnic, and ITU-R P.834, use 6371 km)."""

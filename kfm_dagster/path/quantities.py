@@ -6,7 +6,7 @@ here: what a failed report leads to (gates), or the file it is written to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -16,38 +16,26 @@ import pint
 
 from kfm_dagster.path.arrival import Arrival
 
-UNITS: Mapping[str, str] = {
-    "T_arr": "s",
-    "Phi": "rad",
-    "Phi_aligned": "rad",
-    "optical_path": "m",
-    "ell": "m",
-    "c_ref": "m/s",
-    "lambda_ref": "m",
-    "elevation": "degree",
-    "n_eff": "dimensionless",
-    "time_offset": "s",
-    "reference_window": "m",
-    "f_s": "Hz",
+QUANTITIES: Mapping[str, tuple[str, str, Callable[[Arrival], float]]] = {
+    "T_arr": ("s", "[time]", lambda beam: beam.t_arr_s),
+    "Phi": ("rad", "dimensionless", lambda beam: beam.phi_rad),
+    "Phi_aligned": ("rad", "dimensionless", lambda beam: beam.phi_aligned_rad),
+    "optical_path": ("m", "[length]", lambda beam: beam.optical_path_m),
+    "ell": ("m", "[length]", lambda beam: beam.extent_m),
+    "c_ref": ("m/s", "[length] / [time]", lambda beam: beam.c_ref_m_s),
+    "lambda_ref": ("m", "[length]", lambda beam: beam.lambda_ref_m),
+    "elevation": ("degree", "dimensionless", lambda beam: beam.elevation_deg),
+    "n_eff": ("dimensionless", "dimensionless", lambda beam: beam.optical_path_m / beam.extent_m),
+    "time_offset": ("s", "[time]", lambda beam: beam.time_offset_s),
+    "reference_window": (
+        "m",
+        "[length]",
+        lambda beam: beam.reference_window_m[1] - beam.reference_window_m[0],
+    ),
+    "f_s": ("Hz", "1 / [time]", lambda beam: beam.f_s_hz),
 }
-"""Quantity > the unit that a result carries. `n_eff` is the mean along the path, `ell` the path's extent,
-`reference_window` its length."""
-
-DIMENSIONS: Mapping[str, str] = {
-    "T_arr": "[time]",
-    "Phi": "dimensionless",
-    "Phi_aligned": "dimensionless",
-    "optical_path": "[length]",
-    "ell": "[length]",
-    "c_ref": "[length] / [time]",
-    "lambda_ref": "[length]",
-    "elevation": "dimensionless",
-    "n_eff": "dimensionless",
-    "time_offset": "[time]",
-    "reference_window": "[length]",
-    "f_s": "1 / [time]",
-}
-"""Quantity > its dimension, as pint writes it."""
+"""Quantity > the unit that a result carries, its dimension as pint writes it, and its value. `n_eff` is the mean along
+the path, `ell` the path's extent, `reference_window` its length."""
 
 EQUATIONS: Mapping[str, str] = {
     "( ∫ ( n_eff / c_ref ) d ell )": "T_arr",
@@ -72,42 +60,18 @@ class DimensionalEntry:
         return self.expected == self.observed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DimensionalReport:
-    """Every quantity and equation with its dimension."""
-
-    entries: tuple[DimensionalEntry, ...]
-
-    @property
-    def p_dim(self) -> float:
-        """Share of the entries that are ok; 0 when there are none."""
-        return sum(entry.ok for entry in self.entries) / len(self.entries) if self.entries else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        lines = [
-            {
-                "quantity": entry.quantity,
-                "unit": entry.unit,
-                "dimension_expected": entry.expected,
-                "dimension_observed": entry.observed,
-                "ok": entry.ok,
-            }
-            for entry in self.entries
-        ]
-        return {"p_dim": self.p_dim, "quantities": lines}
-
-
 def as_array_quantities(arrivals: Sequence[Arrival]) -> dict[str, pint.Quantity[Any]]:
-    """Return the results of several beams as arrays with a unit each, shape (beams,), by the names of UNITS."""
-    values = [_values(arrival) for arrival in arrivals]
-    return {name: pint.Quantity(np.array([each[name] for each in values]), _unit(name)) for name in UNITS}
+    """Return the results of several beams as arrays with a unit each, shape (beams,), by the names of QUANTITIES."""
+    return {
+        name: pint.Quantity(np.array([value(arrival) for arrival in arrivals]), _unit(name))
+        for name, (_, _, value) in QUANTITIES.items()
+    }
 
 
-def dimensional_report(quantities: Mapping[str, Any]) -> DimensionalReport:
+def dimensional_report(quantities: Mapping[str, Any]) -> tuple[DimensionalEntry, ...]:
     """Hold every quantity against its dimension, and every equation's right side against its left.
 
-    quantities: by the names of DIMENSIONS, numbers or arrays; a missing one is observed as `missing`, an unknown one is
+    quantities: by the names of QUANTITIES, numbers or arrays; a missing one is observed as `missing`, an unknown one is
     expected as `unknown`. Anything but a pint quantity has no dimension and fails.
     """
     return _report(
@@ -115,38 +79,21 @@ def dimensional_report(quantities: Mapping[str, Any]) -> DimensionalReport:
     )
 
 
-def _values(arrival: Arrival) -> dict[str, float]:
-    return {
-        "T_arr": arrival.t_arr_s,
-        "Phi": arrival.phi_rad,
-        "Phi_aligned": arrival.phi_aligned_rad,
-        "optical_path": arrival.optical_path_m,
-        "ell": arrival.extent_m,
-        "c_ref": arrival.c_ref_m_s,
-        "lambda_ref": arrival.lambda_ref_m,
-        "elevation": arrival.elevation_deg,
-        "n_eff": arrival.optical_path_m / arrival.extent_m,
-        "time_offset": arrival.time_offset_s,
-        "reference_window": arrival.reference_window_m[1] - arrival.reference_window_m[0],
-        "f_s": arrival.f_s_hz,
-    }
-
-
 @cache
 def _unit(name: str) -> Any:
-    return pint.Unit(UNITS[name])
+    return pint.Unit(QUANTITIES[name][0])
 
 
 @lru_cache(maxsize=256)
-def _report(units: tuple[tuple[str, Any], ...]) -> DimensionalReport:
+def _report(units: tuple[tuple[str, Any], ...]) -> tuple[DimensionalEntry, ...]:
     """Report on units, None for what has none. Dimensions do not depend on values, and pint takes its time."""
     found = dict(units)
-    names = [*DIMENSIONS, *(name for name in found if name not in DIMENSIONS)]
+    names = [*QUANTITIES, *(name for name in found if name not in QUANTITIES)]
     entries = [
         DimensionalEntry(
             quantity=name,
             unit=_short(found.get(name)),
-            expected=DIMENSIONS.get(name, "unknown"),
+            expected=QUANTITIES[name][1] if name in QUANTITIES else "unknown",
             observed=_dimension(found.get(name)) if name in found else "missing",
         )
         for name in names
@@ -156,13 +103,13 @@ def _report(units: tuple[tuple[str, Any], ...]) -> DimensionalReport:
     if None not in inputs:
         n_eff, ell, c_ref, lambda_ref = inputs
         sides = [(n_eff / c_ref) * ell, (1 / c_ref) * (n_eff * ell), n_eff * ell / lambda_ref]
-    entries += [
+    equations = [
         DimensionalEntry(
-            quantity=f"{left} = {right}", unit=_short(side), expected=DIMENSIONS[left], observed=_dimension(side)
+            quantity=f"{left} = {right}", unit=_short(side), expected=QUANTITIES[left][1], observed=_dimension(side)
         )
         for (right, left), side in zip(EQUATIONS.items(), sides, strict=True)
     ]
-    return DimensionalReport(entries=tuple(entries))
+    return (*entries, *equations)
 
 
 def _short(unit: Any) -> str:

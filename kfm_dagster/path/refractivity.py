@@ -6,13 +6,18 @@ Belongs here: n and its gradient as functions of height, from ITU-R recommendati
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum, unique
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kfm_dagster.errors import KfmError
+
+
+class PathError(KfmError):
+    """The path quantities of a beam were refused."""
+
 
 Floats = NDArray[np.float64]
 
@@ -61,16 +66,6 @@ class Profile(Protocol):
         ...
 
 
-@unique
-class ProfileName(StrEnum):
-    """The profiles that a configuration may name."""
-
-    REFERENCE_EXPONENTIAL = "itu-r-p453-exponential"
-    """P.453's reference atmosphere for refraction."""
-    MEAN_ANNUAL_GLOBAL = "itu-r-p835-mean-annual-global"
-    """Refractivity of P.835's mean annual global reference atmosphere, by P.453's formula."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exponential:
     """N(h) = N0 * exp(-h / h0), P.453's reference atmosphere for refraction (P.453-14, Annex 1, section 2.1).
@@ -111,12 +106,6 @@ class MeanAnnualGlobal:
         stepped = _reference_refractivity(height_m + 1j * _COMPLEX_STEP_M)
         found: Floats = _N_UNIT * stepped.imag / _COMPLEX_STEP_M
         return found
-
-
-PROFILES: Mapping[ProfileName, Profile] = {
-    ProfileName.REFERENCE_EXPONENTIAL: Exponential(),
-    ProfileName.MEAN_ANNUAL_GLOBAL: MeanAnnualGlobal(),
-}
 
 
 def refractivity(*, pressure_hpa: Any, temperature_k: Any, vapour_pressure_hpa: Any) -> Any:

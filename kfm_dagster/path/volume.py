@@ -27,8 +27,7 @@ from kfm_dagster.path.arrival import (
     arrive,
 )
 from kfm_dagster.path.beam import MAX_ELEVATION_DEG, MIN_ELEVATION_DEG, PANEL_M, BeamPath, Geometry, trace
-from kfm_dagster.path.errors import PathError
-from kfm_dagster.path.refractivity import PROFILES, Exponential, Floats, Profile, ProfileName
+from kfm_dagster.path.refractivity import Exponential, Floats, MeanAnnualGlobal, PathError, Profile
 from kfm_dagster.path.uncertainty import (
     GATE_M,
     Sigmas,
@@ -46,7 +45,7 @@ REFERENCE_RANGE_M = 2_000.0
 volume seen)."""
 BAND_MHZ = (2700.0, 3000.0)
 """What a WSR-88D may transmit at (Federal Meteorological Handbook 11, part B): wavelengths of 10.0 to 11.1 cm."""
-HELD_AGAINST = ProfileName.MEAN_ANNUAL_GLOBAL
+HELD_AGAINST = MeanAnnualGlobal()
 """Another atmosphere than the one that a beam is traced through, with a water vapour of its own: what is declared of
 the uncertainty has to hold their difference."""
 _STATED_MHZ = 1.0
@@ -120,25 +119,13 @@ class PathOptions:
     min_points: int = MIN_POINTS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VolumeBeams:
-    """What the facts alone determine; volumes of one site and pattern share it.
-
-    of_paths: covariance of the optical paths in m^2, shape (beams, beams). residuals: of the optical paths through
-    HELD_AGAINST, in standard uncertainties of the atmosphere, shape (beams,).
-    """
-
-    beams: tuple[BeamPath, ...]
-    of_paths: Floats
-    residuals: Floats
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PathArrival:
     """The arrivals of one volume, one for each beam. Those with the same facts share beams and covariances.
 
     t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
-    shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: as of VolumeBeams.
+    shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: of the optical paths through
+    HELD_AGAINST, in standard uncertainties of the atmosphere, shape (beams,).
     """
 
     facts: VolumeFacts
@@ -214,12 +201,7 @@ def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
     """
     time = TimeAligned(offset_s=0.0, f_s_hz=facts.f_s_hz)
     window = (options.reference_range_m, options.reference_range_m + facts.gate_m)
-    volume = volume_beams(
-        antenna_height_m=facts.antenna_height_m,
-        elevations_deg=facts.elevations_deg,
-        window_m=window,
-        options=options,
-    )
+    beams, of_paths, residuals = _beams(facts, window, options)
     arrivals = tuple(
         arrive(
             align_phase(
@@ -230,41 +212,37 @@ def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
             c_ref_m_s=options.c_ref_m_s,
             delta_form=options.delta_form,
         )
-        for beam in volume.beams
+        for beam in beams
     )
     return PathArrival(
         facts=facts,
-        beams=volume.beams,
+        beams=beams,
         arrivals=arrivals,
-        t_covariance=arrival_covariance(volume.of_paths, c_ref_m_s=options.c_ref_m_s, sigmas=options.sigmas),
+        t_covariance=arrival_covariance(of_paths, c_ref_m_s=options.c_ref_m_s, sigmas=options.sigmas),
         phase_covariance=phase_covariances(
-            volume.of_paths,
+            of_paths,
             c_ref_m_s=options.c_ref_m_s,
             lambda_ref_m=facts.lambda_ref_m,
             lambda_sigma=facts.lambda_sigma,
             phi_rad=np.array([arrival.phi_rad for arrival in arrivals]),
             sigmas=options.sigmas,
         ),
-        residuals=volume.residuals,
+        residuals=residuals,
     )
 
 
-def volume_beams(
-    *,
-    antenna_height_m: float,
-    elevations_deg: tuple[float, ...],
-    window_m: tuple[float, float],
-    options: PathOptions,
-) -> VolumeBeams:
-    """Trace the beams of a volume and say how sure their lengths are. Raises PathError.
+def _beams(
+    facts: VolumeFacts, window_m: tuple[float, float], options: PathOptions
+) -> tuple[tuple[BeamPath, ...], Floats, Floats]:
+    """Trace the beams; return them, the covariance of their optical paths in m^2, and the residuals.
 
     window_m: the reference window, the first range gate, in whose multiples the beam is cut.
     """
 
     def traced(profile: Profile, *, panel_m: float = PANEL_M) -> tuple[BeamPath, ...]:
         return trace(
-            elevations_deg,
-            antenna_height_m=antenna_height_m,
+            facts.elevations_deg,
+            antenna_height_m=facts.antenna_height_m,
             range_m=options.range_m,
             profile=profile,
             geometry=options.geometry,
@@ -282,7 +260,5 @@ def volume_beams(
         end_index=np.array([beam.n_eff[-1] for beam in beams]),
         sigmas=options.sigmas,
     )
-    residuals = optical_paths(PROFILES[HELD_AGAINST]) - optical_paths(options.profile)
-    return VolumeBeams(
-        beams=beams, of_paths=of_paths, residuals=residuals / atmosphere_sigmas(by_input, options.sigmas)
-    )
+    residuals = optical_paths(HELD_AGAINST) - optical_paths(options.profile)
+    return beams, of_paths, residuals / atmosphere_sigmas(by_input, options.sigmas)

@@ -66,7 +66,7 @@ def dimensional_closure_of_path(
     if not quantities:
         return Verdict.not_applicable(Gate.G4, rule, _NO_PATH)
     entries = {
-        wal_id: [entry for each in mappings for entry in dimensional_report(each).entries]
+        wal_id: [entry for each in mappings for entry in dimensional_report(each)]
         for wal_id, mappings in quantities.items()
     }
     findings = [
@@ -96,7 +96,7 @@ def path_dim_report(quantities: Mapping[WalId, Sequence[Mapping[str, Any]]]) -> 
     told: dict[str, list[DimensionalEntry]] = {}
     for mappings in quantities.values():
         for each in mappings:
-            for entry in dimensional_report(each).entries:
+            for entry in dimensional_report(each):
                 told.setdefault(entry.quantity, []).append(entry)
     lines = []
     for quantity, entries in told.items():

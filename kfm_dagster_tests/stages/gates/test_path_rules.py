@@ -10,7 +10,7 @@ import pint
 import pytest
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.path.quantities import DIMENSIONS, EQUATIONS, as_array_quantities
+from kfm_dagster.path.quantities import EQUATIONS, QUANTITIES, as_array_quantities
 from kfm_dagster.path.uncertainty import Sigmas
 from kfm_dagster.path.volume import PATTERNS, PathArrival, PathOptions, VolumeFacts, path_arrival
 from kfm_dagster.stages.gates.path_rules import (
@@ -107,7 +107,7 @@ def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension(
 def test_the_report_counts_every_quantity_and_equation_and_says_which_is_of_another_dimension() -> None:
     good = [as_array_quantities(volume().arrivals)]
     lines = {line["quantity"]: line for line in path_dim_report({GOOD: good, BAD: good})}
-    assert set(lines) == {*DIMENSIONS, *(f"{left} = {right}" for right, left in EQUATIONS.items())}
+    assert set(lines) == {*QUANTITIES, *(f"{left} = {right}" for right, left in EQUATIONS.items())}
     assert {(line["values"], line["closed"], line["ok"], line["fault"]) for line in lines.values()} == {
         (2, 2, True, None)
     }
