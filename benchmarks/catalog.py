@@ -45,7 +45,7 @@ from kfm_dagster.followers.geoparquet.search import Wanted, search
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.operators.stac_register import stac_register
-from kfm_dagster.readers.nexrad_sites import Site, sites
+from kfm_dagster.readers.nexrad_radar import Site, sites
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 

@@ -30,7 +30,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.plural import counted
-from kfm_dagster.readers.nexrad_sites import tdwr_sites
+from kfm_dagster.readers.nexrad_radar import tdwr_sites
 
 if TYPE_CHECKING:
     from mypy_boto3_sns import SNSClient

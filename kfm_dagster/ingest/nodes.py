@@ -31,7 +31,6 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.metadata_extract import unreadable as metadata_unreadable
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
-from kfm_dagster.readers.base import LeadingReader
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
@@ -78,7 +77,7 @@ class IntegrityCheck(ChainNode):
         objects, heads = self.pipeline.objects, ReadAhead()
         reader = self.pipeline.readers.get(self.contract.metadata_extract.reader)
         # A folder makes nobody wait, so nothing is kept of its files.
-        wanted = reader.first_bytes if objects.remote and isinstance(reader, LeadingReader) else 0
+        wanted = reader.first_bytes if objects.remote and reader else 0
         self.read_ahead[self.dataset] = heads
 
         def check(unit: Envelope) -> Envelope:

@@ -24,9 +24,8 @@ from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.arrival_table import to_parquet
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MetadataExtract
-from kfm_dagster.path.errors import PathError
 from kfm_dagster.path.quantities import as_array_quantities
-from kfm_dagster.path.refractivity import Floats
+from kfm_dagster.path.refractivity import Floats, PathError
 from kfm_dagster.path.volume import PathArrival, PathOptions, facts_of, path_arrival
 from kfm_dagster.readers.nexrad_level2 import TIME_TOLERANCE
 from kfm_dagster.readers.nexrad_radar import WSR_88D

@@ -36,8 +36,7 @@ from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
-from kfm_dagster.readers.base import Reader
-from kfm_dagster.readers.registry import READERS
+from kfm_dagster.readers.registry import READERS, LazyReader
 from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
@@ -188,7 +187,7 @@ class Pipeline:
         return ObjectStores(object_root=self.settings.object_root, anonymous=self.settings.anonymous)
 
     @cached_property
-    def readers(self) -> Mapping[str, Reader]:
+    def readers(self) -> Mapping[str, LazyReader]:
         """The readers of object headers, by the name that contracts give them."""
         return READERS
 

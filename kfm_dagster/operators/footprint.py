@@ -7,34 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
 
 _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
 """Geometry types of NODD datasets, and how many arrays stand around a position (RFC 7946, section 3.1)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Footprint:
-    """A valid GeoJSON geometry in WGS 84 degrees and its exact bounds, west > east across the antimeridian.
+def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Mapping[str, Any], Box]:
+    """Return a valid GeoJSON geometry in WGS 84 degrees and its exact bounds, west > east across the antimeridian.
 
-    Units of one scene share the geometry: it must not be changed.
+    Units of one scene share the geometry: it must not be changed. Raises ReadError(MISSING_GEOLOCATION,
+    INVALID_GEOMETRY).
     """
-
-    geometry: Mapping[str, Any]
-    bbox: Box
-
-
-def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> Footprint | tuple[MetadataIssue, str]:
-    """Round and check; a finding instead of a footprint when something is wrong."""
     if not geometry:
-        return MetadataIssue.MISSING_GEOLOCATION, "the headers give no geometry"
-    found = _footprint(_Same(geometry), decimals)
-    return (MetadataIssue.INVALID_GEOMETRY, found) if isinstance(found, str) else found
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the headers give no geometry")
+    return _footprint(_Same(geometry), decimals)
 
 
 class _Same:
@@ -55,23 +47,26 @@ class _Same:
 
 
 @lru_cache(maxsize=512)
-def _footprint(same: _Same, decimals: int) -> Footprint | str:
-    """Round a geometry, or say what is wrong with it."""
+def _footprint(same: _Same, decimals: int) -> tuple[Mapping[str, Any], Box]:
     kind = same.geometry.get("type")
     depth = _DEPTHS.get(kind) if isinstance(kind, str) else None
     if depth is None:
-        return f"type {str(kind)[:40]!r} is none of {', '.join(_DEPTHS)}"
+        raise _invalid(f"type {str(kind)[:40]!r} is none of {', '.join(_DEPTHS)}")
     try:
         coordinates = _nested(same.geometry["coordinates"], depth, decimals)
     except (KeyError, OverflowError, TypeError, ValueError):
-        return "coordinates are not arrays of finite longitude and latitude in range"
+        raise _invalid("coordinates are not arrays of finite longitude and latitude in range") from None
     if depth >= 2 and not all(len(ring) >= 4 and ring[0] == ring[-1] for ring in _rings(coordinates, depth)):
-        return "a ring is not closed, or has fewer than four positions"
+        raise _invalid("a ring is not closed, or has fewer than four positions")
     if depth == 3:
         # Rounding may leave nothing of a part beyond the antimeridian, which then reaches there no more.
         coordinates = [part for part in coordinates if _has_extent(part[0])] or coordinates
     rounded = {"type": kind, "coordinates": coordinates}
-    return Footprint(geometry=rounded, bbox=bounding_box(rounded))
+    return rounded, bounding_box(rounded)
+
+
+def _invalid(text: str) -> ReadError:
+    return ReadError(MetadataIssue.INVALID_GEOMETRY, text)
 
 
 def _nested(values: Any, depth: int, decimals: int) -> list[Any]:

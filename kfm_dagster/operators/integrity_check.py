@@ -1,37 +1,60 @@
 """integrity-check: whether the stored object is the one that was announced, whole, and of the declared format.
 
-Belongs here: the checks that one request can answer. Only reads. Does not belong here: opening the object
-(`storage/objects.py`) and what its headers say (`metadata_extract.py`).
+Belongs here: the checks that one request can answer, and what a dataset's contract makes of a finding, which
+metadata-extract shares. Only reads. Does not belong here: opening the object (`storage/objects.py`) and what its
+headers say (`metadata_extract.py`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TypeVar
 
-from kfm_dagster.contracts.envelope import Envelope, Integrity
-from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
+from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract, IntegrityRules
-from kfm_dagster.contracts.peers import PeerSizes
-from kfm_dagster.operators.severities import apply_severities
-from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
+from kfm_dagster.contracts.quality import PeerSizes
+from kfm_dagster.storage.object_handle import ObjectHandle, ObjectHead, ObjectReadError
+
+UNLESS_NAMED: Mapping[StrEnum, Severity] = {
+    IntegrityIssue.SIZE_UNLIKE_PEERS: Severity.SUSPECT,
+    MetadataIssue.COMPLETENESS_UNCHECKED: Severity.SUSPECT,
+    MetadataIssue.OUT_OF_TABLE: Severity.SUSPECT,
+    MetadataIssue.SIDECAR_OUTDATED: Severity.SUSPECT,
+}
+"""Severities of codes that a contract need not name: nothing was found wrong, and nothing was found sound."""
+
+ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
+"""A store that does not answer says nothing about the object, so no contract can let the unit go on."""
+
+
+Code = TypeVar("Code", bound=StrEnum)
+
+
+def apply_severities(
+    findings: Iterable[tuple[Code, str]], severities: Mapping[Code, Severity]
+) -> tuple[CheckStatus, tuple[Issue, ...]]:
+    """Give each finding the severity of the contract, or its own where the contract names none; derive the status."""
+    issues = tuple(
+        Issue(code=code.value, severity=_severity(code, severities), message=message) for code, message in findings
+    )
+    if any(issue.severity is Severity.FAILED for issue in issues):
+        return CheckStatus.FAILED, issues
+    return (CheckStatus.SUSPECT if issues else CheckStatus.OK), issues
+
+
+def _severity(code: Code, severities: Mapping[Code, Severity]) -> Severity:
+    if code in ALWAYS_FAILED:
+        return Severity.FAILED
+    return severities.get(code) or UNLESS_NAMED.get(code, Severity.FAILED)
+
 
 Finding = tuple[IntegrityIssue, str]
 
 
-class Probed(Protocol):
-    """The part of an ObjectHandle that the checks need. Both methods raise ObjectReadError."""
-
-    def head(self) -> ObjectHead:
-        """Size, ETag, media type: one request."""
-        ...
-
-    def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """Head and first bytes in one request."""
-        ...
-
-
 def integrity_check(
-    envelope: Envelope, *, contract: DatasetContract, handle: Probed, first_bytes: int = 0
+    envelope: Envelope, *, contract: DatasetContract, handle: ObjectHandle, first_bytes: int = 0
 ) -> Integrity:
     """Run the contract's checks over one object with one request, or none when the contract enables no check.
 
@@ -77,7 +100,9 @@ def unreadable(contract: DatasetContract, error: Exception) -> Integrity:
     return _result(contract.integrity, ("exists",), [finding], head=None)
 
 
-def _look(envelope: Envelope, rules: IntegrityRules, handle: Probed, first_bytes: int) -> tuple[ObjectHead, bytes]:
+def _look(
+    envelope: Envelope, rules: IntegrityRules, handle: ObjectHandle, first_bytes: int
+) -> tuple[ObjectHead, bytes]:
     magic = rules.magic if "magic" in rules.checks else ()
     wanted = max([first_bytes, *(one.offset + len(one.hex) // 2 for one in magic)])
     # An object announced as empty has no first bytes, and asking for them would cost a second request.

@@ -17,13 +17,10 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
 from kfm_dagster.contracts.key_values import contradictions
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.errors import ContractError
-from kfm_dagster.operators.footprint import Footprint, footprint
-from kfm_dagster.operators.severities import apply_severities
+from kfm_dagster.operators.footprint import footprint
+from kfm_dagster.operators.integrity_check import apply_severities
 from kfm_dagster.readers.base import (
     ByteSource,
-    DatedSource,
-    DeclaringReader,
     HeaderMetadata,
     Reader,
     ReadError,
@@ -55,22 +52,18 @@ def metadata_extract(
     """Read one object's headers and check them. Never raises for what the object or its store does.
 
     A unit whose integrity is neither `ok` nor `suspect` is not read: its status stays `unknown`, with no issue, because
-    the reason is integrity's. Raises ContractError when no reader has the contract's name.
+    the reason is integrity's. `readers` have that of the contract (`readers.registry.refuse_orphans`).
     """
     if envelope.integrity is None or envelope.integrity.status not in {CheckStatus.OK, CheckStatus.SUSPECT}:
         return Metadata(status=CheckStatus.UNKNOWN)
-    reader = readers.get(contract.metadata_extract.reader)
-    if reader is None:
-        raise ContractError(
-            f"contract {contract.id} names a reader that there is not", observed=contract.metadata_extract.reader
-        )
+    reader = readers[contract.metadata_extract.reader]
     store = _StoreWatch(source, open_sidecar)
     header, findings = _read(reader, envelope, grammar, store)
     if header is None:
         status, issues = apply_severities(findings, contract.metadata_extract.severities)
         return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
     findings += _outdated(header, store.written, contract, envelope.integrity.last_modified)
-    return _checked(header, findings, envelope=envelope, contract=contract, reader=reader)
+    return _checked(header, findings, envelope=envelope, contract=contract)
 
 
 def unreadable(contract: DatasetContract, error: Exception) -> Metadata:
@@ -84,7 +77,7 @@ def unreadable(contract: DatasetContract, error: Exception) -> Metadata:
 
 
 def _checked(
-    header: HeaderMetadata, others: list[Finding], *, envelope: Envelope, contract: DatasetContract, reader: Reader
+    header: HeaderMetadata, others: list[Finding], *, envelope: Envelope, contract: DatasetContract
 ) -> Metadata:
     rules = contract.metadata_extract
     findings = [_as_declared(finding, contract) for finding in header.findings] + others
@@ -92,18 +85,21 @@ def _checked(
     if times is None:
         findings.append((MetadataIssue.INVALID_TIME_RANGE, "a time without zone, or an end before its start"))
     properties = {**header.properties, **(times or {})}
-    findings += _absent([name for name in rules.required if properties.get(name) is None], contract, reader)
+    if lacking := [name for name in rules.required if properties.get(name) is None]:
+        findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(lacking)))
     findings += _missing_sidecars(header, contract)
     findings += _made_after_storing(header, envelope.integrity.last_modified if envelope.integrity else None)
-    outline = footprint(header.geometry, decimals=rules.coordinate_decimals)
-    if not isinstance(outline, Footprint):
-        findings.append(outline)
+    geometry, bbox = None, None
+    try:
+        geometry, bbox = footprint(header.geometry, decimals=rules.coordinate_decimals)
+    except ReadError as error:
+        findings.append((error.code, str(error)))
     status, issues = apply_severities(findings, rules.severities)
     roles = {sidecar.suffix: sidecar.role for sidecar in contract.storage.sidecars}
     return Metadata(
         status=status,
-        geometry=outline.geometry if isinstance(outline, Footprint) else None,
-        bbox=outline.bbox if isinstance(outline, Footprint) else None,
+        geometry=geometry,
+        bbox=bbox,
         stac_properties=properties,
         sidecars={roles[suffix]: envelope.object_uri + suffix for suffix in header.sidecars if suffix in roles},
         layers={layer.name: (layer.offset, layer.length) for layer in header.layers},
@@ -198,8 +194,8 @@ class _StoreWatch:
     def sidecar(self, suffix: str) -> ByteSource | None:
         """Open a sidecar, watched, too."""
         found = self._watched(lambda: self._open_sidecar(suffix))
-        if isinstance(found, DatedSource) and found.last_modified is not None:
-            self._seen.written[suffix] = found.last_modified
+        if (written := getattr(found, "last_modified", None)) is not None:
+            self._seen.written[suffix] = written
         return None if found is None else _StoreWatch(found, self._open_sidecar, self._seen)
 
     def _watched(self, ask: Callable[[], Answer]) -> Answer:
@@ -218,20 +214,6 @@ def _times(header: HeaderMetadata) -> dict[str, str] | None:
     if header.start != header.end:
         times |= {"start_datetime": rfc3339(header.start), "end_datetime": rfc3339(header.end)}
     return times
-
-
-def _absent(names: list[str], contract: DatasetContract, reader: Reader) -> list[Finding]:
-    """Properties that this object lacks, apart from those that no object has: the contract is at fault for these."""
-    never = [name for name in names if isinstance(reader, DeclaringReader) and not reader.gives(name)]
-    lacking = [name for name in names if name not in never]
-    findings: list[Finding] = []
-    if lacking:
-        findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(lacking)))
-    if never:
-        rules = f"metadata_extract.required of contract {contract.id} names {', '.join(never)}"
-        text = f"{rules}, which the reader {contract.metadata_extract.reader} never gives"
-        findings.append((MetadataIssue.CONTRACT_FAULT, text))
-    return findings
 
 
 def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:

@@ -7,10 +7,12 @@ contract's rules are applied by `operators/metadata_extract.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import csv
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from importlib.resources import files
+from typing import Any, NamedTuple, Protocol
 
 from kfm_dagster.contracts.issues import MetadataIssue
 
@@ -25,16 +27,6 @@ class ByteSource(Protocol):
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes [start, start + length), cut at the end of the object."""
-        ...
-
-
-@runtime_checkable
-class DatedSource(Protocol):
-    """A source that knows when it was written."""
-
-    @property
-    def last_modified(self) -> datetime | None:
-        """Time of the last write (UTC); None where nobody says."""
         ...
 
 
@@ -104,28 +96,11 @@ TIMES = frozenset({"datetime", "start_datetime", "end_datetime"})
 """Properties that follow from the times of any header."""
 
 
-class Reader(Protocol):
-    """A function from a request to the object's own metadata. Raises ReadError."""
-
-    def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
-        """Read the headers."""
-        ...
+Reader = Callable[[ReadRequest], HeaderMetadata]
+"""A function from a request to the object's own metadata. Raises ReadError."""
 
 
-@runtime_checkable
-class DeclaringReader(Protocol):
-    """A reader that says which properties its objects can have."""
-
-    def gives(self, name: str) -> bool:
-        """Tell whether an object can have the STAC property."""
-        ...
-
-
-@runtime_checkable
-class LeadingReader(Protocol):
-    """A reader whose first request is for the object's beginning."""
-
-    @property
-    def first_bytes(self) -> int:
-        """How many bytes of it that request is for."""
-        ...
+def table(name: str) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a CSV file beside the readers, whose first lines say in comments where it is from."""
+    text = files("kfm_dagster.readers").joinpath(name).read_text(encoding="utf-8")
+    yield from csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))

@@ -59,20 +59,13 @@ class ImageBounds:
     north: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageFootprint:
-    """What of the Earth an image shows.
-
-    `outline` is RFC 7946 (split at the antimeridian), `centroid` is the ground under the image's centre, None where it
-    is space.
-    """
-
-    outline: Mapping[str, Any]
-    centroid: tuple[float, float] | None
+Footprint: TypeAlias = tuple[Mapping[str, Any], tuple[float, float] | None]
+"""What of the Earth an image shows: its outline as RFC 7946 has it (split at the antimeridian), and the ground under
+the image's centre, None where that is space."""
 
 
 @lru_cache(maxsize=1024)
-def footprint(grid: FixedGrid, image: ImageBounds) -> ImageFootprint | None:
+def footprint(grid: FixedGrid, image: ImageBounds) -> Footprint | None:
     """Outline of an image; None when it shows no part of the Earth. Raises ReadError(INVALID_GEOMETRY).
 
     Cached: the full disk and CONUS never move, and the sixteen bands of a mesoscale scan share their bounds.
@@ -85,10 +78,7 @@ def footprint(grid: FixedGrid, image: ImageBounds) -> ImageFootprint | None:
     middle = np.array([[(image.west + image.east) / 2], [(image.south + image.north) / 2]])
     centre_longitude, centre_latitude = navigate(grid, middle[0], middle[1])
     centre = (float((centre_longitude[0] + 180) % 360 - 180), float(centre_latitude[0]))
-    return ImageFootprint(
-        outline=geometry.polygon_from_ring(ring),
-        centroid=centre if math.isfinite(centre[0]) else None,
-    )
+    return geometry.polygon_from_ring(ring), centre if math.isfinite(centre[0]) else None
 
 
 def navigate(grid: FixedGrid, x: Angles, y: Angles) -> tuple[Angles, Angles]:

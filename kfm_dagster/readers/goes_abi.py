@@ -18,12 +18,11 @@ from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import geometry, geostationary, goes_granule
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds, ImageFootprint
+from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
 from kfm_dagster.readers.goes_abi_header import EXTENT, GRID, read_native
 from kfm_dagster.readers.goes_granule import expect
-from kfm_dagster.readers.grid_cube import COLUMNS, ROWS, horizontal
 from kfm_dagster.readers.ranges import BLOCK_BYTES
-from kfm_dagster.readers.stored_values import band_fields, shown_text
+from kfm_dagster.readers.stored_values import COLUMNS, ROWS, band_fields, horizontal, shown_text
 
 PROPERTIES = goes_granule.PROPERTIES | {
     "bands", "goes:image-type", "goes:mode", "goes:timeline", "goes:mesoscale-region", "goes:extent", "proj:code",
@@ -105,19 +104,20 @@ def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[s
     footprint = geostationary.footprint(grid, image)
     if footprint is None:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the image shows no part of the Earth")
-    properties = _projection_properties(grid, image, footprint, native["dims"])
+    outline, centroid = footprint
+    properties = _projection_properties(grid, image, centroid, native["dims"])
     properties |= _cube(properties, native["images"])
     stated = _extent(native)
     if stated is None:
-        return footprint.outline, properties, ((MetadataIssue.MISSING_GEOLOCATION, "the file states no extent"),)
+        return outline, properties, ((MetadataIssue.MISSING_GEOLOCATION, "the file states no extent"),)
     properties["goes:extent"] = _rounded(stated)
-    bounds = bounding_box(footprint.outline)
+    bounds = bounding_box(outline)
     # The difference of two longitudes, folded into [-180, 180].
     off = max(abs((one - other + 180) % 360 - 180) for one, other in zip(stated, bounds, strict=True))
     if off <= _extent_tolerance((image.east - image.west) / native["dims"]["x"]):
-        return footprint.outline, properties, ()
+        return outline, properties, ()
     wrong = f"the file states the extent {stated}, its grid has {bounds}"
-    return footprint.outline, properties, ((MetadataIssue.INVALID_GEOMETRY, wrong),)
+    return outline, properties, ((MetadataIssue.INVALID_GEOMETRY, wrong),)
 
 
 def _in_degrees(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], _Findings]:
@@ -217,7 +217,7 @@ def _channels(numbers: list[float], wavelengths: list[float]) -> list[dict[str, 
 
 
 def _projection_properties(
-    grid: FixedGrid, image: ImageBounds, footprint: ImageFootprint, dims: Mapping[str, int]
+    grid: FixedGrid, image: ImageBounds, centroid: tuple[float, float] | None, dims: Mapping[str, int]
 ) -> dict[str, Any]:
     """Fields of the projection extension 2.0.0; the transform is in metres (radians times perspective height)."""
     height, columns, rows = grid.perspective_point_height, dims["x"], dims["y"]
@@ -234,8 +234,8 @@ def _projection_properties(
             )
         ],
     }  # fmt: skip
-    if footprint.centroid is not None:
-        longitude, latitude = (round(degrees, 6) for degrees in footprint.centroid)
+    if centroid is not None:
+        longitude, latitude = (round(degrees, 6) for degrees in centroid)
         properties["proj:centroid"] = {"lat": latitude, "lon": longitude}
     return properties
 

@@ -19,28 +19,28 @@ fields that are valid within the hour before its lead (sub-hourly steps) or at i
 `hours`, `minutes` and `since` (the hour of a day) name the window that ends at the time of a field, where the message
 says an instant of an accumulation, as MRMS's do.
 
-An object's time is when its fields hold (`grib2_times.py`), with an index and without; the run is a property.
+An object's time is when its fields hold, with an index and without; the run is a property.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Layer, ReadError, ReadRequest
 from kfm_dagster.readers.grib2_cube import cube
 from kfm_dagster.readers.grib2_grids import describe_grid
-from kfm_dagster.readers.grib2_parameters import named, parameters
-from kfm_dagster.readers.grib2_properties import PROPERTIES, duration, native, properties
+from kfm_dagster.readers.grib2_properties import PROPERTIES, duration, named, native, parameters, properties
 from kfm_dagster.readers.grib2_sections import (
     REQUEST_BYTES,
     SEARCH_BYTES,
     STRAY_BYTES,
     GribMessage,
     HeaderWindow,
+    Span,
     check_end,
     check_tail,
     find_message,
@@ -48,7 +48,6 @@ from kfm_dagster.readers.grib2_sections import (
     read_fields,
     read_message,
 )
-from kfm_dagster.readers.grib2_times import Span, object_times, span_of, spans_of
 from kfm_dagster.readers.grib_index import (
     IndexEntry,
     latest_step,
@@ -56,6 +55,7 @@ from kfm_dagster.readers.grib_index import (
     order_fault,
     read_index,
     reference_fault,
+    spans_of,
     step_end,
 )
 
@@ -117,9 +117,9 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
     _check_run(first, request.groups, findings)
     _check_step(first, lead, findings)
     inventory = take_inventory(window, first, lead, findings)
-    reference = first.identification.reference
+    reference = first.reference
     spans = {_window(span, request.groups) for span in _spans(inventory.spans, first, lead)}
-    start, end, moment = object_times(spans) if spans else (reference, reference, reference)
+    start, end, moment = _object_times(spans) if spans else (reference, reference, reference)
     return HeaderMetadata(
         start=start,
         end=end,
@@ -143,12 +143,26 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
     )
 
 
+def _object_times(spans: Collection[Span]) -> tuple[datetime, datetime, datetime]:
+    """Return start, end and datetime of an object whose fields hold in `spans`, of which there is at least one.
+
+    With instants: the earliest and the latest, and the earliest again. Windows count only where there is no instant:
+    begin and end of the longest (of equally long ones, of all), and the end again.
+    """
+    if instants := [span.end for span in spans if span.start == span.end]:
+        return min(instants), max(instants), min(instants)
+    longest = max(span.end - span.start for span in spans)
+    windows = [span for span in spans if span.end - span.start == longest]
+    end = max(window.end for window in windows)
+    return min(window.start for window in windows), end, end
+
+
 def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None) -> set[Span]:
     """Return when fields hold, the first with them; at the key's lead where nothing is understood of any."""
-    spans = {*of_fields, *filter(None, [span_of(first)])}
+    spans = {*of_fields, *filter(None, [first.span])}
     step = first.product.step if lead is None else lead
     if not spans and step is not None:
-        moment = first.identification.reference + step
+        moment = first.reference + step
         return {Span(moment, moment)}
     return spans
 
@@ -177,7 +191,7 @@ def _check_run(first: GribMessage, groups: Mapping[str, str], findings: Findings
     if "date" not in groups or clock is None:
         return
     digits = groups["date"] + clock
-    reference = f"{first.identification.reference:%Y%m%d%H%M%S}"
+    reference = f"{first.reference:%Y%m%d%H%M%S}"
     if not digits or reference != digits.ljust(14, "0"):
         text = f"the key is of the run {digits}, the first message of {reference}"
         findings.append((MetadataIssue.TIME_MISMATCH, text))
@@ -214,7 +228,7 @@ def _from_index(
     if lead is not None and latest > lead:
         text = f"the key has lead {duration(lead)}, the index has fields valid at {duration(latest)}"
         findings.append((MetadataIssue.TIME_MISMATCH, text))
-    spans = spans_of({entry.step for entry in entries}, first.identification.reference)
+    spans = spans_of({entry.step for entry in entries}, first.reference)
     return Inventory(
         messages=len({entry.message for entry in entries}),
         spans=frozenset(spans.values()),
@@ -235,7 +249,7 @@ def _from_walk(window: HeaderWindow, first: GribMessage, findings: Findings) -> 
 def walk(window: HeaderWindow, first: GribMessage) -> Inventory:
     """Follow up to WALK_MESSAGES messages; of more, look at the object's end. Raises ReadError."""
     fields = list(islice(read_fields(window, first.offset), WALK_MESSAGES + 1))
-    spans = frozenset(span for field in fields if (span := span_of(field)))
+    spans = frozenset(span for field in fields if (span := field.span))
     if len(fields) > WALK_MESSAGES:
         check_tail(window)
         return Inventory(messages=None, spans=spans)
@@ -245,7 +259,7 @@ def walk(window: HeaderWindow, first: GribMessage) -> Inventory:
 def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: GribMessage) -> Iterator[str]:
     """Say why the index is of another object, as far as the first message tells; nothing when it may belong."""
     head, last = entries[0], entries[-1]
-    for fault in (order_fault(entries), reference_fault(entries, first.identification.reference)):
+    for fault in (order_fault(entries), reference_fault(entries, first.reference)):
         if fault is not None:
             yield fault
     if head.offset != first.offset:

@@ -21,9 +21,10 @@ from typing import Any
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_grids import Grid
-from kfm_dagster.readers.grib2_parameters import named
-from kfm_dagster.readers.grib2_times import Span, spans_of
-from kfm_dagster.readers.grid_cube import COLUMNS, ROWS, horizontal
+from kfm_dagster.readers.grib2_properties import named
+from kfm_dagster.readers.grib2_sections import Span
+from kfm_dagster.readers.grib_index import spans_of
+from kfm_dagster.readers.stored_values import COLUMNS, ROWS, horizontal
 
 TIME, LEVEL = "valid_time", "level"
 """Names of the other dimensions, as cfgrib and stactools-noaa-hrrr have them."""

@@ -73,13 +73,13 @@ def describe_grid(section: bytes) -> Grid:
     """
     try:
         template = int(struct.unpack_from(">H", section, 12)[0])
-        build = _TEMPLATES.get(template)
-        if build is None:
+        if template not in _TEMPLATES:
             raise ReadError(
                 MetadataIssue.MISSING_GEOLOCATION,
                 f"grid definition template 3.{template} is not one of {', '.join(f'3.{n}' for n in _TEMPLATES)}",
             )
-        return build(_Definition.parse(section, template), section)
+        build, scan_octet = _TEMPLATES[template]
+        return build(_Definition.parse(section, template, scan_octet), section)
     except struct.error:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "section 3 is shorter than its template") from None
     except (CRSError, ProjError, ValueError) as error:
@@ -97,7 +97,7 @@ class _Definition:
     scan: int
 
     @classmethod
-    def parse(cls, section: bytes, template: int) -> _Definition:
+    def parse(cls, section: bytes, template: int, scan_octet: int) -> _Definition:
         points = struct.unpack_from(">I", section, 6)[0]
         ni, nj = struct.unpack_from(">II", section, 30)
         if _MISSING_32 in (ni, nj):
@@ -106,7 +106,7 @@ class _Definition:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a grid of {ni} by {nj} has not {points} points")
         if max(ni, nj) > MAX_SIDE:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a grid of {ni} by {nj} points is larger than {MAX_SIDE}")
-        (scan,) = struct.unpack_from(">B", section, _SCAN_OCTET[template] - 1)
+        (scan,) = struct.unpack_from(">B", section, scan_octet - 1)
         if scan & 0x0F:
             raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"scanning mode {scan} has rows or columns set off")
         return cls(template=template, earth=_earth(section), ni=ni, nj=nj, scan=scan)
@@ -344,12 +344,11 @@ def _native(
     }
 
 
-_SCAN_OCTET = {0: 72, 10: 60, 20: 65, 30: 65, 40: 72}
-
-_TEMPLATES: Mapping[int, Callable[[_Definition, bytes], Grid]] = {
-    0: _lat_lon,
-    10: _mercator,
-    20: _polar_stereographic,
-    30: _lambert,
-    40: _lat_lon,
+_TEMPLATES: Mapping[int, tuple[Callable[[_Definition, bytes], Grid], int]] = {
+    0: (_lat_lon, 72),
+    10: (_mercator, 60),
+    20: (_polar_stereographic, 65),
+    30: (_lambert, 65),
+    40: (_lat_lon, 72),
 }
+"""Each template's builder, and the octet of its scanning mode."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import shapely.geometry
 
+from kfm_dagster.contracts.bounding_box import Box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
@@ -25,7 +26,6 @@ _ROUNDED = 1e-3
 """Share of a step by which the corners of a file, in microdegrees, may be off after a thousand steps."""
 
 Array = npt.NDArray[np.float64]
-Box = tuple[float, float, float, float]
 
 
 def border(x: Array, y: Array) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
 """GRIB2 metadata as an Item has it: STAC properties and native values, from a message's header, its grid and the key.
 
-Belongs here: names, units and code tables (WMO-No. 306, volume I.2). Does not belong here: what the key, the sidecar
-and the messages must agree on (`grib2.py`), octets (`grib2_sections.py`), grids (`grib2_grids.py`).
+Belongs here: names, units and code tables (WMO-No. 306, volume I.2), and the parameters that NOAA publishes:
+`grib2_parameters.csv` states its sources in its first lines. Does not belong here: what the key, the sidecar and the
+messages must agree on (`grib2.py`), octets (`grib2_sections.py`), grids (`grib2_grids.py`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,77 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.readers.base import ReadRequest
+from kfm_dagster.readers.base import ReadRequest, table
 from kfm_dagster.readers.grib2_grids import Grid
-from kfm_dagster.readers.grib2_parameters import Parameter, parameters
 from kfm_dagster.readers.grib2_sections import GribMessage
+
+MRMS = 209
+"""Discipline of NSSL's own table: its messages are no other model's, and no index names them."""
+_UNNAMED = re.compile(r"var discipline=(\d{1,3}) .*parmcat=(\d{1,3}) parm=(\d{1,3})", re.ASCII)
+"""What wgrib2 writes for a parameter that its own table lacks."""
+
+Codes = tuple[int, int, int]
+"""Discipline, parameter category and parameter number."""
+
+
+class Parameter(NamedTuple):
+    """A row of the table. `missing` and `no_coverage` are values of a field that are none; None where none are."""
+
+    abbreviation: str
+    unit: str
+    name: str
+    missing: int | None
+    no_coverage: int | None
+    period: str
+    """ISO 8601 duration that each value is the sum, mean or maximum of; empty for an instant."""
+
+
+@cache
+def parameters() -> Mapping[Codes, Parameter]:
+    """All parameters by their codes."""
+    return {
+        (int(row["discipline"]), int(row["category"]), int(row["number"])): Parameter(
+            abbreviation=row["abbreviation"],
+            unit=row["unit"],
+            name=row["name"],
+            missing=_number(row["missing"]),
+            no_coverage=_number(row["no_coverage"]),
+            period=row["period"],
+        )
+        for row in table("grib2_parameters.csv")
+    }
+
+
+def named(text: str) -> Parameter | None:
+    """Return the parameter that an index calls `text`, by abbreviation or by codes; None for one beyond the table."""
+    if match := _UNNAMED.match(text):
+        discipline, category, number = map(int, match.groups())
+        return parameters().get((discipline, category, number))
+    return _by_abbreviation().get(_OLDER_NAMES.get(text, text))
+
+
+_OLDER_NAMES: Mapping[str, str] = {"CLWMR": "CLMR"}
+"""Abbreviations of former releases of wgrib2."""
+
+
+@cache
+def _by_abbreviation() -> Mapping[str, Parameter]:
+    """Parameters by abbreviation; of two that share one, the one of NCEP's local table is in NCEP's files."""
+    ordered = sorted(parameters().items(), key=lambda row: row[0][2] >= _LOCAL)
+    return {parameter.abbreviation: parameter for codes, parameter in ordered if codes[0] != MRMS}
+
+
+_LOCAL = 192
+"""First parameter number that WMO leaves to each centre."""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text else None
+
 
 PROPERTIES = frozenset({
     "forecast:reference_datetime", "forecast:horizon", "proj:code", "proj:wkt2", "proj:shape", "proj:transform",
@@ -66,7 +131,6 @@ def properties(
     horizon: timedelta | None,
 ) -> dict[str, Any]:
     """Return the STAC properties that are known; `horizon` is the time from the reference to the datetime."""
-    identification = first.identification
     found: dict[str, Any] = {
         "proj:wkt2": grid.wkt2,
         "proj:shape": list(grid.shape),
@@ -74,18 +138,18 @@ def properties(
         "proj:bbox": None if grid.proj_bbox is None else list(grid.proj_bbox),
         "grib:edition": 2,
         "grib:discipline": first.discipline,
-        "grib:centre": CENTRES.get(identification.centre, str(identification.centre)),
-        "grib:centre-code": identification.centre,
-        "grib:subcentre": identification.subcentre,
-        "grib:production-status": PRODUCTION_STATUS.get(identification.production_status),
-        "grib:data-type": DATA_TYPES.get(identification.data_type),
+        "grib:centre": CENTRES.get(first.centre, str(first.centre)),
+        "grib:centre-code": first.centre,
+        "grib:subcentre": first.subcentre,
+        "grib:production-status": PRODUCTION_STATUS.get(first.production_status),
+        "grib:data-type": DATA_TYPES.get(first.data_type),
         "grib:grid-template": grid.template,
         "grib:message-count": messages,
         "grib:variables": list(variables) or None,
         "bands": _bands(request, first),
     }
-    if horizon or identification.data_type not in OBSERVATIONS:
-        found["forecast:reference_datetime"] = rfc3339(identification.reference, timespec="seconds")
+    if horizon or first.data_type not in OBSERVATIONS:
+        found["forecast:reference_datetime"] = rfc3339(first.reference, timespec="seconds")
         found["forecast:horizon"] = None if horizon is None else duration(horizon)
     known = {name: value for name, value in found.items() if value is not None}
     # Null says "no EPSG code", which differs from saying nothing (projection extension 2.0).
@@ -143,16 +207,15 @@ def duration(value: timedelta) -> str:
 
 def native(first: GribMessage, grid: Grid) -> dict[str, Any]:
     """Return the first message's own values under ecCodes' key names; dates are YYYYMMDD, times HHMM."""
-    identification, product = first.identification, first.product
-    reference = identification.reference
+    product, reference = first.product, first.reference
     valid = None if product.step is None else reference + product.step
     return {
         "edition": 2,
         "offset": first.offset,
         "length": first.length,
         "discipline": first.discipline,
-        "centre": CENTRES.get(identification.centre, str(identification.centre)),
-        "subCentre": identification.subcentre,
+        "centre": CENTRES.get(first.centre, str(first.centre)),
+        "subCentre": first.subcentre,
         "dataDate": int(f"{reference:%Y%m%d}"),
         "dataTime": int(f"{reference:%H%M}"),
         "validityDate": None if valid is None else int(f"{valid:%Y%m%d}"),

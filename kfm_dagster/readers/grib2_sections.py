@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
@@ -42,15 +43,11 @@ _REPRESENTATION, _DATA = 5, 7
 _MISSING_32 = 0xFFFFFFFF
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identification:
-    """Section 1. `reference` is aware UTC; codes are those of tables 1.3 and 1.4 and common tables C-1 and C-12."""
+class Span(NamedTuple):
+    """When a field holds (UTC): an instant where both are equal, else a window such as an accumulation's."""
 
-    centre: int
-    subcentre: int
-    reference: datetime
-    production_status: int
-    data_type: int
+    start: datetime
+    end: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +74,19 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GribMessage:
-    """The header of one message. `offset` and `length` in bytes; `grid` is section 3, cut at SECTION_BYTES."""
+    """The header of one message. `offset` and `length` in bytes; `grid` is section 3, cut at SECTION_BYTES.
+
+    `reference` is aware UTC; codes are those of tables 1.3 and 1.4 and common tables C-1 and C-12.
+    """
 
     offset: int
     length: int
     discipline: int
-    identification: Identification
+    centre: int
+    subcentre: int
+    reference: datetime
+    production_status: int
+    data_type: int
     grid: bytes
     product: Product
     packing: int
@@ -93,6 +97,13 @@ class GribMessage:
     def end(self) -> int:
         """Offset of the first byte behind the message."""
         return self.offset + self.length
+
+    @property
+    def span(self) -> Span | None:
+        """When its field holds; None where its template or its unit of time is not one that is read."""
+        if self.product.begin is None or self.product.step is None:
+            return None
+        return Span(self.reference + self.product.begin, self.reference + self.product.step)
 
 
 class HeaderWindow:
@@ -181,14 +192,20 @@ def _read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
     discipline, length = message_length(window, start)
     try:
         for sections in _sections(window, start + _INDICATOR_BYTES, start + length - len(END)):
-            identification = _identification(sections[1])
+            identification, reference = sections[1], _time(sections[1], 12)
+            # Octets 6-7 centre, 8-9 sub-centre, 13-19 reference time, 20 production status, 21 type of data.
+            centre, subcentre = struct.unpack_from(">HH", identification, 5)
             yield GribMessage(
                 offset=start,
                 length=length,
                 discipline=discipline,
-                identification=identification,
+                centre=centre,
+                subcentre=subcentre,
+                reference=reference,
+                production_status=identification[19],
+                data_type=identification[20],
                 grid=sections[3],
-                product=_product(sections[4], identification.reference),
+                product=_product(sections[4], reference),
                 packing=struct.unpack_from(">H", sections[5], 9)[0],
                 representation=sections[5],
             )
@@ -240,18 +257,6 @@ def _sections(window: HeaderWindow, start: int, end: int) -> Iterator[Mapping[in
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message has no section {_REPRESENTATION}")
 
 
-def _identification(section: bytes) -> Identification:
-    # Octets 6-7 centre, 8-9 sub-centre, 13-19 reference time, 20 production status, 21 type of data.
-    centre, subcentre = struct.unpack_from(">HH", section, 5)
-    return Identification(
-        centre=centre,
-        subcentre=subcentre,
-        reference=_time(section, 12),
-        production_status=section[19],
-        data_type=section[20],
-    )
-
-
 def _time(section: bytes, at: int) -> datetime:
     try:
         year, month, day, hour, minute, second = struct.unpack_from(">H5B", section, at)
@@ -260,30 +265,22 @@ def _time(section: bytes, at: int) -> datetime:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"section {section[4]} holds no time: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Octets of a product definition template: unit of time, first fixed surface, end of the overall interval."""
-
-    unit: int
-    surface: int | None
-    end: int | None
-
-
-def _layouts() -> dict[int, _Layout]:
-    """Layouts of the templates that NOAA publishes, from the template tables of section 4."""
-    instants = {18: (0, 1, 2, 3, 4, 5, 6, 7, 15, 51, 60), 20: (40, 41), 31: (45, 50), 42: (48, 49)}
-    intervals = {
-        18: {8: 35, 9: 48, 10: 36, 11: 38, 12: 37, 13: 69, 14: 65, 61: 45, 91: 36},
-        20: {42: 37, 43: 40},
-        31: {46: 48, 47: 51, 85: 51},
-    }
-    found = {number: _Layout(unit, unit + 5, None) for unit, numbers in instants.items() for number in numbers}
-    found |= {number: _Layout(unit, unit + 5, end) for unit, ends in intervals.items() for number, end in ends.items()}
+_INSTANTS = {18: (0, 1, 2, 3, 4, 5, 6, 7, 15, 51, 60), 20: (40, 41), 31: (45, 50), 42: (48, 49)}
+_INTERVALS = {
+    18: {8: 35, 9: 48, 10: 36, 11: 38, 12: 37, 13: 69, 14: 65, 61: 45, 91: 36},
+    20: {42: 37, 43: 40},
+    31: {46: 48, 47: 51, 85: 51},
+}
+_LAYOUTS: Mapping[int, tuple[int, int | None, int | None]] = {
+    **{number: (unit, unit + 5, None) for unit, numbers in _INSTANTS.items() for number in numbers},
+    **{number: (unit, unit + 5, end) for unit, ends in _INTERVALS.items() for number, end in ends.items()},
     # Simulated satellite products have bands where the others have a surface.
-    return found | {32: _Layout(18, None, None), 33: _Layout(18, None, None), 34: _Layout(18, None, 27)}
-
-
-_LAYOUTS: Mapping[int, _Layout] = _layouts()
+    32: (18, None, None),
+    33: (18, None, None),
+    34: (18, None, 27),
+}
+"""Octets of the product definition templates that NOAA publishes, from the template tables of section 4: unit of time,
+first fixed surface, end of the overall interval."""
 
 _UNITS: Mapping[int, timedelta] = {
     0: timedelta(minutes=1),
@@ -305,14 +302,15 @@ def _product(section: bytes, reference: datetime) -> Product:
     layout = _LAYOUTS.get(template)
     forecast_time = surface_type = level = begin = step = None
     if layout is not None:
-        unit, forecast_time = struct.unpack_from(">BI", section, layout.unit - 1)
+        unit_octet, surface_octet, end_octet = layout
+        unit, forecast_time = struct.unpack_from(">BI", section, unit_octet - 1)
         forecast_time = signed(forecast_time, 32)
-        if layout.surface is not None:
-            surface_type, level = _surface(section, layout.surface - 1)
+        if surface_octet is not None:
+            surface_type, level = _surface(section, surface_octet - 1)
         if unit in _UNITS:
             begin = step = _scaled_step(forecast_time, _UNITS[unit])
-        if layout.end is not None:
-            step = _time(section, layout.end - 1) - reference
+        if end_octet is not None:
+            step = _time(section, end_octet - 1) - reference
             begin = None if begin is None else min(begin, step)
         if step is not None and not timedelta(0) <= step <= MAX_STEP:
             raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"a message is valid {step} after its reference")
@@ -332,7 +330,7 @@ def _product(section: bytes, reference: datetime) -> Product:
 def _origin(section: bytes, template: int) -> dict[str, int]:
     """Octets 35 (type of ensemble, or derived forecast) and 36 (member); the process is 4 before the unit of time."""
     layout = _LAYOUTS.get(template)
-    octets = {} if layout is None else {"generatingProcessIdentifier": layout.unit - 4}
+    octets = {} if layout is None else {"generatingProcessIdentifier": layout[0] - 4}
     if template in _MEMBER_TEMPLATES:
         octets |= {"typeOfEnsembleForecast": 35, "perturbationNumber": 36}
     if template in _DERIVED_TEMPLATES:

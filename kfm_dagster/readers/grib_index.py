@@ -8,13 +8,14 @@ a qualifier (the ensemble member). The length of the last message is not in the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, Layer, ReadError
+from kfm_dagster.readers.grib2_sections import MAX_STEP, Span
 
 MAX_INDEX_BYTES = 2 * 1024 * 1024
 """The largest real ones (GFS 0.25 degrees, 743 lines) have 42 KB."""
@@ -114,6 +115,16 @@ def step_range(step: str) -> tuple[timedelta, timedelta] | None:
         return None
     unit = _STEP_UNITS[match[3]]
     return int(match[1] or match[2]) * unit, int(match[2]) * unit
+
+
+def spans_of(steps: Iterable[str], reference: datetime) -> dict[str, Span]:
+    """Return when the fields of each step hold, without steps that are not understood or beyond belief."""
+    ranges = {step: step_range(step) for step in steps}
+    return {
+        step: Span(reference + bounds[0], reference + bounds[1])
+        for step, bounds in ranges.items()
+        if bounds is not None and bounds[0] <= bounds[1] <= MAX_STEP
+    }
 
 
 def step_end(step: str) -> timedelta | None:

@@ -1,7 +1,7 @@
 """HDF5 headers by range requests: attributes and a few elements of the variables of a NetCDF-4 object.
 
 Belongs here: the interface for readers of NetCDF-4 products, and values of variables. Does not belong here: the meaning
-of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_global_heap.py` know the structures of the HDF5 file format
+of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_chunks.py` know the structures of the HDF5 file format
 specification 3.0.
 
 Why not libhdf5: it trusts its input. A sample of which one length was overwritten (a continuation message of 2**64 - 1
@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import chain
 from typing import TypeAlias, TypeVar
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import hdf5_messages as messages
 from kfm_dagster.readers.base import ByteSource, ReadError
-from kfm_dagster.readers.hdf5_checksum import verified
-from kfm_dagster.readers.hdf5_chunks import StoredValues
-from kfm_dagster.readers.hdf5_forms import check_datatype, element_size, unreadable
-from kfm_dagster.readers.hdf5_global_heap import GlobalHeap
-from kfm_dagster.readers.hdf5_index import DenseStorage, symbol_table
+from kfm_dagster.readers.hdf5_chunks import GlobalHeap, StoredValues
+from kfm_dagster.readers.hdf5_forms import check_datatype, element_size, unreadable, verified
+from kfm_dagster.readers.hdf5_index import dense_storage, symbol_table
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes
 from kfm_dagster.readers.ranges import BlockCache
 
@@ -163,7 +163,9 @@ class Hdf5Object:
         that are no UTF-8 are replaced, as the netCDF4 library for Python does.
         """
         found: dict[str, AttributeValue] = {}
-        for number, (encoded, attribute) in enumerate(self._each_attribute()):
+        dense = self._dense_attributes() if self._dense_attributes else {}
+        every = chain(self._compact().items(), ((name, messages.attribute(body)) for name, body in dense.items()))
+        for number, (encoded, attribute) in enumerate(every):
             if number == MAX_MEMBERS:
                 raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"an object has more than {MAX_MEMBERS} attributes")
             name = encoded.decode("utf-8")
@@ -173,12 +175,6 @@ class Hdf5Object:
             if value is not None:
                 found[name] = value
         return dict(sorted(found.items()))
-
-    def _each_attribute(self) -> Iterator[tuple[bytes, messages.Attribute]]:
-        yield from self._compact().items()
-        if self._dense_attributes is not None:
-            for name, body in self._dense_attributes.messages().items():
-                yield name, messages.attribute(body)
 
     def _compact(self) -> dict[bytes, messages.Attribute]:
         """Attributes in the header, of which each name is there once."""
@@ -222,15 +218,17 @@ class Hdf5Object:
     def _attribute(self, name: str) -> messages.Attribute | None:
         if self._dense_attributes is None:
             return self._compact().get(name.encode())
-        body = self._dense_attributes.messages().get(name.encode())
+        body = self._dense_attributes().get(name.encode())
         return None if body is None else messages.attribute(body)
 
-    def _dense(self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int) -> DenseStorage | None:
-        """Dense storage that an information message points to; flag 1 says that it has its optional bytes."""
+    def _dense(
+        self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int
+    ) -> Callable[[], dict[bytes, bytes]] | None:
+        """Give what reads the dense storage that an information message points to; flag 1 adds the optional bytes."""
         for body in self._messages.get(kind, ()):
             heap, tree = struct.unpack_from("<QQ", body, 2 + (optional_bytes if body[1] & 0x01 else 0))
             if heap != UNDEFINED:
-                return DenseStorage(self._file, heap, tree, name_of)
+                return cache(partial(dense_storage, self._file, heap, tree, name_of))
         return None
 
 
@@ -240,7 +238,7 @@ class Hdf5Group(Hdf5Object):
     def __init__(self, file: FileBytes, address: int, heap: GlobalHeap) -> None:
         super().__init__(file, address, heap)
         kinds = self._messages.keys() & {messages.SYMBOL_TABLE, messages.LINK_INFO}
-        self._dense_links = self._dense(messages.LINK_INFO, messages.link_name, optional_bytes=8)
+        self._dense_links = self._dense(messages.LINK_INFO, lambda body: messages.hard_link(body)[0], optional_bytes=8)
         if len(kinds) != 1 or (self._dense_links is not None and messages.LINK in self._messages):
             raise unreadable(f"the root is no group, or has {len(kinds)} kinds of indexes")
         links = self._messages.get(messages.LINK, ())
@@ -255,7 +253,7 @@ class Hdf5Group(Hdf5Object):
         encoded = name.encode()
         address = self._members.get(encoded)
         if address is None and self._dense_links is not None:
-            body = self._dense_links.messages().get(encoded)
+            body = self._dense_links().get(encoded)
             address = None if body is None else messages.hard_link(body)[1]
         if address is None:
             return None
@@ -268,7 +266,7 @@ class Hdf5Group(Hdf5Object):
         """Return every variable by name, in order; groups and types are left out."""
         members = dict(self._members)
         if self._dense_links is not None:
-            members.update(messages.hard_link(body) for body in self._dense_links.messages().values())
+            members.update(messages.hard_link(body) for body in self._dense_links().values())
         if len(members) > MAX_MEMBERS:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a group has {len(members)} members, {MAX_MEMBERS} at most")
         named = sorted((encoded.decode("utf-8"), address) for encoded, address in members.items())

@@ -2,7 +2,7 @@
 
 Belongs here: section III of the HDF5 file format specification 3.0, as far as NetCDF-4 files use it: symbol tables
 (B-tree version 1, local heap), and dense storage (B-tree version 2 of name hashes, fractal heap). Does not belong here:
-what a header says (`hdf5_messages.py`), values that stand in the global heap (`hdf5_global_heap.py`).
+what a header says (`hdf5_messages.py`), values that stand in the global heap (`hdf5_chunks.py`).
 
 Walks go down a level at each step and are bounded by MAX_ENTRIES, so a tree that bites its tail comes to an end soon.
 """
@@ -15,8 +15,7 @@ from struct import Struct
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, lookup3, name_hash, verified
-from kfm_dagster.readers.hdf5_forms import unreadable
+from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, name_hash, unreadable, verified
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, FileBytes
 
 MAX_ENTRIES = 8192
@@ -134,33 +133,21 @@ def tree_1_children(
             pending.extend((child, level - 1) for _, child, _ in reversed(children))
 
 
-class DenseStorage:
-    """Messages in a fractal heap, found by the hash of their name. Nothing is read before they are asked for."""
+def dense_storage(file: FileBytes, heap_at: int, tree_at: int, name_of: Callable[[bytes], bytes]) -> dict[bytes, bytes]:
+    """Read messages in a fractal heap by name, in the order of the hashes; not those too large to stand in the heap.
 
-    def __init__(self, file: FileBytes, heap: int, tree: int, name_of: Callable[[bytes], bytes]) -> None:
-        self._file = file
-        self._heap_at = heap
-        self._tree_at = tree
-        self._name_of = name_of
-        self._messages: dict[bytes, bytes] | None = None
-
-    def messages(self) -> dict[bytes, bytes]:
-        """Every message by its name, in the order of the hashes; not those that are too large to stand in the heap.
-
-        Raises ReadError for one whose name has another hash than the index says: nobody would find it by its name.
-        """
-        if self._messages is None:
-            heap, found = _FractalHeap(self._file, self._heap_at), {}
-            for hash_, heap_id in _hashes(self._file, self._tree_at):
-                if not heap.holds(heap_id):
-                    continue
-                message = heap.message(heap_id)
-                name = self._name_of(message)
-                if name_hash(name) != hash_ or name in found:
-                    raise unreadable(f"the name {name[:80]!r} is there twice, or has another hash than its index says")
-                found[name] = message
-            self._messages = found
-        return self._messages
+    Raises ReadError for one whose name has another hash than the index says: nobody would find it by its name.
+    """
+    heap, found = _FractalHeap(file, heap_at), dict[bytes, bytes]()
+    for hash_, heap_id in _hashes(file, tree_at):
+        if not heap.holds(heap_id):
+            continue
+        message = heap.message(heap_id)
+        name = name_of(message)
+        if name_hash(name) != hash_ or name in found:
+            raise unreadable(f"the name {name[:80]!r} is there twice, or has another hash than its index says")
+        found[name] = message
+    return found
 
 
 def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:

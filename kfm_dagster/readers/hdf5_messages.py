@@ -18,8 +18,15 @@ import numpy as np
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import hdf5_forms as forms
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, verified
-from kfm_dagster.readers.hdf5_forms import MAX_RANK, check_datatype, check_message, element_size, unreadable
+from kfm_dagster.readers.hdf5_forms import (
+    CHECKSUM_BYTES,
+    MAX_RANK,
+    check_datatype,
+    check_message,
+    element_size,
+    unreadable,
+    verified,
+)
 from kfm_dagster.readers.ranges import BlockCache
 
 UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
@@ -374,11 +381,6 @@ def _sized(body: bytes, at: int, size: int) -> bytes | None:
     if not (length in {0, size} and at + 4 + length <= len(body)):
         raise unreadable(f"a fill value of {length} bytes for elements of {size}")
     return body[at + 4 : at + 4 + length] or None
-
-
-def link_name(body: bytes) -> bytes:
-    """Name of a link message. Raises what `hard_link` raises."""
-    return hard_link(body)[0]
 
 
 def hard_link(body: bytes) -> tuple[bytes, int]:

@@ -5,8 +5,8 @@ metadata, every other one (I, and E at the end) holds radials. Chunks are number
 are written, and each radial states position and coverage pattern: no other chunk has to be read. Put together in their
 order they are the archive's volume.
 
-Belongs here: what one chunk says of its volume. Does not belong here: records (`nexrad_records.py`,
-`nexrad_messages.py`), the radar (`nexrad_radar.py`), and the order in which chunks come (the catalog's).
+Belongs here: what one chunk says of its volume. Does not belong here: records
+(`nexrad_messages.py`), the radar (`nexrad_radar.py`), and the order in which chunks come (the catalog's).
 
 Cost: the whole chunk, in one range request of 128 KiB or two; real ones have 2 to 120 KB.
 """
@@ -24,12 +24,16 @@ from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
 from kfm_dagster.readers.nexrad_messages import (
     END_OF_VOLUME,
     HEADER_BYTES,
+    MAX_RECORD_BYTES,
+    READ_BYTES,
     Pattern,
     Radial,
     VolumeHeader,
     decode_header,
     decode_pattern,
     decode_radial,
+    messages_of_record,
+    record_size,
 )
 from kfm_dagster.readers.nexrad_radar import (
     RADAR_PROPERTIES,
@@ -38,11 +42,12 @@ from kfm_dagster.readers.nexrad_radar import (
     coverage,
     kind_of,
     moment_bands,
+    native_values,
     pattern_findings,
+    radar_position,
     radar_properties,
+    radar_site,
 )
-from kfm_dagster.readers.nexrad_records import MAX_RECORD_BYTES, READ_BYTES, messages_of_record, record_size
-from kfm_dagster.readers.nexrad_sites import radar_position, radar_site
 from kfm_dagster.readers.ranges import BlockCache
 
 PROPERTIES = RADAR_PROPERTIES | {
@@ -106,7 +111,13 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
         properties=radar_properties(kind, icao, site, place)
         | properties
         | _end(complete=complete, closed=request.closed),
-        native=_native(chunk),
+        native=native_values(chunk.header, chunk.pattern, chunk.first, chunk.last)
+        | {
+            "radials": chunk.radials,
+            "is_last_record": chunk.is_last_record,
+            "first_cut": chunk.first.cut if chunk.first else None,
+            "last_cut": chunk.last.cut if chunk.last else None,
+        },
         findings=(
             *(((MetadataIssue.COMPLETENESS_UNCHECKED, unfinished),) if groups["kind"] == END and not complete else ()),
             *pattern_findings(kind, properties.get("nexrad:vcp")),
@@ -189,26 +200,3 @@ def _properties(chunk: Chunk, groups: Mapping[str, str]) -> dict[str, Any]:
         "nexrad:volume-number": int(groups["volume"]),
         "nexrad:chunks": int(groups["chunk"]),
     } | {name: value for name, value in optional.items() if value is not None}
-
-
-def _native(chunk: Chunk) -> dict[str, Any]:
-    first, last = chunk.first, chunk.last
-    position = first.position if first else None
-    return {
-        "extension": chunk.header.extension if chunk.header else None,
-        "icao_header": chunk.header.icao if chunk.header else None,
-        "volume_header_time": chunk.header.time if chunk.header else None,
-        "vcp_message_5": chunk.pattern.number if chunk.pattern else None,
-        "target_elev_deg": list(chunk.pattern.elevations) if chunk.pattern else [],
-        "radials": chunk.radials,
-        "is_last_record": chunk.is_last_record,
-        "first_ray_time": first.time if first else None,
-        "last_ray_time": last.time if last else None,
-        "last_ray_status": last.status if last else None,
-        "first_cut": first.cut if first else None,
-        "last_cut": last.cut if last else None,
-        "vcp": first.vcp if first else None,
-        "lat": position.latitude if position else None,
-        "lon": position.longitude if position else None,
-        "alt_m": position.height_m if position else None,
-    }

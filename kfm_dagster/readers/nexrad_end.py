@@ -8,7 +8,7 @@ volume keeps what it has, and `VolumeEnd.unchecked` says why that may be less th
 first and the last one are not looked for: that would take a request for each of 30 to 80 records.
 
 Belongs here: how the end is found with one or two range requests, or in a bounded read where there is no other way.
-Does not belong here: the head (`nexrad_volume.py`).
+Does not belong here: the head (`nexrad_level2.py`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,19 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.nexrad_messages import (
     END_OF_VOLUME,
+    FRAME_BYTES,
     HEADER_BYTES,
     INTERMEDIATE,
-    MOMENTS,
-    Radial,
-    decode_radial,
-    radial_status,
-)
-from kfm_dagster.readers.nexrad_records import (
-    FRAME_BYTES,
     MAX_RECORD_BYTES,
     MESSAGE_BYTES,
+    MOMENTS,
     READ_BYTES,
+    Radial,
+    decode_radial,
     message_at,
     messages,
     messages_of_record,
+    radial_status,
     record_size,
 )
 from kfm_dagster.readers.ranges import BlockCache, BytesSource

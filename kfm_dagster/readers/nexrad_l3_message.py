@@ -6,23 +6,95 @@ status message (figure 3-17). A message says its length, its blocks say theirs a
 compressed one says how much it holds: all three must hold of the bytes. The header's count of blocks need not: a real
 storm total with a tabular block does not count it.
 
-Belongs here: the fields as values. Does not belong here: what stands around the message (`nexrad_l3_bulletin.py`) and
-what it means to the catalog (`nexrad_level3.py`).
+Belongs here: the fields as values, and the table of products; `nexrad_l3_products.csv` states its sources in its first
+lines. Does not belong here: what stands around the message (`nexrad_l3_bulletin.py`) and what it means to the catalog
+(`nexrad_level3.py`).
 """
 
 from __future__ import annotations
 
 import bz2
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.nexrad_l3_products import GENERAL_STATUS, ProductKind
+from kfm_dagster.readers.base import ReadError, table
 from kfm_dagster.readers.nexrad_messages import time_of
 from kfm_dagster.readers.unpacked import Unpacked
+
+GENERAL_STATUS = 2
+FREE_TEXT = 75
+TDWR = range(180, 188)
+"""Codes that terminal Doppler weather radars alone have (ICD 2620063, table III)."""
+CLASSIFICATIONS = (165, 177)
+"""Codes whose values are classes of hydrometeors."""
+HYDROMETEORS: Mapping[int, str] = {
+    0: "below-threshold",
+    10: "biological",
+    20: "ground-clutter",
+    30: "ice-crystals",
+    40: "dry-snow",
+    50: "wet-snow",
+    60: "rain",
+    70: "heavy-rain",
+    80: "big-drops",
+    90: "graupel",
+    100: "hail",
+    110: "large-hail",
+    120: "giant-hail",
+    140: "unknown",
+    150: "range-folded",
+}
+"""Classes by stored value (ICD 2620001, table III, notes on codes 165 and 177)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductKind:
+    """What all objects of a product have in common.
+
+    mnemonic: empty where the ICDs have none. range_m: metres from the radar; None for a profile over it, a text or
+    its state. unit: of its values, empty where it has none. begin, end: numbers (1 to 10) of the product-dependent
+    parameters with date and minute of an accumulation's begin or end. minutes: its length where no begin is stated;
+    length: the parameter that has it.
+    """
+
+    code: int
+    mnemonic: str
+    name: str
+    range_m: int | None
+    unit: str
+    begin: tuple[int, int] | None
+    end: tuple[int, int] | None
+    minutes: int | None
+    length: int | None
+
+
+@cache
+def product_kinds() -> Mapping[int, ProductKind]:
+    """All products by code."""
+    return {
+        int(row["code"]): ProductKind(
+            code=int(row["code"]),
+            mnemonic=row["mnemonic"],
+            name=row["name"],
+            range_m=int(row["range_km"]) * 1000 if row["range_km"] else None,
+            unit=row["unit"],
+            begin=_places(row["begin"]),
+            end=_places(row["end"]),
+            minutes=int(row["minutes"]) if (row["minutes"] or "").isdecimal() else None,
+            length=int(row["minutes"][1:]) if (row["minutes"] or "").startswith("=") else None,
+        )
+        for row in table("nexrad_l3_products.csv")
+    }
+
+
+def _places(text: str) -> tuple[int, int] | None:
+    date, _, minute = text.partition(":")
+    return (int(date), int(minute or int(date) + 1)) if date else None
+
 
 MAX_UNPACKED_BYTES = 8 * 1024 * 1024
 """Super-resolution products hold up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real ones claim up to 0.5."""

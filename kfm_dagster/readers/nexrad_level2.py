@@ -1,7 +1,9 @@
-"""The reader of NEXRAD Level II archive volumes: agreement with the key, STAC properties.
+"""The reader of NEXRAD Level II archive volumes: where records lie, agreement with the key, STAC properties.
 
-Belongs here: what a volume's head and end mean to the catalog. Does not belong here: how it is laid out
-(`nexrad_volume.py`, `nexrad_end.py`) and where the radar stands (`nexrad_radar.py`).
+Belongs here: a volume from its header to its first radial (ICD 2620010, Archive II/User: volume header, LDM records,
+messages), gzip around it, the bounds on what hostile bytes may cost, and what head and end mean to the catalog. Does
+not belong here: what the fields of a record mean (`nexrad_messages.py`), what the end of a volume says
+(`nexrad_end.py`), and where the radar stands (`nexrad_radar.py`).
 
 Cost: one to three range requests of 128 KiB for the head and one of up to 256 KiB for the end; a gzipped volume is read
 whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
@@ -9,12 +11,30 @@ whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bz2
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.nexrad_end import VolumeEnd, end_of_frames, end_of_gzip, end_of_records
+from kfm_dagster.readers.nexrad_messages import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    READ_BYTES,
+    Pattern,
+    Radial,
+    VolumeHeader,
+    decode_frequency,
+    decode_header,
+    decode_pattern,
+    decode_radial,
+    decode_status,
+    messages,
+    record_size,
+)
 from kfm_dagster.readers.nexrad_radar import (
     RADAR_PROPERTIES,
     RadarKind,
@@ -24,12 +44,106 @@ from kfm_dagster.readers.nexrad_radar import (
     coverage,
     kind_of,
     moment_bands,
+    native_values,
     pattern_findings,
+    radar_position,
     radar_properties,
+    radar_site,
 )
-from kfm_dagster.readers.nexrad_records import READ_BYTES
-from kfm_dagster.readers.nexrad_sites import radar_position, radar_site
-from kfm_dagster.readers.nexrad_volume import Volume, read_volume
+from kfm_dagster.readers.ranges import BlockCache
+from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked, pieces
+
+MAX_READS = 16
+METADATA_BYTES = 134 * FRAME_BYTES
+"""The first LDM record: messages 15, 13, 18, 3, 5 and 2 (ICD 2620010, 7.3.5); fewer frames before 2008."""
+RADIAL_BYTES = 16 * 1024
+"""A type 31 radial takes 7 to 10 KB in real volumes; a bzip2 block gives more only for more time."""
+MAX_HEAD_BYTES = 2 * METADATA_BYTES
+MAX_RECORDS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Volume:
+    """What a volume's head and its end say. `compression` is that of the object as stored."""
+
+    header: VolumeHeader
+    compression: str
+    radial: Radial
+    """The first one."""
+    end: VolumeEnd
+    pattern: Pattern | None
+    status: tuple[str | None, str | None, str | None]
+    """State, operability and build of the radar's software."""
+    frequency_mhz: int | None
+    """Of the transmitter, from the adaptation data (message 18)."""
+
+
+def read_volume(source: ByteSource) -> Volume:
+    """Read a volume's head and end. Raises ReadError(UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, ...)."""
+    stored = BlockCache(source, block_bytes=READ_BYTES, max_blocks=MAX_READS)
+    gzipped = stored.read(0, 2) == b"\x1f\x8b"
+    plain: Bytes = stored
+    if gzipped:
+        plain = Unpacked(_pieces(stored, 0, source.size), Gunzip(), step=READ_BYTES, limit=MAX_HEAD_BYTES)
+    opening = plain.read(0, HEADER_BYTES + 7)
+    header = decode_header(opening[:HEADER_BYTES])
+    bzipped = opening[HEADER_BYTES + 4 :] == b"BZh"
+    size = None if gzipped else source.size
+    radial, bodies = _head(_record_messages(plain, size) if bzipped else messages(plain, HEADER_BYTES))
+    if gzipped:
+        end = end_of_gzip(source, stored, radial, bzipped=bzipped)
+    else:
+        end = (end_of_records if bzipped else end_of_frames)(stored, radial)
+    return Volume(
+        header=header,
+        compression="gzip" if gzipped else "bzip2" if bzipped else "none",
+        radial=radial,
+        end=end,
+        pattern=decode_pattern(bodies[5]) if 5 in bodies else None,
+        status=decode_status(bodies[2]) if 2 in bodies else (None, None, None),
+        frequency_mhz=decode_frequency(bodies[18]) if 18 in bodies else None,
+    )
+
+
+def _head(found: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]:
+    """Return the first radial, and the bodies of the messages before it by type, of each the last."""
+    bodies: dict[int, bytes] = {}
+    for kind, body in found:
+        if kind in {1, 31}:
+            return decode_radial(kind, body), bodies
+        bodies[kind] = body
+    raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the volume ends before its first radial")
+
+
+def _pieces(source: Bytes, start: int, end: int) -> Iterator[bytes]:
+    """Yield [start, end) piece by piece, each within one block of the cache, so that only what is used is requested."""
+    return pieces(source, start, end, step=READ_BYTES, first=READ_BYTES - start % READ_BYTES)
+
+
+def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, bytes]]:
+    """Messages of the first LDM records (ICD 2620010, 7.3.4).
+
+    `end` is the volume's size in bytes where that is known: a record past it means an object cut short, even where
+    the first radial is still within it.
+    """
+    offset = HEADER_BYTES
+    for index in range(MAX_RECORDS):
+        word = volume.read(offset, 4)
+        if len(word) < 4:
+            return
+        size, last = record_size(word)
+        start, offset = offset + 4, offset + 4 + size
+        if end is not None and offset > end:
+            raise ReadError(
+                MetadataIssue.TRUNCATED_OBJECT, f"LDM record {index} ends {offset - end} bytes past the end"
+            )
+        step = RADIAL_BYTES if index else METADATA_BYTES
+        record = _pieces(volume, start, offset)
+        yield from messages(Unpacked(record, bz2.BZ2Decompressor(), step=step, limit=MAX_HEAD_BYTES), 0)
+        if last:
+            raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the volume has no radial")
+    raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"no radial in the first {MAX_RECORDS} LDM records")
+
 
 PROPERTIES = RADAR_PROPERTIES | {
     "processing:software", "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
@@ -77,7 +191,14 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
         datetime=start,
         geometry=coverage(kind, position, volume.radial),
         properties=radar_properties(kind, icao, site, position) | properties,
-        native=_native(volume),
+        native=native_values(volume.header, volume.pattern, volume.radial, last)
+        | {
+            "uncompressed_magic": volume.header.magic,
+            "nsweeps": last.cut if last else None,
+            "msg_type": volume.radial.message_type,
+            "first_ray_moments": list(volume.radial.moments),
+            "moments": list(volume.end.moments or ()),
+        },
         findings=(
             *(((MetadataIssue.COMPLETENESS_UNCHECKED, unchecked),) if unchecked else ()),
             *pattern_findings(kind, properties.get("nexrad:vcp")),
@@ -102,7 +223,7 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
 
 
 def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
-    radial, status, end = volume.radial, volume.status, volume.end
+    radial, end, (state, operability, build) = volume.radial, volume.end, volume.status
     planned = volume.pattern.elevations if volume.pattern else ()
     angles = _distinct(planned[: end.radial.cut] if end.radial else planned)
     check_cuts(kind, angles)
@@ -119,9 +240,9 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
         "nexrad:frequency-mhz": volume.frequency_mhz,
         "nexrad:gate-spacing-m": radial.gate_spacing_m,
         "nexrad:volume-number": int(volume.header.extension) if volume.header.extension.isdigit() else None,
-        "nexrad:rda-status": status.rda if status else None,
-        "nexrad:operability-status": status.operability if status else None,
-        "processing:software": {f"{kind.name.upper()} RDA": status.build} if status and status.build else None,
+        "nexrad:rda-status": state,
+        "nexrad:operability-status": operability,
+        "processing:software": {f"{kind.name.upper()} RDA": build} if build else None,
     }
     return {
         "nexrad:message-type": radial.message_type,
@@ -134,26 +255,3 @@ def _distinct(angles: Sequence[float]) -> list[float]:
     """Distinct target elevations in degrees, ascending; the pattern has one for each cut, in the order of the cuts."""
     # A binary angle: what points below the horizon counts from the full turn.
     return sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in angles})
-
-
-def _native(volume: Volume) -> dict[str, Any]:
-    position, pattern, last = volume.radial.position, volume.pattern, volume.end.radial
-    return {
-        "uncompressed_magic": volume.header.magic,
-        "extension": volume.header.extension,
-        "icao_header": volume.header.icao,
-        "volume_header_time": volume.header.time,
-        "first_ray_time": volume.radial.time,
-        "last_ray_time": last.time if last else None,
-        "last_ray_status": last.status if last else None,
-        "nsweeps": last.cut if last else None,
-        "msg_type": volume.radial.message_type,
-        "first_ray_moments": list(volume.radial.moments),
-        "moments": list(volume.end.moments or ()),
-        "lat": position.latitude if position else None,
-        "lon": position.longitude if position else None,
-        "alt_m": position.height_m if position else None,
-        "vcp": volume.radial.vcp,
-        "vcp_message_5": pattern.number if pattern else None,
-        "target_elev_deg": list(pattern.elevations) if pattern else [],
-    }

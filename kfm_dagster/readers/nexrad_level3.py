@@ -1,7 +1,7 @@
 """The reader of NEXRAD and TDWR Level III products: agreement with the key, footprint, STAC properties.
 
 Belongs here: what a product's description means to the catalog. Does not belong here: how an object is laid out
-(`nexrad_l3_bulletin.py`, `nexrad_l3_message.py`) and what products there are (`nexrad_l3_products.py`).
+(`nexrad_l3_bulletin.py`, `nexrad_l3_message.py`).
 
 Cost: an object is read whole, because only then is it known to be: one request of 256 KiB, which nearly all real
 objects fit in, and a second one for the rest of up to 4 MiB. bzip2 is unpacked outside the GIL.
@@ -23,17 +23,28 @@ from kfm_dagster.readers import nexrad_radar
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import Bulletin, read_bulletin
-from kfm_dagster.readers.nexrad_l3_message import Description, Message, accumulation, decode_message
-from kfm_dagster.readers.nexrad_l3_products import (
+from kfm_dagster.readers.nexrad_l3_message import (
     CLASSIFICATIONS,
     FREE_TEXT,
     HYDROMETEORS,
     TDWR,
+    Description,
+    Message,
     ProductKind,
+    accumulation,
+    decode_message,
     product_kinds,
 )
-from kfm_dagster.readers.nexrad_radar import RadarKind, kind_of, pattern_findings
-from kfm_dagster.readers.nexrad_sites import Position, Site, position_source, radar_position, site_named
+from kfm_dagster.readers.nexrad_messages import Position
+from kfm_dagster.readers.nexrad_radar import (
+    RadarKind,
+    Site,
+    kind_of,
+    pattern_findings,
+    position_source,
+    radar_position,
+    site_named,
+)
 from kfm_dagster.readers.ranges import BlockCache
 
 PROPERTIES = frozenset({
@@ -190,13 +201,13 @@ def _check_time(nominal: datetime, first: datetime, last: datetime) -> None:
         )
 
 
-def _footprint(position: Position | Site, kind: ProductKind | None) -> Mapping[str, Any]:
+def _footprint(position: Position, kind: ProductKind | None) -> Mapping[str, Any]:
     if kind is not None and kind.range_m is not None:
         return disc(position.latitude, position.longitude, kind.range_m)
     return {"type": "Point", "coordinates": (position.longitude, position.latitude)}
 
 
-def _properties(bulletin: Bulletin, content: _Content, position: Position | Site) -> dict[str, Any]:
+def _properties(bulletin: Bulletin, content: _Content, position: Position) -> dict[str, Any]:
     return {
         "processing:level": "L3",
         "nexrad:awips-id": bulletin.product + bulletin.site,

@@ -1,20 +1,22 @@
-"""NEXRAD Level II records decoded: volume header, radials of both kinds, coverage pattern, RDA status.
+"""NEXRAD Level II records: their framing as LDM records and messages, and the fields that they hold.
 
-Belongs here: the fields of single records of ICD 2620010 (Archive II/User) and ICD 2620002 (RDA/RPG), as values.
-Does not belong here: where the records lie in an object (`nexrad_volume.py`).
+Belongs here: the two framings of ICD 2620010 (7.3.4 and 7.3.5), and the fields of single records of ICD 2620010
+(Archive II/User) and ICD 2620002 (RDA/RPG), as values. Does not belong here: which records of an object are read
+(`nexrad_level2.py`, `nexrad_end.py`, `nexrad_chunk.py`).
 """
 
 from __future__ import annotations
 
+import bz2
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.nexrad_sites import Position
+from kfm_dagster.readers.unpacked import Bytes, Unpacked
 
 HEADER_BYTES = 24
 MAX_CUTS = 32
@@ -48,6 +50,15 @@ _OPERABILITY = {
     16: "commanded shut down",
     32: "inoperable",
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """WGS 84 degrees as the radar states them, and metres of the feedhorn above mean sea level."""
+
+    latitude: float
+    longitude: float
+    height_m: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,15 +102,6 @@ class Pattern:
 
     number: int
     elevations: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RadarStatus:
-    """Message type 2, the RDA's status (ICD 2620002, table IV); None for codes that the table does not define."""
-
-    rda: str | None
-    operability: str | None
-    build: str | None
 
 
 def decode_header(data: bytes) -> VolumeHeader:
@@ -183,15 +185,16 @@ def decode_pattern(body: bytes) -> Pattern:
     return Pattern(number=number, elevations=tuple(angle * 360 / 65536 for angle in angles))
 
 
-def decode_status(body: bytes) -> RadarStatus:
-    """ICD 2620002, table IV: halfwords 1, 2 and 10; bit 0 of the second says that calibration is not automatic."""
+def decode_status(body: bytes) -> tuple[str | None, str | None, str | None]:
+    """Decode message type 2, the RDA's status (ICD 2620002, table IV: halfwords 1, 2 and 10).
+
+    Return state, operability and build of the software; None for codes that the table does not define.
+    """
     rda, operability, build = _unpack(">HH14xH", body, 0)
-    return RadarStatus(
-        rda=_RDA_STATUS.get(rda),
-        operability=_OPERABILITY.get(operability & ~1),
-        # In hundredths: 1900 is build 19.0, 2210 is 22.1. Older radars leave it zero.
-        build=f"{build / 100:.2f}".removesuffix("0") if build else None,
-    )
+    # Bit 0 of the operability says that calibration is not automatic. Builds are in hundredths: 1900 is build 19.0 and
+    # 2210 is 22.1; older radars leave it zero.
+    version = f"{build / 100:.2f}".removesuffix("0") if build else None
+    return _RDA_STATUS.get(rda), _OPERABILITY.get(operability & ~1), version
 
 
 def decode_frequency(body: bytes) -> int | None:
@@ -226,3 +229,69 @@ def time_of(day: int, milliseconds: int) -> datetime:
     if not 1 <= day <= 0xFFFF or not 0 <= milliseconds < _DAY_MS:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"day {day}, millisecond {milliseconds} is no time")
     return _EPOCH + timedelta(days=day - 1, milliseconds=milliseconds)
+
+
+READ_BYTES = 128 * 1024
+"""One block of a range request; real heads take one to three, because a bzip2 block must be whole (50 to 270 KB)."""
+FRAME_BYTES = 2432
+"""Every message but type 31 fills one frame (ICD 2620010, 7.3.5)."""
+MAX_RECORD_BYTES = 1024 * 1024
+"""An LDM record of 120 radials is at most 1.4 MB before compression and 267 KB after it in real volumes."""
+MAX_RECORD_UNPACKED = 2 * 1024 * 1024
+"""120 radials, 1.42 MB at most in real volumes."""
+
+_MESSAGE = struct.Struct(">12xHxB10xH")
+MESSAGE_BYTES = _MESSAGE.size
+"""12 bytes of channel terminal manager, 16 of message header (ICD 2620002, table II)."""
+
+
+def record_size(word: bytes) -> tuple[int, bool]:
+    """Size of an LDM record in bytes, and whether it says to be the last one (ICD 2620010, 7.3.4: a negative size).
+
+    Raises ReadError for a size of nothing, or of more than a record can have.
+    """
+    size = int.from_bytes(word, "big", signed=True)
+    if not 0 < abs(size) <= MAX_RECORD_BYTES:
+        raise ReadError(
+            MetadataIssue.RESOURCE_LIMIT if size else MetadataIssue.UNREADABLE_FORMAT,
+            f"an LDM record claims {abs(size)} bytes; expected 1 to {MAX_RECORD_BYTES}",
+        )
+    return abs(size), size < 0
+
+
+def message_at(header: bytes) -> tuple[int, int, int, int]:
+    """Type, segment, size of the body and distance to the next message in bytes, from MESSAGE_BYTES of header.
+
+    Raises ReadError for a message that is smaller than its own header.
+    """
+    halfwords, kind, segment = _MESSAGE.unpack(header)
+    if kind == 31:
+        if halfwords < 8:
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message of type 31 claims {halfwords} halfwords")
+        # The size counts the message header's 16 bytes and not the 12 before it.
+        return kind, segment, halfwords * 2 - 16, halfwords * 2 + 12
+    return kind, segment, FRAME_BYTES - MESSAGE_BYTES, FRAME_BYTES
+
+
+def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
+    """Type and body of each message that matters; of message 18 only the first segment does.
+
+    Goes on to the end of the stream, which the stream itself keeps near: see `Unpacked` and `BlockCache`.
+    Raises ReadError where the stream ends within such a message.
+    """
+    while len(header := stream.read(position, MESSAGE_BYTES)) == MESSAGE_BYTES:
+        kind, segment, body_bytes, advance = message_at(header)
+        if kind in {1, 2, 5, 31} or (kind == 18 and segment == 1):
+            body = stream.read(position + MESSAGE_BYTES, body_bytes)
+            if len(body) < body_bytes:
+                raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the volume ends within a message of type {kind}")
+            yield kind, body
+        position += advance
+
+
+def messages_of_record(record: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and body of each message of a whole LDM record, without its size, as `messages`. Raises ReadError."""
+    stream = Unpacked(iter([record]), bz2.BZ2Decompressor(), step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
+    yield from messages(stream, 0)
+    if not stream.complete:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the LDM record ends before its data")

@@ -1,20 +1,117 @@
-"""The radar of a NEXRAD volume: its kind, what it reaches, and the properties that volumes and chunks have alike.
+"""The radar of a NEXRAD object: where it stands, its kind, what it reaches, and the properties that objects share.
 
-Belongs here: what differs between WSR-88D and Terminal Doppler Weather Radars. Does not belong here: where a radar
-stands (`nexrad_sites.py`), and what else their records say.
+Belongs here: the tables of WSR-88D and TDWR sites, the choice between a radar's own position and its site's, and what
+differs between the two kinds. Volumes of message type 1 (1991 to 2008) and status messages carry no position. Does not
+belong here: what else their records say.
+`nexrad_sites.csv` and `nexrad_tdwr_sites.csv` state their source (NOAA NCEI's station list, public domain) and
+exceptions in their first lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from pyproj import Geod
+
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.base import ReadError, table
 from kfm_dagster.readers.geometry import disc
-from kfm_dagster.readers.nexrad_messages import MOMENTS, Radial, VolumeHeader
-from kfm_dagster.readers.nexrad_sites import Position, Site, position_source, tdwr_sites
+from kfm_dagster.readers.nexrad_messages import MOMENTS, Pattern, Position, Radial, VolumeHeader
+
+POSITION_TOLERANCE_M = 50_000
+"""Between a radar's own position and its site's: 100 m in real objects, but the table has one place a site, and the
+farthest known move is RKSG's, by 36 km. The nearest other WSR-88D is 59 km off, but for two tested in Norman; of a TDWR
+that is nearer only the name in header and radials tells."""
+_WGS84 = Geod(ellps="WGS84")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site(Position):
+    """The position of a radar site, with its names."""
+
+    icao: str
+    name: str
+
+
+@cache
+def sites() -> Mapping[str, Site]:
+    """All sites of the WSR-88D network by ICAO identifier, in the order of the table."""
+    return _table("nexrad_sites.csv")
+
+
+@cache
+def tdwr_sites() -> Mapping[str, Site]:
+    """All sites of Terminal Doppler Weather Radars by ICAO identifier, in the order of the table."""
+    return _table("nexrad_tdwr_sites.csv")
+
+
+def radar_site(icao: str) -> Site | None:
+    """Return the site of either network by its ICAO identifier."""
+    return sites().get(icao) or tdwr_sites().get(icao)
+
+
+def site_named(identifier: str) -> Site | None:
+    """Site of either network by its three-letter identifier: ICAO's without the first, as in AWIPS identifiers."""
+    return _by_identifier().get(identifier)
+
+
+@cache
+def _by_identifier() -> Mapping[str, Site]:
+    return {icao[1:]: site for icao, site in (*sites().items(), *tdwr_sites().items())}
+
+
+def _table(name: str) -> Mapping[str, Site]:
+    return {
+        row["icao"]: Site(
+            icao=row["icao"],
+            name=f"{row['name']}, {row['region']}",
+            latitude=float(row["latitude"]),
+            longitude=float(row["longitude"]),
+            height_m=float(row["height_m"]),
+        )
+        for row in table(name)
+    }
+
+
+def radar_position(stated: Position | None, site: Site | None, name: str) -> Position:
+    """Take the radar's own position, or the site's where the object states none (or zeros).
+
+    Raises ReadError: MISSING_GEOLOCATION where there is neither, INVALID_GEOMETRY for a position that cannot be, or is
+    farther than POSITION_TOLERANCE_M from the site's.
+    """
+    if stated is None or (stated.latitude == 0 and stated.longitude == 0):
+        if site is None:
+            raise ReadError(
+                MetadataIssue.MISSING_GEOLOCATION, f"the object states no position and {name} is not in the site table"
+            )
+        return site
+    # Written so that NaN fails. No radar stands beyond 65 degrees; past 85 the disc would hold a pole.
+    if not (-85 <= stated.latitude <= 85 and -180 <= stated.longitude <= 180):
+        raise ReadError(
+            MetadataIssue.INVALID_GEOMETRY, f"the radar is said to be at {stated.latitude}, {stated.longitude}"
+        )
+    if site is not None:
+        _refuse_distant(stated, site)
+    return stated
+
+
+def position_source(position: Position, stated_by: str) -> str:
+    """Say where a position is from: `stated_by`, or the site table."""
+    return "site table" if isinstance(position, Site) else stated_by
+
+
+def _refuse_distant(stated: Position, site: Site) -> None:
+    *_, distance = _WGS84.inv(stated.longitude, stated.latitude, site.longitude, site.latitude)
+    if distance > POSITION_TOLERANCE_M:
+        raise ReadError(
+            MetadataIssue.INVALID_GEOMETRY,
+            f"the radar is said to be at {stated.latitude:.4f}, {stated.longitude:.4f}, {distance / 1000:.0f} km from "
+            f"where {site.icao} is; expected {POSITION_TOLERANCE_M // 1000} km at most",
+        )
+
 
 RADAR_PROPERTIES = frozenset({
     "platform", "instruments", "processing:level", "nexrad:site", "nexrad:site-name", "nexrad:latitude",
@@ -97,7 +194,7 @@ def check_cuts(kind: RadarKind, angles: list[float]) -> None:
         )
 
 
-def coverage(kind: RadarKind, place: Position | Site, lowest: Radial | None) -> Mapping[str, Any]:
+def coverage(kind: RadarKind, place: Position, lowest: Radial | None) -> Mapping[str, Any]:
     """Return the disc around the radar as GeoJSON: as far as its lowest cut's gates reach, else as its kind does."""
     own = lowest.reach_m if lowest is not None and lowest.cut == 1 else None
     return disc(place.latitude, place.longitude, min(own or kind.range_m, RANGE_M))
@@ -118,7 +215,7 @@ def moment_bands(moments: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def radar_properties(kind: RadarKind, icao: str, site: Site | None, place: Position | Site) -> dict[str, Any]:
+def radar_properties(kind: RadarKind, icao: str, site: Site | None, place: Position) -> dict[str, Any]:
     """Return the radar's STAC properties; a site that is in no table has no name."""
     named = {"nexrad:site-name": site.name} if site else {}
     return {
@@ -131,4 +228,25 @@ def radar_properties(kind: RadarKind, icao: str, site: Site | None, place: Posit
         "nexrad:longitude": round(place.longitude, 6),
         "nexrad:height-m": place.height_m,
         "nexrad:position-source": position_source(place, "volume data block"),
+    }
+
+
+def native_values(
+    header: VolumeHeader | None, pattern: Pattern | None, first: Radial | None, last: Radial | None
+) -> dict[str, Any]:
+    """Return what volumes and chunks say of themselves, unrounded, under pyart's names."""
+    position = first.position if first else None
+    return {
+        "extension": header.extension if header else None,
+        "icao_header": header.icao if header else None,
+        "volume_header_time": header.time if header else None,
+        "vcp_message_5": pattern.number if pattern else None,
+        "target_elev_deg": list(pattern.elevations) if pattern else [],
+        "first_ray_time": first.time if first else None,
+        "last_ray_time": last.time if last else None,
+        "last_ray_status": last.status if last else None,
+        "vcp": first.vcp if first else None,
+        "lat": position.latitude if position else None,
+        "lon": position.longitude if position else None,
+        "alt_m": position.height_m if position else None,
     }

@@ -13,7 +13,7 @@ from types import MappingProxyType, ModuleType
 
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
-from kfm_dagster.readers.base import TIMES, HeaderMetadata, Reader, ReadRequest
+from kfm_dagster.readers.base import TIMES, HeaderMetadata, ReadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,6 @@ class LazyReader:
         """Import the reader's module; Python keeps it, so later calls cost a dictionary look-up."""
         return import_module(f"kfm_dagster.readers.{self.name.replace('-', '_')}")
 
-    def load(self) -> Reader:
-        """Return the reader's function."""
-        reader: Reader = getattr(self.module, f"read_{self.name.replace('-', '_')}")
-        return reader
-
     def gives(self, name: str) -> bool:
         """Tell whether an object can have the STAC property: the module's PROPERTIES name it, `*` for any prefix."""
         given: frozenset[str] = self.module.PROPERTIES | TIMES
@@ -44,7 +39,8 @@ class LazyReader:
 
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
         """Read the headers. Raises ReadError."""
-        return self.load()(request)
+        header: HeaderMetadata = getattr(self.module, f"read_{self.name.replace('-', '_')}")(request)
+        return header
 
 
 READERS: Mapping[str, LazyReader] = MappingProxyType({

@@ -1,13 +1,14 @@
-"""What a NetCDF variable's attributes say of its values as they are stored: their type, unit, packing and gaps.
+"""What STAC says of stored numbers: bands by the attributes of a NetCDF variable, dimensions by an even grid.
 
 Belongs here: from attributes of the NetCDF and CF conventions to fields of a STAC band (STAC 1.1.0, common metadata,
-data values; raster extension 2.0.0). Does not belong here: reading attributes (`hdf5.py`, `netcdf_header.py`).
+data values; raster extension 2.0.0), and rows and columns as Dimension Objects (datacube extension 2.2.0). Does not
+belong here: reading attributes (`hdf5.py`, `netcdf_header.py`), what else a file varies over (`grib2_cube.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kfm_dagster.readers.hdf5 import AttributeValue
@@ -66,3 +67,34 @@ def _nodata(value: float | None, data_type: str | None) -> float | str | None:
         return value
     bits = int(data_type.removeprefix("u").removeprefix("int"))
     return int(value) % (1 << bits) if data_type.startswith("u") else int(value)
+
+
+COLUMNS, ROWS = "x", "y"
+"""Names of the dimensions, as GDAL and rioxarray have them whatever the grid is of."""
+_DECIMALS = 9
+
+
+def horizontal(*, transform: Sequence[float], shape: Sequence[int], wkt2: str) -> dict[str, dict[str, Any]]:
+    """Return columns and rows: from the first cell's centre to the last's, in the reference system of `wkt2`.
+
+    `transform` and `shape` are those of the projection extension: (width of a cell, 0, west, 0, minus its height,
+    north), and rows before columns.
+    """
+    width, _, west, _, height, north = transform
+    rows, columns = shape
+    return {
+        COLUMNS: dimension(COLUMNS, first=west + width / 2, step=width, count=columns, wkt2=wkt2),
+        ROWS: dimension(ROWS, first=north + height / 2, step=height, count=rows, wkt2=wkt2),
+    }
+
+
+def dimension(axis: str, *, first: float, step: float, count: int, wkt2: str) -> dict[str, Any]:
+    """Return a dimension of evenly spaced centres; what is between them is a length, whichever way they run."""
+    last = first + step * (count - 1)
+    return {
+        "type": "spatial",
+        "axis": axis,
+        "extent": sorted((round(first, _DECIMALS), round(last, _DECIMALS))),
+        "step": abs(step),
+        "reference_system": wkt2,
+    }

@@ -6,6 +6,7 @@ Does not belong here: what the bytes mean, and how they are requested (`ranges.p
 
 from __future__ import annotations
 
+import bz2
 import zlib
 from collections.abc import Iterator
 from typing import Protocol
@@ -25,31 +26,18 @@ class Bytes(Protocol):
         ...
 
 
-def pieces(source: Bytes, start: int, end: int, *, step: int) -> Iterator[bytes]:
-    """Yield [start, end) of a source by requests of `step` bytes. Raises ReadError(TRUNCATED_OBJECT) for fewer."""
-    for at in range(start, end, step):
-        piece = source.read(at, min(step, end - at))
-        if len(piece) < min(step, end - at):
-            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(piece)} bytes at offset {at} of {end}")
+def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) -> Iterator[bytes]:
+    """Yield [start, end) of a source by requests of `step` bytes, the first one of `first` where that is given.
+
+    Raises ReadError(TRUNCATED_OBJECT) for fewer.
+    """
+    length = first or step
+    while start < end:
+        piece = source.read(start, min(length, end - start))
+        if len(piece) < min(length, end - start):
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(piece)} bytes at offset {start} of {end}")
         yield piece
-
-
-class Decompressor(Protocol):
-    """What `bz2.BZ2Decompressor` offers."""
-
-    @property
-    def eof(self) -> bool:
-        """Tell whether the end of the stream was reached."""
-        ...
-
-    @property
-    def needs_input(self) -> bool:
-        """Tell whether nothing more comes without more input."""
-        ...
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        """Take all of `data`, return at most `max_length` bytes."""
-        ...
+        start, length = start + length, step
 
 
 class Gunzip:
@@ -84,7 +72,9 @@ class Unpacked:
     `step` bytes at least are decompressed at a time, `limit` bytes at most in all.
     """
 
-    def __init__(self, pieces: Iterator[bytes], decompressor: Decompressor, *, step: int, limit: int) -> None:
+    def __init__(
+        self, pieces: Iterator[bytes], decompressor: bz2.BZ2Decompressor | Gunzip, *, step: int, limit: int
+    ) -> None:
         self._pieces = pieces
         self._decompressor = decompressor
         self._step = step

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.bounding_box import bounding_box
-from kfm_dagster.operators.footprint import Footprint, footprint
+from kfm_dagster.operators.footprint import footprint
 from kfm_dagster.readers.geometry import polygon_from_ring
 
 pytestmark = pytest.mark.clause("OPR-17")
@@ -66,11 +66,9 @@ def outlines(draw: st.DrawFn) -> list[tuple[float, float]]:
 @example(outline=[(170.0, 0.0), (180.0, 0.0), (180.0, 1.0), (170.0, 1.0)], decimals=6)
 def test_box_of_a_rounded_footprint_is_that_of_the_outline(outline: list[tuple[float, float]], decimals: int) -> None:
     whole = polygon_from_ring(outline)
-    found = footprint(whole, decimals=decimals)
-    assert isinstance(found, Footprint)
-    west, south, east, north = found.bbox
+    geometry, (west, south, east, north) = footprint(whole, decimals=decimals)
     # Exact: each side is a coordinate of the geometry, and no coordinate lies outside.
-    shape = shapely.geometry.shape(found.geometry)
+    shape = shapely.geometry.shape(geometry)
     points = shapely.get_coordinates(shape).tolist()
     assert {west, east} <= {longitude for longitude, _ in points}
     assert (south, north) == (shape.bounds[1], shape.bounds[3])

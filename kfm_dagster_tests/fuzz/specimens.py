@@ -39,7 +39,7 @@ from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.demo.samples.nexrad_level3 import PRODUCTS as LEVEL3_PRODUCTS
 from kfm_dagster.demo.samples.nexrad_level3 import make_nexrad_level3
 from kfm_dagster.demo.samples.oisst import make_oisst
-from kfm_dagster.readers import grib2, grib2_gzip, grib_index, isd, nexrad_end, nexrad_level3, nexrad_records
+from kfm_dagster.readers import grib2, grib2_gzip, grib_index, isd, nexrad_end, nexrad_level3, nexrad_messages
 from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS
 from kfm_dagster_tests.readers.grib2_bytes import index_of
 from kfm_dagster_tests.readers.nexrad_bytes import unpack
@@ -130,7 +130,7 @@ _GRIB2 = Bounds(
     requests=_GRIB2_REQUESTS,
     read_bytes=_GRIB2_REQUESTS * grib2.FIRST_BYTES + grib2.LAST_MESSAGE_BYTES + grib_index.MAX_INDEX_BYTES,
 )
-_CHUNK_BLOCKS = -(-(nexrad_records.MAX_RECORD_BYTES + 28) // nexrad_records.READ_BYTES)
+_CHUNK_BLOCKS = -(-(nexrad_messages.MAX_RECORD_BYTES + 28) // nexrad_messages.READ_BYTES)
 
 SUBJECTS: Mapping[str, Subject] = {
     "goes-abi": Subject(reader="goes-abi", datasets=("goes-abi",), bounds=_HDF5, is_hdf5=True, along="t"),
@@ -141,13 +141,13 @@ SUBJECTS: Mapping[str, Subject] = {
         datasets=("nexrad-l2",),
         bounds=Bounds(
             requests=16 + nexrad_end.MAX_GZIP_BYTES // nexrad_end.GZIP_READ_BYTES,
-            read_bytes=16 * nexrad_records.READ_BYTES + nexrad_end.MAX_GZIP_BYTES,
+            read_bytes=16 * nexrad_messages.READ_BYTES + nexrad_end.MAX_GZIP_BYTES,
         ),
     ),
     "nexrad-chunk": Subject(
         reader="nexrad-chunk",
         datasets=("nexrad-l2-chunks",),
-        bounds=Bounds(requests=2, read_bytes=_CHUNK_BLOCKS * nexrad_records.READ_BYTES),
+        bounds=Bounds(requests=2, read_bytes=_CHUNK_BLOCKS * nexrad_messages.READ_BYTES),
     ),
     "nexrad-level3": Subject(
         reader="nexrad-level3",

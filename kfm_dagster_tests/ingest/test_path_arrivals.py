@@ -19,7 +19,7 @@ from kfm_dagster.ingest.arrival_table import read_table
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals, product_of
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.path.errors import PathError
+from kfm_dagster.path.refractivity import PathError
 from kfm_dagster.path.volume import VolumeFacts
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.batch import SkipCause, StageBatch

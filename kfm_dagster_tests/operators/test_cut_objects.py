@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
-from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.envelope import CheckStatus, Integrity, Metadata
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.operators.metadata_extract import metadata_extract
@@ -20,6 +19,7 @@ from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
+from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.readers.grib2_bytes import ends_of, index_of, messages_of
 
 pytestmark = pytest.mark.clause("OPR-20", "BEY-04")
@@ -58,21 +58,9 @@ def extract(dataset: str, key: str, source: ByteSource, index: bytes | None = No
     grammar = REGISTRY.grammars[dataset]
     match = grammar.match(key)
     assert match is not None
-    uri = f"s3://bucket/{key}"
-    unit = Envelope(
-        wal_id=wal_id(dataset=dataset, object_uri=uri, time_range_start=match.start, object_version=None),
-        dataset=dataset,
-        object_uri=uri,
-        provider="aws",
-        queue="q",
-        event_time=match.start,
-        time_range_start=match.start,
-        time_range_end=match.end,
-        schema_version="2.1",
-        integrity=Integrity(status=CheckStatus.OK),
-    )
+    integrity = Integrity(status=CheckStatus.OK)
     return metadata_extract(
-        unit,
+        envelope(dataset=dataset, object_uri=f"s3://bucket/{key}", time_range_start=match.start, integrity=integrity),
         contract=contract,
         grammar=grammar,
         source=source,

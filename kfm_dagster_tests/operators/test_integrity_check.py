@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, WalId
+from kfm_dagster.contracts.envelope import CheckStatus, Integrity
 from kfm_dagster.contracts.issues import IntegrityIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.peers import Peers, PeerSizes
+from kfm_dagster.contracts.quality import Peers, PeerSizes
 from kfm_dagster.operators.integrity_check import integrity_check, unreadable
 from kfm_dagster.storage.objects import ObjectHead, ObjectReadError
+from kfm_dagster_tests.factories import envelope
 
 HRRR = ContractRegistry.load()["hrrr"]
 NOW = datetime(2025, 12, 3, tzinfo=UTC)
@@ -42,27 +43,10 @@ class Recorded:
         return ObjectHead(**self._head), self._data[:length]
 
 
-def unit(**changes: Any) -> Envelope:
-    key = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
-    fields: dict[str, Any] = {
-        "wal_id": WalId("w"),
-        "dataset": "hrrr",
-        "object_uri": f"s3://noaa-hrrr-bdp-pds/{key}",
-        "provider": "aws",
-        "queue": "q",
-        "event_time": NOW,
-        "time_range_start": NOW,
-        "time_range_end": NOW,
-        "schema_version": "2.1",
-        "object_version": "abc",
-        "object_size": 200,
-    }
-    return Envelope(**(fields | changes))
-
-
 def check(handle: Recorded, *, announced: dict[str, Any] | None = None, **rules: Any) -> Integrity:
     contract = HRRR.model_copy(update={"integrity": HRRR.integrity.model_copy(update=rules)})
-    return integrity_check(unit(**(announced or {})), contract=contract, handle=handle)
+    said = {"object_version": "abc", "object_size": 200} | (announced or {})
+    return integrity_check(envelope(dataset="hrrr", **said), contract=contract, handle=handle)
 
 
 @pytest.mark.clause("OPR-04")

@@ -16,7 +16,7 @@ from kfm_dagster.demo.samples.gfs import make_gfs, make_gfs_wave
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.mrms import make_mrms
 from kfm_dagster.demo.samples.nbm import make_nbm
-from kfm_dagster.readers.grib2_parameters import MRMS, parameters
+from kfm_dagster.readers.grib2_properties import MRMS, parameters
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.operators.test_cut_objects import REGISTRY, codes, extract
 

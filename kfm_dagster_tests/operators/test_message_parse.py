@@ -63,7 +63,7 @@ def code_of(body: str) -> ParseIssue:
     assert parsed.envelopes == ()
     assert parsed.ignored == ()
     (rejection,) = parsed.rejections
-    assert 0 < len(rejection.message) < 500
+    assert 0 < len(rejection.message) < 800
     return rejection.code
 
 

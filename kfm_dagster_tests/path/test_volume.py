@@ -13,7 +13,7 @@ from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.path.arrival import SPEED_OF_LIGHT_M_S, DeltaForm
 from kfm_dagster.path.beam import Geometry
-from kfm_dagster.path.errors import PathError
+from kfm_dagster.path.refractivity import PathError
 from kfm_dagster.path.uncertainty import covariance_faults
 from kfm_dagster.path.volume import (
     PATTERNS,
@@ -26,9 +26,8 @@ from kfm_dagster.path.volume import (
     path_arrival,
 )
 from kfm_dagster.readers import nexrad_level2, nexrad_radar
-from kfm_dagster.readers.base import ReadRequest
-from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.path.beams import START, TAU, beam
+from kfm_dagster_tests.readers.reading import header_of
 
 FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS[12], frequency_mhz=2890)
 
@@ -98,10 +97,7 @@ def test_every_real_volume_from_1991_on_tells_its_beams(shared_data: Path, contr
         key = file.relative_to(bucket).as_posix()
         match = grammar.match(key)
         assert match is not None
-        source = BytesSource(file.read_bytes())
-        header = nexrad_level2.read_nexrad_level2(
-            ReadRequest(key=key, groups=match.groups, source=source, sidecar=lambda _: None)
-        )
+        header = header_of("nexrad-level2", file.read_bytes(), groups=match.groups)
         found[file.name[:12]] = path_arrival(
             facts_of(header.properties),
             ts_start=match.start,

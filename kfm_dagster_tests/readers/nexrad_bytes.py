@@ -10,15 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyproj import Geod
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.nexrad_level2 import read_nexrad_level2
-from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata
+from kfm_dagster_tests.readers.reading import code_of, header_of
 
 PYART_MOMENTS = {
     "Level2_KFTG_20150430_1419.ar2v": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
@@ -42,9 +40,8 @@ def groups(at: datetime = START, site: str = SITE) -> dict[str, str]:
     return {"site": site, "date": f"{at:%Y%m%d}", "time": f"{at:%H%M%S}"}
 
 
-def read(content: bytes, key: Mapping[str, str] | None = None) -> HeaderMetadata:
-    source = BytesSource(content)
-    return read_nexrad_level2(ReadRequest(key="k", groups=key or groups(), source=source, sidecar=lambda _: None))
+def read(content: bytes | ByteSource, key: Mapping[str, str] | None = None) -> HeaderMetadata:
+    return header_of("nexrad-level2", content, groups=key or groups())
 
 
 def reach_m(found: HeaderMetadata) -> float:
@@ -55,9 +52,7 @@ def reach_m(found: HeaderMetadata) -> float:
 
 
 def refusal(content: bytes, key: Mapping[str, str] | None = None) -> MetadataIssue:
-    with pytest.raises(ReadError) as refused:
-        read(content, key)
-    return refused.value.code
+    return code_of(read, content, key)
 
 
 def header(at: datetime = START, *, magic: bytes = b"AR2V0006.", icao: bytes = SITE.encode()) -> bytes:

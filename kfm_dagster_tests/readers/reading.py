@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import h5py
+import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -24,27 +25,51 @@ class Reading:
 
     def __init__(self, dataset: str) -> None:
         self.grammar = CONTRACTS.grammars[dataset]
-        self._reader = READERS[CONTRACTS[dataset].metadata_extract.reader]
+        self._reader = CONTRACTS[dataset].metadata_extract.reader
 
     def read(self, key: str, content: bytes | ByteSource) -> HeaderMetadata:
         match = self.grammar.match(key)
         assert match is not None, key
-        source = BytesSource(content) if isinstance(content, bytes) else content
-        return self._reader(ReadRequest(key=key, groups=match.groups, source=source, sidecar=lambda _: None))
+        return header_of(self._reader, content, key=key, groups=match.groups)
 
     def outcome(self, key: str, content: bytes) -> Outcome:
-        return outcome(lambda: self.read(key, content))
+        return outcome(self.read, key, content)
 
     def refusal(self, key: str, content: bytes) -> MetadataIssue:
-        refused = self.outcome(key, content)
-        assert isinstance(refused, MetadataIssue), refused
-        return refused
+        return code_of(self.read, key, content)
 
 
-def outcome(read: Callable[[], HeaderMetadata]) -> Outcome:
+def header_of(
+    reader: str,
+    content: bytes | ByteSource,
+    *,
+    key: str = "x",
+    groups: Mapping[str, str] | None = None,
+    index: bytes | str | None = None,
+    closed: bool = False,
+) -> HeaderMetadata:
+    """Read an object by the reader of a name; `index` is what is beside it."""
+
+    def sidecar(suffix: str) -> BytesSource | None:
+        assert suffix == ".idx"
+        beside = index.encode() if isinstance(index, str) else index
+        return None if beside is None else BytesSource(beside)
+
+    source = BytesSource(content) if isinstance(content, bytes) else content
+    return READERS[reader](ReadRequest(key=key, groups=groups or {}, source=source, sidecar=sidecar, closed=closed))
+
+
+def code_of(read: Callable[..., object], *args: Any, **options: Any) -> MetadataIssue:
+    """Return the code of a refusal."""
+    with pytest.raises(ReadError) as refused:
+        read(*args, **options)
+    return refused.value.code
+
+
+def outcome(read: Callable[..., HeaderMetadata], *args: Any, **options: Any) -> Outcome:
     """Return the header, or the code of its refusal."""
     try:
-        return read()
+        return read(*args, **options)
     except ReadError as error:
         return error.code
 

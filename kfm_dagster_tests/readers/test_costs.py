@@ -14,14 +14,13 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope
-from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.operators.metadata_extract import metadata_extract
-from kfm_dagster.readers.base import LeadingReader
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
+from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, SUBJECTS, Specimen
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -89,22 +88,16 @@ def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
     match = grammar.match(specimen.key)
     assert match is not None
     uri = f"s3://{contract.storage.buckets[0]}/{specimen.key}"
-    unit = Envelope(
-        wal_id=wal_id(dataset=specimen.dataset, object_uri=uri, time_range_start=match.start, object_version="e"),
+    unit = envelope(
         dataset=specimen.dataset,
         object_uri=uri,
-        provider="aws",
-        queue="q",
-        event_time=match.start,
         time_range_start=match.start,
-        time_range_end=match.end,
-        schema_version="2.1",
         object_version="e",
         object_size=len(specimen.content),
     )
     reader = READERS[contract.metadata_extract.reader]
     looked = objects.open(contract, uri)
-    wanted = reader.first_bytes if isinstance(reader, LeadingReader) else 0
+    wanted = reader.first_bytes
     checked = integrity_check(unit, contract=contract, handle=looked, first_bytes=wanted)
     found = metadata_extract(
         unit.evolve(integrity=checked),

@@ -12,10 +12,9 @@ from contextlib import suppress
 
 import pytest
 
-from kfm_dagster.readers.base import ByteSource, ReadError, ReadRequest
-from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
-from kfm_dagster_tests.fuzz.specimens import INDEX, SUBJECTS, Specimen
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
+from kfm_dagster_tests.readers.reading import header_of
 
 
 @pytest.fixture
@@ -31,13 +30,8 @@ def _no_collection() -> Iterator[None]:
 
 def read(reader: str, specimen: Specimen, content: bytes) -> None:
     """Read an object whose result nobody keeps; a refusal is a result, too."""
-
-    def sidecar(suffix: str) -> ByteSource | None:
-        return BytesSource(specimen.index) if specimen.index is not None and suffix == INDEX else None
-
-    request = ReadRequest(key=specimen.key, groups=specimen.groups, source=BytesSource(content), sidecar=sidecar)
     with suppress(ReadError):
-        READERS[reader](request)
+        header_of(reader, content, key=specimen.key, groups=specimen.groups, index=specimen.index)
 
 
 @pytest.mark.usefixtures("_no_collection")

@@ -16,7 +16,7 @@ import rasterio
 from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_cube import MAX_CHARACTERS, MAX_TIMES, cube
 from kfm_dagster.readers.grib2_grids import Grid
-from kfm_dagster.readers.grib2_parameters import MRMS, named, parameters
+from kfm_dagster.readers.grib2_properties import MRMS, named, parameters
 from kfm_dagster.readers.grib_index import layers, parse_index
 
 RUN = datetime(2025, 8, 1, tzinfo=UTC)

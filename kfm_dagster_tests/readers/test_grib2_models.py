@@ -16,7 +16,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples import gefs, gfs, nbm
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.grib_index import parse_index
-from kfm_dagster_tests.readers.test_grib2 import read, read_from
+from kfm_dagster_tests.readers.test_grib2 import read
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
@@ -78,7 +78,7 @@ def test_sample_is_read_without_a_finding(dataset: str, make: Callable[[], Made]
     match = contracts.grammars[dataset].match(key)
     assert match is not None
     source = CountingSource(content)
-    found = read_from(source, key=key, groups=match.groups, index=index)
+    found = read(source, key=key, groups=match.groups, index=index)
     assert found.findings == ()
     assert source.requests == [4096]
     assert RUN <= found.start <= found.end == found.datetime == match.end

@@ -16,35 +16,27 @@ import pytest
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples.nexrad_chunks import CHUNKS, make_nexrad_chunks
 from kfm_dagster.demo.samples.nexrad_level2 import DURATION, ELEVATIONS, MOMENTS, make_nexrad_level2
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.nexrad_chunk import FIRST_BYTES, PROPERTIES, read_nexrad_chunk
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError
+from kfm_dagster.readers.nexrad_chunk import FIRST_BYTES, PROPERTIES
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
-from kfm_dagster.readers.nexrad_radar import RANGE_M
-from kfm_dagster.readers.nexrad_records import MAX_RECORD_BYTES
-from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
-from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
+from kfm_dagster.readers.nexrad_messages import MAX_RECORD_BYTES
+from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
 from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1, reach_m
+from kfm_dagster_tests.readers.reading import code_of, header_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 FOLDER = "objects/unidata-nexrad-level2-chunks/KLOT/901/"
 _KEY = re.compile(r"(?P<site>\w{4})/(?P<volume>\d+)/(?P<date>\d{8})-(?P<time>\d{6})-(?P<chunk>\d{3})-(?P<kind>[SIE])")
-CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}
 
 
-def read(key: str, content: bytes | CountingSource, *, closed: bool = False, **groups: str) -> HeaderMetadata:
+def read(key: str, content: bytes | ByteSource, *, closed: bool = False, **groups: str) -> HeaderMetadata:
     match = _KEY.fullmatch(key)
     assert match is not None
-    source = content if isinstance(content, CountingSource) else BytesSource(content)
-    return read_nexrad_chunk(
-        ReadRequest(key=key, groups=match.groupdict() | groups, source=source, sidecar=lambda _: None, closed=closed)
-    )
+    return header_of("nexrad-chunk", content, key=key, groups=match.groupdict() | groups, closed=closed)
 
 
 def refusal(key: str, content: bytes, **groups: str) -> MetadataIssue:
-    with pytest.raises(ReadError) as refused:
-        read(key, content, **groups)
-    return refused.value.code
+    return code_of(read, key, content, **groups)
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +149,6 @@ def test_chunks_of_a_tdwr_are_of_a_tdwr_from_the_first_one_on() -> None:
     assert [round(reach_m(header), -3) for header in found] == [416_000, 417_000, 416_000, 416_000]
     assert found[0].properties["nexrad:position-source"] == "site table"
     assert refusal(*chunks[0], version="06") is MetadataIssue.KEY_MISMATCH
-
-
-@pytest.mark.clause("OPR-07", "OPR-20")
-def test_a_sample_chunk_that_is_cut_at_any_byte_is_refused(samples: Mapping[str, bytes]) -> None:
-    for key, content in samples.items():
-        for end in range(0, len(content), 1 if key.endswith("S") else 7):
-            assert refusal(key, content[:end]) in CUT, (key, end)
 
 
 # --- the end of a volume
@@ -309,11 +294,3 @@ def test_a_huge_object_costs_one_request(middle: tuple[str, bytes]) -> None:
     with pytest.raises(ReadError, match="follow the LDM record"):
         read(middle[0], source)
     assert source.asked == [(0, FIRST_BYTES)]
-
-
-def test_the_reader_declares_itself() -> None:
-    reader = READERS["nexrad-chunk"]
-    assert reader.first_bytes == FIRST_BYTES
-    assert reader.gives("nexrad:complete")
-    assert not reader.gives("nexrad:frequency-mhz")
-    assert RANGE_M == 460_000

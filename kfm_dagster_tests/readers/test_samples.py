@@ -15,10 +15,8 @@ from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.demo.samples.nexrad_level3 import nexrad_level3_samples
 from kfm_dagster.demo.samples.oisst import oisst_samples
-from kfm_dagster.readers.base import ReadRequest
-from kfm_dagster.readers.nexrad_sites import sites, tdwr_sites
-from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
+from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
+from kfm_dagster_tests.readers.reading import header_of
 
 DAY = date(2024, 12, 31)
 SAMPLES: dict[str, tuple[Samples, int]] = {
@@ -49,8 +47,7 @@ def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str, 
         assert match is not None, key
         assert (bucket in contract.storage.buckets, match.start.date()) == (True, DAY), key
         assert contract.integrity.min_bytes <= len(content) < 150_000
-        request = ReadRequest(key=key, groups=match.groups, source=BytesSource(content), sidecar=lambda _: None)
-        found = READERS[contract.metadata_extract.reader](request)
+        found = header_of(contract.metadata_extract.reader, content, key=key, groups=match.groups)
         assert {code for code, _ in found.findings} <= {"sidecar_missing"}, key
         named = set(contract.metadata_extract.required) - {"grib:variables"}
         assert named <= found.properties.keys(), key

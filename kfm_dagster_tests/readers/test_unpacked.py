@@ -16,6 +16,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.unpacked import STEP_BYTES, Gunzipped
+from kfm_dagster_tests.readers.reading import code_of
 
 LIMIT = 4 * 1024 * 1024
 PLAIN = random.Random(1).randbytes(3 * STEP_BYTES) + bytes(2 * STEP_BYTES) + b"the end"
@@ -29,9 +30,7 @@ def named(content: bytes, size: int) -> bytes:
 
 
 def refusal(packed: bytes, *, limit: int = LIMIT) -> MetadataIssue:
-    with pytest.raises(ReadError) as refused:
-        Gunzipped(packed, limit=limit)
-    return refused.value.code
+    return code_of(Gunzipped, packed, limit=limit)
 
 
 @given(st.lists(st.tuples(st.integers(0, len(PLAIN) + 9), st.integers(0, len(PLAIN) + 9)), max_size=8))
@@ -108,9 +107,7 @@ def test_a_source_that_gives_less_than_its_size_is_a_cut_object() -> None:
         def size(self) -> int:
             return len(PACKED) + 1
 
-    with pytest.raises(ReadError) as refused:
-        Gunzipped.open(Lying(PACKED), limit=LIMIT)
-    assert refused.value.code is MetadataIssue.TRUNCATED_OBJECT
+    assert code_of(Gunzipped.open, Lying(PACKED), limit=LIMIT) is MetadataIssue.TRUNCATED_OBJECT
 
 
 @pytest.mark.clause("OPR-07")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 
-from kfm_dagster.readers.nexrad_sites import Site, radar_site, sites, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import Site, radar_site, sites, tdwr_sites
 
 BUCKET = "unidata-nexrad-level2"
 VCP = 212

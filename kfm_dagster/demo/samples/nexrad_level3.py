@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
-from kfm_dagster.readers.nexrad_sites import Site, sites, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import Site, sites, tdwr_sites
 
 BUCKET = "unidata-nexrad-level3"
 VCP = 212

@@ -21,11 +21,11 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.followers.virtual.netcdf_step import CubeStep, StoredVariable
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.grib2_grids import Grid, describe_grid
-from kfm_dagster.readers.grib2_parameters import named
+from kfm_dagster.readers.grib2_properties import named
 from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow, read_message
 from kfm_dagster.readers.grib_index import step_end
-from kfm_dagster.readers.grid_cube import COLUMNS, ROWS
 from kfm_dagster.readers.hdf5_chunks import StoredChunk
+from kfm_dagster.readers.stored_values import COLUMNS, ROWS
 
 MAX_FIELDS = 256
 """Of one object; each takes a request. HRRR's surface files have 173."""
@@ -143,12 +143,12 @@ def _undecodable(message: GribMessage) -> str | None:
 
 
 def _frame(message: GribMessage) -> tuple[bytes, datetime, timedelta | None]:
-    return message.grid, message.identification.reference, message.product.step
+    return message.grid, message.reference, message.product.step
 
 
 def _step(first: GribMessage, found: Mapping[str, GribMessage], refused: Sequence[str]) -> CubeStep:
     grid = describe_grid(first.grid)
-    reference = first.identification.reference
+    reference = first.reference
     times = {REFERENCE_TIME: reference, VALID_TIME: reference + (first.product.step or timedelta(0))}
     variables = {**_axes(grid), **{name: _time(name) for name in times}}
     images: dict[str, tuple[StoredChunk, ...]] = {}
