@@ -25,7 +25,6 @@ from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 from xml.etree import ElementTree as ET
 
 from botocore.exceptions import BotoCoreError
-from botocore.session import Session
 from obstore.exceptions import (
     AlreadyExistsError,
     GenericError,
@@ -353,6 +352,8 @@ class S3Bucket:
 
     @cached_property
     def _provider(self) -> Any:
+        from botocore.session import Session  # noqa: PLC0415 - half a second of CPU, which only signing needs
+
         return Session().get_credentials()
 
     @property

@@ -11,9 +11,11 @@ import hmac
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from botocore.credentials import ReadOnlyCredentials
+if TYPE_CHECKING:
+    from botocore.credentials import ReadOnlyCredentials
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _EMPTY = hashlib.sha256(b"").hexdigest()
