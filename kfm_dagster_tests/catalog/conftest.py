@@ -16,6 +16,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.catalog.envelopes import candidates
 from kfm_dagster_tests.ledger.bench import Clock
 
 
@@ -48,6 +49,15 @@ def open_catalog(database: Database, root: Path, contracts: ContractRegistry) ->
 def catalog(open_catalog: Callable[[], Catalog]) -> Catalog:
     """A catalog in a folder, once with SQLite and once with PostgreSQL."""
     return open_catalog()
+
+
+Register = Callable[..., list[StacResult]]
+
+
+@pytest.fixture
+def register(catalog: Catalog, contracts: ContractRegistry) -> Register:
+    """Register envelopes of one dataset."""
+    return lambda *envelopes: catalog.register(candidates(contracts, envelopes), fence=open_fence)
 
 
 Write = Callable[..., list[StacResult]]

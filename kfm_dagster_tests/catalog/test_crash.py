@@ -20,7 +20,6 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import candidates, goes, hrrr, nexrad
-from kfm_dagster_tests.databases import unguarded
 from kfm_dagster_tests.moments import dying, meanwhile
 
 
@@ -33,18 +32,12 @@ def _second(contracts: ContractRegistry) -> list[Candidate]:
     return candidates(contracts, [goes(0), goes(1, platform="goes-18"), *(goes(number) for number in range(2, 5))])
 
 
-def _empty(database: Database) -> None:
-    with database.transaction() as tx, unguarded(tx.connection, "catalog_items"):
-        for table in ("catalog_items", "catalog_collections", "catalog_pages", "catalog_summaries"):
-            tx.connection.exec_driver_sql(f"DELETE FROM {table}")
-
-
 @pytest.mark.clause("WAL-08", "WAL-05")
 def test_a_crash_anywhere_converges_to_the_tree_of_a_clean_run(
     database: Database, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     def catalog_in(name: str) -> Catalog:
-        _empty(database)
+        trees.forget(database)
         return Catalog(database, FolderPublisher(tmp_path / name), contracts, page_size=3)
 
     clean = catalog_in("clean")

@@ -7,7 +7,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -64,19 +63,22 @@ class Mirror:
 
 def standing(root: Path) -> dict[tuple[str, str], Any]:
     """The Items that a reader of the catalog finds."""
-    found = (orjson.loads(content) for content in trees.files(root).values())
-    return {(item["collection"], item["id"]): item for item in found if item["type"] == "Feature"}
+    return {(item["collection"], item["id"]): item for item in trees.items(root)}
 
 
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("write"), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=5)),
-        st.tuples(st.just("undo"), st.integers(0, 5)),
-        st.tuples(st.just("follow"), st.sampled_from(["well", "refused", "taken, then failed"])),
-    ),
-    min_size=3,
-    max_size=12,
-)
+def operations(*more: st.SearchStrategy[tuple[str, Any]], ways: Sequence[str]) -> st.SearchStrategy[Any]:
+    """Writes of units, undoing of runs and following in these ways, and more."""
+    writes = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=5)
+    return st.lists(
+        st.one_of(
+            st.tuples(st.just("write"), writes),
+            st.tuples(st.just("undo"), st.integers(0, 5)),
+            st.tuples(st.just("follow"), st.sampled_from(ways)),
+            *more,
+        ),
+        min_size=3,
+        max_size=12,
+    )
 
 
 @settings(
@@ -85,7 +87,7 @@ OPERATIONS = st.lists(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(operations=OPERATIONS)
+@given(operations=operations(ways=["well", "refused", "taken, then failed"]))
 def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
     catalog: Catalog,
     following: FollowerRunner,

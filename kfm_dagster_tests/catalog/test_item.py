@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_cube import cube
 from kfm_dagster.readers.grib2_grids import describe_grid
-from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, run_state, with_metadata
+from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, with_metadata
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -164,17 +163,6 @@ def test_canonical_bytes_depend_on_content_and_not_on_order(value: dict[str, Any
     content = canonical({name: value[name] for name in names})
     assert content == canonical(value)
     assert canonical(json.loads(content)) == content
-
-
-def test_the_same_envelope_gives_the_same_item_in_every_run(contracts: ContractRegistry) -> None:
-    envelope = goes()
-    match = contracts.grammars["goes-abi"].match(envelope.key)
-    assert match is not None
-    first = build_item(envelope, contract=contracts["goes-abi"], match=match, run_state=run_state("goes-abi"))
-    later = replace(envelope, attempt=3, record_version=7)
-    second = build_item(later, contract=contracts["goes-abi"], match=match, run_state=None)
-    assert content_sha256(first) == content_sha256(second)
-    assert first["id"] == second["id"] == "OR_ABI-L1b-RadC-M6C13_G19_s20253370000000_e20253370000025"
 
 
 def with_thumbnail(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:

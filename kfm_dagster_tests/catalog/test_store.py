@@ -21,6 +21,7 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.conftest import Register
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.official import OfficialSchemas
 from kfm_dagster_tests.moments import full, meanwhile
@@ -35,14 +36,6 @@ def statuses(results: list[StacResult]) -> list[StacStatus]:
 
 def codes(results: list[StacResult]) -> list[str | None]:
     return [result.issues[0].code if result.issues else None for result in results]
-
-
-Register = Callable[..., list[StacResult]]
-
-
-@pytest.fixture
-def register(catalog: Catalog, contracts: ContractRegistry) -> Register:
-    return lambda *envelopes: catalog.register(candidates(contracts, envelopes), fence=open_fence)
 
 
 @pytest.mark.clause("OPR-09", "WAL-05")
@@ -176,29 +169,21 @@ def test_the_second_of_two_interleaved_writers_gets_a_conflict(
     assert statuses(overtaken) == [UPDATED, CREATED, CREATED]
     assert statuses(results) == [FAILED, NO_OP, FAILED]
     assert codes(results) == [StacIssue.CATALOG_CONFLICT, None, StacIssue.CATALOG_CONFLICT]
-    platforms = {document["properties"]["platform"] for document in _items(root)}
+    platforms = {document["properties"]["platform"] for document in trees.items(root)}
     assert platforms == {"fast", "both"}
     trees.assert_consistent(root)
     assert statuses(slow.register(mine, fence=open_fence)) == [UPDATED, NO_OP, UPDATED]
 
 
-def test_one_file_that_cannot_be_promoted_fails_alone(register: Register, root: Path) -> None:
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (1,)], ids=["one of three", "all of the batch"])
+def test_a_file_that_cannot_be_promoted_fails_alone(register: Register, root: Path, numbers: tuple[int, ...]) -> None:
     blocked = root / "goes-abi/2025/2025-12-03" / f"{candidates_id(goes(1))}.json"
     blocked.mkdir(parents=True)
-    results = register(goes(0), goes(1), goes(2))
-    assert statuses(results) == [CREATED, FAILED, CREATED]
-    assert codes(results) == [None, StacIssue.IO_ERROR, None]
+    results = register(*map(goes, numbers))
+    assert statuses(results) == [FAILED if number == 1 else CREATED for number in numbers]
+    assert codes(results) == [StacIssue.IO_ERROR if number == 1 else None for number in numbers]
     blocked.rmdir()
-    assert statuses(register(goes(0), goes(1), goes(2))) == [NO_OP, CREATED, NO_OP]
-    trees.assert_consistent(root)
-
-
-def test_a_batch_of_which_nothing_could_be_promoted_leaves_nothing_to_repair(register: Register, root: Path) -> None:
-    blocked = root / "goes-abi/2025/2025-12-03" / f"{candidates_id(goes(0))}.json"
-    blocked.mkdir(parents=True)
-    assert statuses(register(goes(0))) == [FAILED]
-    blocked.rmdir()
-    assert statuses(register(goes(0))) == [CREATED]
+    assert statuses(register(*map(goes, numbers))) == [CREATED if number == 1 else NO_OP for number in numbers]
     trees.assert_consistent(root)
 
 
@@ -210,7 +195,7 @@ def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
     # The file of the first already holds the new content; the index, which decides, does not.
     assert statuses(register(goes(0), goes(1))) == [NO_OP, CREATED]
-    assert {document["properties"]["platform"] for document in _items(root)} == {"goes-19"}
+    assert {document["properties"]["platform"] for document in trees.items(root)} == {"goes-19"}
     trees.assert_consistent(root)
 
 
@@ -325,10 +310,6 @@ def test_nothing_to_register_is_nothing(catalog: Catalog, root: Path) -> None:
 def candidates_id(envelope: Envelope) -> str:
     (candidate,) = candidates(ContractRegistry.load(), [envelope])
     return candidate.item_id
-
-
-def _items(root: Path) -> list[dict[str, Any]]:
-    return [document for document in trees.walk(root).values() if document["type"] == "Feature"]
 
 
 def _collection(root: Path) -> Mapping[str, Any]:

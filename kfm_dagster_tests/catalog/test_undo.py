@@ -27,7 +27,6 @@ from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import Write, of_run
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad, with_metadata
-from kfm_dagster_tests.databases import unguarded
 from kfm_dagster_tests.moments import dying, full, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
@@ -71,14 +70,6 @@ BATCHES = st.lists(
 _names = count()
 
 
-def _forget(root: Path, database: Database) -> None:
-    """Begin empty: an example that failed would be the beginning of the next."""
-    shutil.rmtree(root, ignore_errors=True)
-    with database.transaction() as tx, unguarded(tx.connection, "catalog_items"):
-        for table in ("catalog_items", "catalog_collections", "catalog_pages", "catalog_summaries"):
-            tx.connection.exec_driver_sql(f"DELETE FROM {table}")
-
-
 @pytest.mark.clause("PCS-03")
 @settings(
     max_examples=20,
@@ -107,7 +98,8 @@ def test_undoing_a_run_leaves_what_stood_before_it_and_undoing_all_in_any_order_
     def undo(run_id: str) -> list[UndoReport]:
         return [own_tx(catalog).undo(dataset, run_id) for dataset in ("goes-abi", "nexrad-l2")]
 
-    _forget(root, database)
+    shutil.rmtree(root, ignore_errors=True)
+    trees.forget(database)
     earlier = [run(work) for work in before]
     standing = everything(root, database)
     last = run(batches)

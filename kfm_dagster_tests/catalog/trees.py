@@ -10,6 +10,7 @@ from kfm_dagster.catalog.publisher import STAGING
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roots import MARKER
+from kfm_dagster_tests.databases import unguarded
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -43,6 +44,19 @@ def walk(root: Path) -> dict[str, dict[str, Any]]:
             if link["rel"] in {"child", "item"}:
                 queue.append(target)
     return found
+
+
+def items(root: Path) -> list[dict[str, Any]]:
+    """Every published Item, linked or not."""
+    documents = [json.loads(content) for content in files(root).values()]
+    return [document for document in documents if document["type"] == "Feature"]
+
+
+def forget(database: Database) -> None:
+    """Begin with an empty index: an example that failed would be the beginning of the next."""
+    with database.transaction() as tx, unguarded(tx.connection, "catalog_items"):
+        for table in ("catalog_items", "catalog_collections", "catalog_pages", "catalog_summaries"):
+            tx.connection.exec_driver_sql(f"DELETE FROM {table}")
 
 
 def item_ids(root: Path) -> list[str]:

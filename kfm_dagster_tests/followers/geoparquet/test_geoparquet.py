@@ -79,10 +79,10 @@ def every_file(root: Path, collection: str = ABI) -> list[str]:
 def standing(root: Path, collection: str = ABI) -> dict[str, Items]:
     """What a reader of the tree finds, by day."""
     found: dict[str, Items] = {}
-    for path in (root / collection).glob("????/????-??-??/*.json"):
-        item = orjson.loads(path.read_bytes())
-        if item["type"] == "Feature":
-            found.setdefault(path.parent.name, {})[item["id"]] = item
+    for path, content in trees.files(root).items():
+        item = orjson.loads(content)
+        if item["type"] == "Feature" and item["collection"] == collection:
+            found.setdefault(Path(path).parent.name, {})[item["id"]] = item
     return found
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
@@ -50,8 +49,7 @@ class Api:
 
     def catalog_items(self) -> dict[str, dict[str, Any]]:
         """The catalog's Items by id, without links."""
-        found = (orjson.loads(content) for content in trees.files(self._root).values())
-        return {item["id"]: without_links(item) for item in found if item["type"] == "Feature"}
+        return {item["id"]: without_links(item) for item in trees.items(self._root)}
 
     def compared(self) -> list[Comparison]:
         """The product's own comparison, collection by collection."""

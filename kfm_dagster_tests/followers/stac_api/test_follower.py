@@ -23,6 +23,7 @@ from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiTran
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.outbox.store import LONGEST_PAUSE
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
+from kfm_dagster_tests.catalog.test_following import operations
 from kfm_dagster_tests.catalog.test_undo import unit
 from kfm_dagster_tests.followers.stac_api.api import Api
 from kfm_dagster_tests.ledger.bench import Clock
@@ -34,15 +35,8 @@ pytestmark = [pytest.mark.one_database, pytest.mark.clause("OPR-23")]
 Write = Callable[..., None]
 _names = (f"run-{number}" for number in count())
 
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("write"), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=5)),
-        st.tuples(st.just("undo"), st.integers(0, 5)),
-        st.tuples(st.just("follow"), st.sampled_from(["well", "taken, then failed", "failed"])),
-        st.tuples(st.just("come late"), st.integers(0, 5)),
-    ),
-    min_size=3,
-    max_size=12,
+OPERATIONS = operations(
+    st.tuples(st.just("come late"), st.integers(0, 5)), ways=["well", "taken, then failed", "failed"]
 )
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
-from kfm_dagster.catalog.publisher import ObjectStorePublisher, open_publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.virtual import VirtualZarr
@@ -144,16 +143,3 @@ def test_an_object_that_was_written_again_is_left_out_until_its_item_is(
     follower.follow(contract, [change_of(granule), change_of(other)])
     assert follower.report == {"added": 1, "left_out": 1}
     assert opened(NAME, granule.start).sizes["t"] == 1
-
-
-def test_the_publisher_of_a_bucket_forgets(
-    server: str, follower: VirtualZarr, contract: DatasetContract, bucket_place: str
-) -> None:
-    granule = Granule(minute=9)
-    put(server, "noaa-goes19", granule.key, granule.content)
-    follower.follow(contract, [change_of(granule)])
-    publisher = open_publisher(bucket_place)
-    assert isinstance(publisher, ObjectStorePublisher)
-    assert len(publisher.names("goes-abi/2025/2025-06-01")) == 2
-    follower.forget(contract)
-    assert publisher.names("goes-abi/2025/2025-06-01") == publisher.names("goes-abi") == []
