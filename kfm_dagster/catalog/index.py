@@ -206,12 +206,15 @@ class CollectionIndex:
     def page_items(self, partition: str, page: int) -> list[str]:
         """Return the Item ids of a page, in order."""
         rows = self._tx.run("catalog.page_items", collection_id=self._collection, partition_key=partition, page=page)
-        return [row.item_id for row in rows]
+        return list(rows.scalars())
 
     def pages(self, partition: str) -> list[int]:
         """Return the pages of a day."""
+        return list(self._day_pages(partition))
+
+    def _day_pages(self, partition: str) -> dict[int, int]:
         rows = self._tx.run("catalog.day_pages", collection_id=self._collection, partition_key=partition)
-        return [row.page for row in rows]
+        return {row.page: row.items for row in rows}
 
     def days(self, year: str) -> list[str]:
         """Return the days of a year that have Items."""
@@ -249,8 +252,8 @@ class CollectionIndex:
                 by_day[write.partition].append(write.candidate.item_id)
         assigned: dict[str, int] = {}
         for partition, item_ids in by_day.items():
-            pages = self._tx.run("catalog.day_pages", collection_id=self._collection, partition_key=partition).all()
-            taken = (pages[-1].page - 1) * self._page_size + pages[-1].items if pages else 0
+            pages = self._day_pages(partition)
+            taken = (max(pages) - 1) * self._page_size + pages[max(pages)] if pages else 0
             for offset, item_id in enumerate(sorted(item_ids)):
                 assigned[item_id] = (taken + offset) // self._page_size + 1
         return assigned

@@ -78,22 +78,17 @@ def superseded(write: Write, current: CatalogEntry) -> StacResult:
 
 def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
     """Return the result of a candidate that shared its Item id with the one that was elected."""
-    if result.write_status is not StacStatus.FAILED:
-        if candidate.wal_id == winner.wal_id:
-            return dataclasses.replace(result, write_status=StacStatus.NO_OP)
-        return dataclasses.replace(
-            result,
-            write_status=StacStatus.NO_OP,
-            superseded=True,
-            superseded_by=result.superseded_by or winner.wal_id,
-            replaces=None,
-        )
     if {issue.code for issue in result.issues} & set(FenceIssue):
         # The fence refused the other unit, not this one.
-        return failed(
-            candidate, StacIssue.CATALOG_CONFLICT, f"{winner.wal_id} was to write the Item and lost its claim"
-        )
-    return result
+        message = f"{winner.wal_id} was to write the Item and lost its claim"
+        return failed(candidate, StacIssue.CATALOG_CONFLICT, message)
+    if result.write_status is StacStatus.FAILED:
+        return result
+    no_op = dataclasses.replace(result, write_status=StacStatus.NO_OP)
+    if candidate.wal_id == winner.wal_id:
+        return no_op
+    superseded_by = result.superseded_by or winner.wal_id
+    return dataclasses.replace(no_op, superseded=True, superseded_by=superseded_by, replaces=None)
 
 
 def lost_race(lost: Iterable[Write], current: Mapping[str, CatalogEntry]) -> dict[str, StacResult]:
@@ -102,20 +97,14 @@ def lost_race(lost: Iterable[Write], current: Mapping[str, CatalogEntry]) -> dic
     for write in lost:
         candidate = write.candidate
         now = current.get(candidate.item_id)
-        if now is None:
-            text = "the Item that this one replaces was taken back meanwhile"
-            outcome[candidate.item_id] = failed(candidate, StacIssue.CATALOG_CONFLICT, text)
-        elif now.content_sha256 == candidate.content_sha256:
+        if now is not None and now.content_sha256 == candidate.content_sha256:
             outcome[candidate.item_id] = unchanged(write, now)
-        else:
+            continue
+        text = "the Item that this one replaces was taken back meanwhile"
+        if now is not None:
             text = f"another writer changed the Item: revision {now.revision}, sha256 {now.content_sha256[:12]}"
-            outcome[candidate.item_id] = failed(candidate, StacIssue.CATALOG_CONFLICT, text)
+        outcome[candidate.item_id] = failed(candidate, StacIssue.CATALOG_CONFLICT, text)
     return outcome
-
-
-def refused(candidate: Candidate, issue: FenceIssue) -> StacResult:
-    """Return the result of a unit for which this worker may not write."""
-    return failed(candidate, issue, "the catalog was not touched for this unit")
 
 
 def all_failed(writes: Iterable[Write], error: PublishError) -> dict[str, StacResult]:
@@ -123,8 +112,10 @@ def all_failed(writes: Iterable[Write], error: PublishError) -> dict[str, StacRe
     return {write.candidate.item_id: failed(write.candidate, error.code, str(error)) for write in writes}
 
 
-def failed(candidate: Candidate, code: StacIssue | FenceIssue, message: str) -> StacResult:
-    """Return the result of a candidate that was not registered."""
+def failed(
+    candidate: Candidate, code: StacIssue | FenceIssue, message: str = "the catalog was not touched for this unit"
+) -> StacResult:
+    """Return the result of a candidate that was not registered; without a message this worker may not write for it."""
     return StacResult(
         write_status=StacStatus.FAILED,
         item_id=candidate.item_id,

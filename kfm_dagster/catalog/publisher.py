@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from obstore.exceptions import BaseError
 
@@ -49,16 +49,13 @@ class PublishError(Exception):
         super().__init__(message)
 
 
-class Staged(Protocol):
+class Staged(NamedTuple):
     """Files that no reader sees yet."""
 
-    def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
-        """Make files visible, each at once, in any order; returns those that could not be."""
-        ...
-
-    def settle(self) -> None:
-        """Make the names of the promoted files survive a power loss. Raises PublishError."""
-        ...
+    promote: Callable[[Sequence[str]], Mapping[str, PublishError]]
+    """Makes files visible, each at once, in any order; returns those that could not be."""
+    settle: Callable[[], None]
+    """Makes the names of the promoted files survive a power loss. Raises PublishError."""
 
 
 class Publisher(Protocol):
@@ -147,7 +144,8 @@ class FolderPublisher:
                 hit(Failpoint.CATALOG_STAGE_BEFORE)
                 self._write(staged, files)
                 hit(Failpoint.CATALOG_STAGE_AFTER)
-            yield _StagedInFolder(self._root, staged)
+            folders: set[Path] = set()
+            yield Staged(partial(self._promote, staged, folders), partial(self._settle, folders))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
@@ -192,6 +190,34 @@ class FolderPublisher:
         if syncfs is not None:
             _synced(next(iter(staged.values())).parent, syncfs)
 
+    def _promote(
+        self, staged: Mapping[str, Path], folders: set[Path], paths: Sequence[str]
+    ) -> Mapping[str, PublishError]:
+        """Rename files into their places; `folders` gets those places' folders."""
+        failures: dict[str, PublishError] = {}
+        for path in paths:
+            target = self._root / path
+            try:
+                with _in_folder():
+                    if target.parent not in folders:
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        folders.add(target.parent)
+                    hit(Failpoint.CATALOG_PROMOTE_BEFORE)
+                    staged[path].rename(target)
+                    hit(Failpoint.CATALOG_PROMOTE_AFTER)
+            except PublishError as error:
+                failures[path] = error
+        return failures
+
+    def _settle(self, folders: set[Path]) -> None:
+        """Sync the folders of the promoted files and the folders above, which may be new as well."""
+        above = {parent for folder in folders for parent in folder.parents if parent.is_relative_to(self._root)}
+        with _in_folder():
+            hit(Failpoint.CATALOG_SETTLE_BEFORE)
+            for folder in sorted(folders | above, reverse=True):
+                _synced(folder, os.fsync)
+            hit(Failpoint.CATALOG_SETTLE_AFTER)
+
     def _staging_folder(self) -> tuple[Path, int]:
         """Make a locked folder, after a look for folders of killed processes: their locks went with them."""
         parent = self._root / STAGING
@@ -215,39 +241,6 @@ class FolderPublisher:
                 os.close(lock)
 
 
-class _StagedInFolder:
-    def __init__(self, root: Path, staged: Mapping[str, Path]) -> None:
-        self._root = root
-        self._staged = staged
-        self._folders: set[Path] = set()
-
-    def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
-        """Rename files into their places."""
-        failures: dict[str, PublishError] = {}
-        for path in paths:
-            target = self._root / path
-            try:
-                with _in_folder():
-                    if target.parent not in self._folders:
-                        target.parent.mkdir(parents=True, exist_ok=True)
-                        self._folders.add(target.parent)
-                    hit(Failpoint.CATALOG_PROMOTE_BEFORE)
-                    self._staged[path].rename(target)
-                    hit(Failpoint.CATALOG_PROMOTE_AFTER)
-            except PublishError as error:
-                failures[path] = error
-        return failures
-
-    def settle(self) -> None:
-        """Sync the folders of the promoted files and the folders above, which may be new as well."""
-        above = {parent for folder in self._folders for parent in folder.parents if parent.is_relative_to(self._root)}
-        with _in_folder():
-            hit(Failpoint.CATALOG_SETTLE_BEFORE)
-            for folder in sorted(self._folders | above, reverse=True):
-                _synced(folder, os.fsync)
-            hit(Failpoint.CATALOG_SETTLE_AFTER)
-
-
 class ObjectStorePublisher:
     """The catalog as objects of a bucket."""
 
@@ -267,7 +260,8 @@ class ObjectStorePublisher:
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
         """Keep files in memory until they are promoted."""
-        yield _StagedInMemory(self._store, files)
+        # A PUT that was answered is durable.
+        yield Staged(partial(self._promote, files), lambda: None)
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the objects below a prefix, without those deeper down."""
@@ -292,6 +286,23 @@ class ObjectStorePublisher:
             self._store.delete(path)
             hit(Failpoint.CATALOG_REMOVE_AFTER)
 
+    def _promote(self, files: Mapping[str, bytes], paths: Sequence[str]) -> Mapping[str, PublishError]:
+        """PUT files, several at a time."""
+        with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+            results = zip(paths, pool.map(with_context(partial(self._put, files)), paths), strict=True)
+            return {path: failure for path, failure in results if failure is not None}
+
+    def _put(self, files: Mapping[str, bytes], path: str) -> PublishError | None:
+        try:
+            with _in_store():
+                hit(Failpoint.CATALOG_PROMOTE_BEFORE)
+                kind = "application/vnd.apache.parquet" if path.endswith(".parquet") else "application/json"
+                self._store.put(path, files[path], attributes={"Content-Type": kind})
+                hit(Failpoint.CATALOG_PROMOTE_AFTER)
+        except PublishError as error:
+            return error
+        return None
+
     def _get_range(self, path: str, start: int, end: int) -> bytes:
         with _in_store():
             return bytes(self._store.get(path, options={"range": (start, end)}).bytes())
@@ -299,32 +310,6 @@ class ObjectStorePublisher:
     def _get(self, path: str) -> bytes | None:
         with _in_store(), suppress(FileNotFoundError):
             return bytes(self._store.get(path).bytes())
-        return None
-
-
-class _StagedInMemory:
-    def __init__(self, store: Store, files: Mapping[str, bytes]) -> None:
-        self._store = store
-        self._files = files
-
-    def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
-        """PUT files, several at a time."""
-        with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-            results = zip(paths, pool.map(with_context(self._put), paths), strict=True)
-            return {path: failure for path, failure in results if failure is not None}
-
-    def settle(self) -> None:
-        """Nothing is left to do: a PUT that was answered is durable."""
-
-    def _put(self, path: str) -> PublishError | None:
-        try:
-            with _in_store():
-                hit(Failpoint.CATALOG_PROMOTE_BEFORE)
-                kind = "application/vnd.apache.parquet" if path.endswith(".parquet") else "application/json"
-                self._store.put(path, self._files[path], attributes={"Content-Type": kind})
-                hit(Failpoint.CATALOG_PROMOTE_AFTER)
-        except PublishError as error:
-            return error
         return None
 
 

@@ -27,24 +27,17 @@ from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
 
 PAGE_SIZE = 1000
 """Items that one page links: about 100 kB."""
+_NOT_AS_WRITTEN = "an Item does not stand in the catalog as it was written"
 
 
-class CatalogVerificationError(KfmError):
-    """An Item does not stand in the catalog as it was written."""
-
-    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
-
-
-class CatalogUndoError(KfmError):
+class CatalogUndoError(DependencyUnavailableError):
     """A run's Items could not be taken back, or not all of them."""
-
-    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
 
 
 class Catalog:
@@ -91,7 +84,7 @@ class Catalog:
         outcome = self._register_latest(contract, list(latest.values()), current, fence)
         for position, candidate in valid.items():
             if candidate.wal_id in refused:
-                results[position] = outcomes.refused(candidate, refused[candidate.wal_id])
+                results[position] = outcomes.failed(candidate, refused[candidate.wal_id])
             else:
                 winner = latest[candidate.item_id]
                 result = outcome[candidate.item_id]
@@ -99,7 +92,7 @@ class Catalog:
         return [results[position] for position in range(len(candidates))]
 
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
-        """Read back the Items that results speak of. Raises CatalogVerificationError when one does not stand as told.
+        """Read back the Items that results speak of. Raises DependencyUnavailableError when one does not stand as told.
 
         An Item that another writer has replaced since stands as the index says now. Raises the database's error when
         the database is gone.
@@ -126,7 +119,8 @@ class Catalog:
         for item_id, path in differing.items():
             indexed = current[item_id].content_sha256 if item_id in current else None
             if indexed is None or files[path] != indexed:
-                raise CatalogVerificationError(
+                raise DependencyUnavailableError(
+                    _NOT_AS_WRITTEN,
                     observed=f"{path} says {files[path] or 'nothing that is an Item'}",
                     expected=f"content {indexed or told[item_id].content_sha256}",
                     next_step="see who else writes to the catalog; the next attempt writes the Item again",
@@ -170,13 +164,15 @@ class Catalog:
             ) from error
 
     def _contents(self, paths: Iterable[str]) -> dict[str, str | None]:
-        """Content hash of each file as it stands. Raises CatalogVerificationError when they cannot be read."""
+        """Content hash of each file as it stands. Raises DependencyUnavailableError when they cannot be read."""
         wanted = list(paths)
         try:
             found = self._publisher.read(wanted)
         except PublishError as error:
-            raise CatalogVerificationError(
-                observed=str(error), next_step="see whether the catalog's place answers; the stage is tried again"
+            raise DependencyUnavailableError(
+                _NOT_AS_WRITTEN,
+                observed=error,
+                next_step="see whether the catalog's place answers; the stage is tried again",
             ) from error
         return {path: content_of(found.get(path)) for path in wanted}
 
@@ -250,7 +246,7 @@ class Catalog:
     ) -> dict[str, StacResult]:
         refused = fence(tx, outcomes.attempts_of(write.candidate for write in offered))
         outcome = {
-            write.candidate.item_id: outcomes.refused(write.candidate, refused[write.candidate.wal_id])
+            write.candidate.item_id: outcomes.failed(write.candidate, refused[write.candidate.wal_id])
             for write in offered
             if write.candidate.wal_id in refused
         }

@@ -9,21 +9,16 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.catalog.publisher import FolderPublisher, PublishError
-from kfm_dagster.catalog.store import Catalog, CatalogVerificationError
-from kfm_dagster.contracts.envelope import StacResult, StacStatus
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.fence import open_fence
-from kfm_dagster_tests.catalog.envelopes import candidates, goes
+from kfm_dagster_tests.catalog.conftest import Register
+from kfm_dagster_tests.catalog.envelopes import goes
 
 DATASET = "goes-abi"
-Register = Callable[..., list[StacResult]]
-
-
-@pytest.fixture
-def register(catalog: Catalog, contracts: ContractRegistry) -> Register:
-    return lambda *envelopes: catalog.register(candidates(contracts, envelopes), fence=open_fence)
 
 
 class MovingPublisher(FolderPublisher):
@@ -60,7 +55,7 @@ def test_a_lost_or_torn_item_is_told(
 ) -> None:
     results = register(goes(0), goes(1))
     damage(root / str(results[1].item_href))
-    with pytest.raises(CatalogVerificationError, match=str(results[1].item_href)):
+    with pytest.raises(DependencyUnavailableError, match=str(results[1].item_href)):
         catalog.verify(DATASET, results)
 
 
@@ -70,7 +65,7 @@ def test_an_item_that_the_index_does_not_know_is_told_and_nothing_is_made_up(
     (result,) = register(goes(0))
     stranger = replace(result, item_id="nobody", content_sha256="0" * 64)
     before = _collections(database)
-    with pytest.raises(CatalogVerificationError, match="says"):
+    with pytest.raises(DependencyUnavailableError, match="says"):
         catalog.verify("hrrr", [stranger])
     assert _collections(database) == before
 
@@ -96,7 +91,7 @@ def test_a_place_that_does_not_answer_is_told_with_what_to_do(
     database: Database, contracts: ContractRegistry, register: Register, root: Path
 ) -> None:
     told = register(goes(0))
-    with pytest.raises(CatalogVerificationError, match="the share is gone") as raised:
+    with pytest.raises(DependencyUnavailableError, match="the share is gone") as raised:
         Catalog(database, SilentPublisher(root), contracts).verify(DATASET, told)
     assert raised.value.next_step
 

@@ -31,7 +31,7 @@ def ordered(table: pa.Table) -> pa.Table:
     west, south, east, north = boxes(table)
     crossing = west > east
     middle = ((west + east) / 2 + np.where(crossing, 360.0, 180.0)) % 360.0
-    start, ids = starts(table), table["id"]
+    start, ids = times(table, "start_datetime"), table["id"]
     place = np.empty(table.num_rows, np.int64)
     place[_sorted({"start": start, "id": ids})] = np.arange(table.num_rows)
     keys = {
@@ -51,14 +51,12 @@ def boxes(table: pa.Table) -> tuple[Floats, Floats, Floats, Floats]:
     return west, south, east, north
 
 
-def starts(table: pa.Table) -> Integers:
-    """Return when each row's Item begins, in microseconds since 1970 (UTC); 0 where it says nothing."""
-    return _microseconds(table, "start_datetime")
-
-
-def ends(table: pa.Table) -> Integers:
-    """Return when each row's Item ends, in microseconds since 1970 (UTC); 0 where it says nothing."""
-    return _microseconds(table, "end_datetime")
+def times(table: pa.Table, name: str) -> Integers:
+    """Return a time of each row's Item, else its `datetime`, in microseconds since 1970 (UTC); 0 where it has none."""
+    columns = [table[one].cast(pa.int64()) for one in (name, "datetime") if one in table.column_names]
+    if not columns:
+        return np.zeros(table.num_rows, np.int64)
+    return np.asarray(pc.fill_null(pc.coalesce(*columns), 0), np.int64)
 
 
 def hilbert(x: Integers, y: Integers) -> Integers:
@@ -85,14 +83,6 @@ def _cell(share: Floats) -> Integers:
     """Return the cell of a coordinate from 0 to 1; one that is none counts as the last."""
     cells: Integers = np.clip(np.nan_to_num(share, nan=1.0) * _CELLS, 0, _CELLS - 1).astype(np.int64)
     return cells
-
-
-def _microseconds(table: pa.Table, name: str) -> Integers:
-    columns = [table[one].cast(pa.int64()) for one in (name, "datetime") if one in table.column_names]
-    found: Integers = np.zeros(table.num_rows, np.int64)
-    if columns:
-        found = np.asarray(pc.fill_null(pc.coalesce(*columns), 0), np.int64)
-    return found
 
 
 def _numbers(column: Any) -> Floats:

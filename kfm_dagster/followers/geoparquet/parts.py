@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import orjson
@@ -20,8 +19,8 @@ import pyarrow.parquet as pq
 import shapely
 
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.followers.geoparquet.order import boxes, ends, starts
-from kfm_dagster.followers.geoparquet.rows import BBOX
+from kfm_dagster.followers.geoparquet.order import boxes, times
+from kfm_dagster.followers.geoparquet.rows import BBOX, TIME
 
 MEDIA_TYPE = "application/vnd.apache.parquet"
 """IANA's media type of Parquet (2024)."""
@@ -33,7 +32,6 @@ WHOLE_ROWS = 4_096
 """Rows up to which a day is always one file: they are written in 50 ms."""
 GEOPARQUET_VERSION, STAC_GEOPARQUET_VERSION = "1.1.0", "1.0.0"
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SIMPLE = (pa.types.is_string, pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp)
 
 Bbox = tuple[float, float, float, float]
@@ -136,10 +134,6 @@ def _group(rows: pa.Table) -> RowGroup:
             180.0 if whole else float(np.nanmax(east)),
             float(np.nanmax(north)),
         )
-    return RowGroup(
-        rows=rows.num_rows, bbox=box, start=_text(int(starts(rows).min())), end=_text(int(ends(rows).max()))
-    )
-
-
-def _text(microseconds: int) -> str:
-    return rfc3339(_EPOCH + timedelta(microseconds=microseconds))
+    first, last = times(rows, "start_datetime").min(), times(rows, "end_datetime").max()
+    start, end = (rfc3339(pa.scalar(int(time), TIME).as_py()) for time in (first, last))
+    return RowGroup(rows=rows.num_rows, bbox=box, start=start, end=end)

@@ -36,7 +36,7 @@ _MEMBERS = ("stac_version", "stac_extensions", "id", "collection", "links", "ass
 _KNOWN = frozenset({*_MEMBERS, "type", "bbox", "geometry", "properties"})
 _RESERVED = frozenset({*_KNOWN, NULLS, WHOLE})
 """Names that no column of a property may have."""
-_TIME = pa.timestamp("us", tz="UTC")
+TIME = pa.timestamp("us", tz="UTC")
 _UNTYPED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
 """What pyarrow raises for values that have no type in common."""
 
@@ -213,7 +213,7 @@ def _times(values: Sequence[Any], lossy: set[int]) -> pa.Array:
             if not exact:
                 lossy.add(position)
         moments.append(moment)
-    return pa.array(moments, _TIME)
+    return pa.array(moments, TIME)
 
 
 def _geometries(values: Sequence[Any], lossy: set[int]) -> pa.Array:

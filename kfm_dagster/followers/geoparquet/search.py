@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -20,13 +20,13 @@ from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.followers.geoparquet.days import Day, files_of, folder, read_days, years
-from kfm_dagster.followers.geoparquet.order import boxes, ends, starts
+from kfm_dagster.followers.geoparquet.order import boxes, times
 from kfm_dagster.followers.geoparquet.parts import Bbox, RowGroup
+from kfm_dagster.followers.geoparquet.rows import TIME
 from kfm_dagster.storage.set_questions import ask
 
 TRIES = 3
 """Times that a day is looked for whose files were replaced meanwhile."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {"=": pc.equal, "<": pc.less, ">": pc.greater}
 OPERATORS = tuple(_COMPARISONS)
 
@@ -130,13 +130,14 @@ def _matching(rows: pa.Table, wanted: Wanted) -> pa.Table:
     west, south, east, north = boxes(rows)
     places = pa.table({
         "place": pa.array(range(rows.num_rows), pa.int64()),
-        "west": west, "south": south, "east": east, "north": north, "starts": starts(rows), "ends": ends(rows),
+        "west": west, "south": south, "east": east, "north": north, "starts": times(rows, "start_datetime"),
+        "ends": times(rows, "end_datetime"),
     })  # fmt: skip
     box = zip(("west", "south", "east", "north"), wanted.bbox or (None,) * 4, strict=True)
-    times = (("starts", wanted.start), ("ends", wanted.end))
+    bounds = (("starts", wanted.start), ("ends", wanted.end))
     asked = pa.table({
         **{name: pa.array([bound], pa.float64()) for name, bound in box},
-        **{name: pa.array([None if time is None else _microseconds(time)], pa.int64()) for name, time in times},
+        **{name: pa.array([time], TIME).cast(pa.int64()) for name, time in bounds},
     })  # fmt: skip
     return rows.take(pa.array([place for (place,) in ask("items.matching", places=places, asked=asked)], pa.int64()))
 
@@ -159,8 +160,3 @@ def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:
         return found
     owners = pc.list_parent_indices(column).filter(found)
     return pc.is_in(pa.array(range(rows.num_rows), owners.type), value_set=owners)
-
-
-def _microseconds(moment: datetime) -> int:
-    since = moment - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

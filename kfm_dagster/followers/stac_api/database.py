@@ -82,7 +82,14 @@ class StacApiDatabase:
         try:
             with self._engine.connect() as connection:
                 with connection.begin():
-                    self._refuse_unknown(StacApiTransaction(connection))
+                    installed, version = _installed(StacApiTransaction(connection))
+                if not (installed.has_pgstac and installed.has_tables):
+                    raise FollowError(
+                        observed=f"{shown(self.url)} has no pgstac of ours",
+                        next_step="run kfm init with KFM_STAC_API_DSN set",
+                    )
+                if not version.startswith(SUPPORTED):
+                    raise FollowError(observed=f"pgstac {version}", expected=f"{SUPPORTED}x", next_step="run kfm init")
                 yield connection
         except DBAPIError as error:
             raise FollowError(
@@ -124,17 +131,14 @@ class StacApiDatabase:
 
     def _install(self) -> Mapping[str, str]:
         with self._engine.begin() as connection:
-            found = StacApiTransaction(connection).run("installed").one()
-        if not (found.has_pgstac and self._version().startswith(SUPPORTED)):
+            installed, version = _installed(StacApiTransaction(connection))
+        if not (installed.has_pgstac and version.startswith(SUPPORTED)):
             self._migrate()
-        if not found.has_tables:
+        if not installed.has_tables:
             with self._engine.begin() as connection:
                 StacApiTransaction(connection).run("create_tables")
-        return {"database": shown(self.url), "pgstac": self._version()}
-
-    def _version(self) -> str:
         with self._engine.begin() as connection:
-            return str(StacApiTransaction(connection).run("version").scalar_one())
+            return {"database": shown(self.url), "pgstac": _installed(StacApiTransaction(connection))[1]}
 
     def _migrate(self) -> None:
         try:
@@ -160,15 +164,11 @@ class StacApiDatabase:
             database.disconnect()
             database.close()
 
-    def _refuse_unknown(self, tx: StacApiTransaction) -> None:
-        found = tx.run("installed").one()
-        if not (found.has_pgstac and found.has_tables):
-            raise FollowError(
-                observed=f"{shown(self.url)} has no pgstac of ours", next_step="run kfm init with KFM_STAC_API_DSN set"
-            )
-        version = tx.run("version").scalar_one()
-        if not str(version).startswith(SUPPORTED):
-            raise FollowError(observed=f"pgstac {version}", expected=f"{SUPPORTED}x", next_step="run kfm init")
-
     def _said(self, error: DBAPIError) -> str:
         return f"{shown(self.url)}: {without_secrets(str(error.orig).strip(), self.url)}"
+
+
+def _installed(tx: StacApiTransaction) -> tuple[Any, str]:
+    """Return what of pgstac and of ours is there, and the version of pgstac, which may be none."""
+    installed = tx.run("installed").one()
+    return installed, str(tx.run("version").scalar_one()) if installed.has_pgstac else ""

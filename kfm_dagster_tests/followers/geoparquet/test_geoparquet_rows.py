@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.geoparquet import order
-from kfm_dagster.followers.geoparquet.order import boxes, hilbert, ordered, starts
+from kfm_dagster.followers.geoparquet.order import boxes, hilbert, ordered, times
 from kfm_dagster.followers.geoparquet.parts import parquet
-from kfm_dagster.followers.geoparquet.rows import OPEN, merged, to_items, to_table, without
+from kfm_dagster.followers.geoparquet.rows import OPEN, merged, to_items, to_table
 from kfm_dagster_tests.catalog.envelopes import box, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
 
@@ -123,7 +123,7 @@ def test_rows_stand_in_blocks_by_time_then_along_the_curve_and_what_crosses_the_
         given.append(_item(str(number), bbox=(west, south, east, south + 5), minute=minute))
     table = ordered(to_table(given))
     west, south, east, north = boxes(table)
-    begins = starts(table)
+    begins = times(table, "start_datetime")
     assert begins[:1_000].max() <= begins[1_000:].min()
     for block in (slice(0, 1_000), slice(1_000, 2_000)):
         crossing = (west > east)[block]
@@ -186,11 +186,6 @@ def test_the_clients_that_people_use_read_the_file(contracts: ContractRegistry, 
             f"SELECT id, bbox.xmin, bbox.xmax, epoch_us(datetime) FROM read_parquet('{path}') ORDER BY id"
         ).fetchall()
     assert [(row[0], row[1], row[2]) for row in rows] == [(name, west, east) for name in sorted(standing)]
-
-
-def test_without_takes_out_the_items_of_these_ids() -> None:
-    table = to_table([_item(name) for name in "abc"])
-    assert [item["id"] for item in to_items(without(table, pa.array(["b", "x"])))] == ["a", "c"]
 
 
 def _item(name: str, *, bbox: tuple[float, float, float, float] = (0, 0, 1, 1), minute: int = 0) -> dict[str, Any]:
