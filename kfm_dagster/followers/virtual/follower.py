@@ -168,14 +168,14 @@ def _changed(
     """Write the documents of a name's stores without the Items that are leaving and with new steps."""
     for one, store in stores:
         signature = store.frame.signature
-        after = store.without(leaving).with_steps(steps.pop(signature, ()), frames.get(signature, store.frame))
+        after = store.changed(leaving, steps.pop(signature, ()), frames.get(signature, store.frame))
         if after.steps == store.steps:
             yield one
         elif after.steps:
             yield here.put(name, after)
     for signature, of_frame in steps.items():
         frame = frames[signature]
-        yield here.put(name, VirtualCube(frame=frame, steps=()).with_steps(of_frame, frame))
+        yield here.put(name, VirtualCube(frame=frame, steps=()).changed(leaving, of_frame, frame))
 
 
 def _sorted_out(

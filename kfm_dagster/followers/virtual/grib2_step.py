@@ -150,7 +150,10 @@ def _step(first: GribMessage, found: Mapping[str, GribMessage], refused: Sequenc
     grid = describe_grid(first.grid)
     reference = first.reference
     times = {REFERENCE_TIME: reference, VALID_TIME: reference + (first.product.step or timedelta(0))}
-    variables = {**_axes(grid), **{name: _time(name) for name in times}}
+    variables = _axes(grid)
+    for name in times:
+        attributes = {"standard_name": _TIMES[name], "units": _EPOCH_UNITS, "calendar": "proleptic_gregorian"}
+        variables[name] = StoredVariable(attributes=attributes)
     images: dict[str, tuple[StoredChunk, ...]] = {}
     for name, message in found.items():
         field = _FIELD.fullmatch(name)
@@ -175,26 +178,22 @@ def _image(name: str, shape: tuple[int, int]) -> StoredVariable:
     }
     if parameter := named(name.partition("_")[0]):
         attributes["units"] = parameter.unit
-    return _variable((ROWS, COLUMNS), attributes, shape=shape, message=True)
-
-
-def _time(name: str) -> StoredVariable:
-    attributes = {"standard_name": _TIMES[name], "units": _EPOCH_UNITS, "calendar": "proleptic_gregorian"}
-    return _variable((), attributes)
+    return StoredVariable(dimensions=(ROWS, COLUMNS), attributes=attributes, shape=shape, chunk=shape, message=True)
 
 
 def _axes(grid: Grid) -> dict[str, StoredVariable]:
     rows, columns = grid.shape
     found = {
-        axis: _variable(
-            (axis,),
-            {"standard_name": f"projection_{axis}_coordinate", "units": "m", "axis": axis.upper()},
+        axis: StoredVariable(
+            dimensions=(axis,),
+            attributes={"standard_name": f"projection_{axis}_coordinate", "units": "m", "axis": axis.upper()},
             shape=(count,),
+            chunk=(count,),
         )
         for axis, count in ((ROWS, rows), (COLUMNS, columns))
     }
     mapping = pyproj.CRS.from_wkt(grid.wkt2).to_cf()
-    return {**found, GRID_MAPPING: _variable((), mapping)}
+    return {**found, GRID_MAPPING: StoredVariable(attributes=mapping)}
 
 
 def _places(grid: Grid) -> dict[str, bytes]:
@@ -208,18 +207,3 @@ def _places(grid: Grid) -> dict[str, bytes]:
         y = y[::-1]
     x = west + width * (np.arange(columns) + 0.5)
     return {ROWS: y.astype("<f8").tobytes(), COLUMNS: x.astype("<f8").tobytes(), GRID_MAPPING: bytes(8)}
-
-
-def _variable(
-    dimensions: tuple[str, ...], attributes: Mapping[str, Any], *, shape: tuple[int, ...] = (), message: bool = False
-) -> StoredVariable:
-    return StoredVariable(
-        dimensions=dimensions,
-        attributes=attributes,
-        data_type="<f8",
-        shape=shape,
-        chunk=shape,
-        filters=(),
-        fill=None,
-        message=message,
-    )

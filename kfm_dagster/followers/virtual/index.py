@@ -42,7 +42,12 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
             if size is not None and actual != size:
                 return f"{uri} has {actual} bytes, its Item says {size}"
         if contract.metadata_extract.reader == "grib2":
-            cube_step = read_grib2_step(source, _layers(asset), fields=rule.fields, along=rule.along)
+            # An Item that came before its index has no layers.
+            layers = {
+                name: (int(place["start_byte"]), int(place["byte_size"]))
+                for name, place in asset.get("grib:layers", {}).items()
+            }
+            cube_step = read_grib2_step(source, layers, fields=rule.fields, along=rule.along)
         else:
             cube_step = read_cube_step(source, along=rule.along)
     except ReadError as error:
@@ -83,12 +88,6 @@ def _given_up(
 def _data(change: ItemChange) -> Mapping[str, Any]:
     found = (change.item or {}).get("assets", {}).get("data", {})
     return found if isinstance(found, Mapping) else {}
-
-
-def _layers(asset: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Offset and length of each field; none where an Item came before its index."""
-    found = asset.get("grib:layers", {})
-    return {name: (int(place["start_byte"]), int(place["byte_size"])) for name, place in found.items()}
 
 
 def _etag(asset: Mapping[str, Any]) -> str | None:

@@ -48,13 +48,13 @@ _GRID_MAPPING = "grid_mapping_name"
 class StoredVariable:
     """How a variable is stored. `data_type` as NumPy writes it (`<i2`); `filters` are HDF5's, in order of writing."""
 
-    dimensions: tuple[str, ...]
+    dimensions: tuple[str, ...] = ()
     attributes: Mapping[str, AttributeValue]
-    data_type: str
-    shape: tuple[int, ...]
-    chunk: tuple[int, ...]
-    filters: tuple[int, ...]
-    fill: int | float | None
+    data_type: str = "<f8"
+    shape: tuple[int, ...] = ()
+    chunk: tuple[int, ...] = ()
+    filters: tuple[int, ...] = ()
+    fill: int | float | None = None
     """What the file says that stands for no value; None when it says nothing."""
     message: bool = False
     """Each chunk is a GRIB2 message, which a codec decodes; not every step has one."""

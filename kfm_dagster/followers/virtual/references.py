@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,11 +45,6 @@ class StoreStep:
     values: Mapping[str, bytes]
     chunks: Mapping[str, tuple[StoredChunk, ...]]
 
-    @property
-    def order(self) -> tuple[float, str]:
-        """By what steps are ordered."""
-        return self.place, self.item_id
-
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
@@ -72,8 +68,12 @@ class Frame:
     @cached_property
     def messages(self) -> frozenset[str]:
         """Names of the arrays whose chunks are GRIB2 messages."""
-        arrays = [key for key, value in self.metadata.items() if key.endswith(f"/{_ARRAY}") and is_message(value)]
-        return frozenset(key.removesuffix(f"/{_ARRAY}") for key in arrays)
+        return frozenset(name for name in self.arrays if is_message(self.metadata[f"{name}/{_ARRAY}"]))
+
+    @property
+    def arrays(self) -> list[str]:
+        """Names of all arrays."""
+        return [key.removesuffix(f"/{_ARRAY}") for key in self.metadata if key.endswith(f"/{_ARRAY}")]
 
     def joined(self, other: Frame) -> Frame:
         """Return the frame of the same signature that has the arrays of both."""
@@ -82,8 +82,7 @@ class Frame:
     @property
     def stepped(self) -> list[str]:
         """Names of the arrays that have steps."""
-        arrays = [key.removesuffix(f"/{_ARRAY}") for key in self.metadata if key.endswith(f"/{_ARRAY}")]
-        return [name for name in arrays if self.along in self.metadata[f"{name}/{_ATTRIBUTES}"][_DIMENSIONS]]
+        return [name for name in self.arrays if self.along in self.metadata[f"{name}/{_ATTRIBUTES}"][_DIMENSIONS]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,14 +97,10 @@ class VirtualCube:
         """Names of the arrays that any step has chunks of, in order."""
         return sorted({name for step in self.steps for name in step.chunks})
 
-    def without(self, item_ids: Iterable[str]) -> VirtualCube:
-        """Return the store without these Items."""
-        gone = set(item_ids)
-        return VirtualCube(frame=self.frame, steps=tuple(step for step in self.steps if step.item_id not in gone))
-
-    def with_steps(self, steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
-        """Return the store with these steps of a frame of the same signature, too."""
-        ordered = tuple(sorted((*self.steps, *steps), key=lambda step: step.order))
+    def changed(self, leaving: AbstractSet[str], steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
+        """Return the store without the Items that are leaving and with steps of a frame of the same signature."""
+        kept = (step for step in self.steps if step.item_id not in leaving)
+        ordered = tuple(sorted((*kept, *steps), key=lambda step: (step.place, step.item_id)))
         return VirtualCube(frame=self.frame.joined(frame), steps=ordered)
 
 
@@ -160,7 +155,11 @@ def to_document(store: VirtualCube) -> bytes:
         data = b"".join(step.values[name] for step in store.steps)
         refs[f"{name}/{_first_chunk(metadata, name)}"] = _inline(data)
     for number, step in enumerate(store.steps):
-        refs.update(_references(number, step))
+        uri = "{{" + _template(number) + "}}"
+        for name, chunks in step.chunks.items():
+            for chunk in chunks:
+                place = ".".join(map(str, (number, *chunk.place)))
+                refs[f"{name}/{place}"] = [uri, chunk.offset, chunk.length]
     ours = {
         "along": store.frame.along,
         "images": images,
@@ -181,11 +180,7 @@ def from_document(content: bytes) -> VirtualCube:
         whole = {key: orjson.loads(refs[key]) for key in sorted(keys)}
     frame = Frame(along=ours["along"], metadata=whole, fixed={})
     stepped, images = frame.stepped, set(ours["images"])
-    small = {
-        name: _outline(refs[f"{name}/{_first_chunk(whole, name)}"])
-        for name in (key.removesuffix(f"/{_ARRAY}") for key in whole if key.endswith(f"/{_ARRAY}"))
-        if name not in images
-    }
+    small = {name: _outline(refs[f"{name}/{_first_chunk(whole, name)}"]) for name in frame.arrays if name not in images}
     for name in stepped:
         array = whole[f"{name}/{_ARRAY}"]
         array["shape"][0], array["chunks"][0] = 0, 1
@@ -215,13 +210,6 @@ def from_document(content: bytes) -> VirtualCube:
         for number, (item_id, content_sha256, datetime, place) in enumerate(ours["steps"])
     )
     return VirtualCube(frame=frame, steps=steps)
-
-
-def _references(number: int, step: StoreStep) -> Iterator[tuple[str, list[Any]]]:
-    uri = "{{" + _template(number) + "}}"
-    for name, chunks in step.chunks.items():
-        for chunk in chunks:
-            yield f"{name}/{'.'.join(map(str, (number, *chunk.place)))}", [uri, chunk.offset, chunk.length]
 
 
 def _with_steps(store: VirtualCube, key: str, images: Sequence[str]) -> Mapping[str, Any]:
