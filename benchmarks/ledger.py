@@ -147,8 +147,8 @@ class Filling:
                 item = {"stac_item_id": unit["wal_id"], "stac_item_href": f"{unit['dataset']}/{unit['wal_id']}.json"}
                 ends["succeeded"].append(found | SUCCESS | item)
         out = [row["wal_id"] for row in ends["quarantined"]]
-        tx.run("ledger.settle_succeeded", stamp, batch=ends["succeeded"], run_id=run_id).close()
-        tx.run("ledger.settle_failed", stamp, batch=ends["failed"] + ends["quarantined"], run_id=run_id).close()
+        for status, batch in (("succeeded", ends["succeeded"]), ("failed", ends["failed"] + ends["quarantined"])):
+            tx.run("ledger.settle", stamp, status=status, batch=batch, run_id=run_id).close()
         tx.run("ledger.quarantine", stamp, wal_ids=out, reason="attempts_exhausted").close()
         outcomes = [
             {"wal_id": row["wal_id"], "attempt": 1, "item_sha256": "0" * 64, "superseded": False}

@@ -51,6 +51,6 @@ def evidence_runs(cases: QuarantineCases, *, at: datetime) -> list[dg.RunRequest
     """Return the request for a run of the job where cases lack their evidence, named by the oldest of them."""
     turn = int(at.timestamp()) // PATIENCE_SECONDS
     return [
-        dg.RunRequest(run_key=f"{oldest.key.wal_id}@{oldest.key.version}/{turn}", job_name=EVIDENCE_JOB)
+        dg.RunRequest(run_key=f"{oldest.wal_id}@{oldest.version}/{turn}", job_name=EVIDENCE_JOB)
         for oldest in cases.due(limit=1)
     ]

@@ -110,7 +110,7 @@ class EvidenceCollector:
     def _without_orphans(self, part: Sequence[DueCase]) -> Sequence[DueCase]:
         """Take back the units' Items without lineage; return the cases of units that have no Item any more."""
         try:
-            self.orphans.take_back({case.key.wal_id for case in part})
+            self.orphans.take_back({case.wal_id for case in part})
         except CatalogUndoError as error:
             _LOG.warning("%s", error)
             return [case for one in part if len(part) > 1 for case in self._without_orphans([one])]
@@ -132,12 +132,12 @@ class EvidenceCollector:
 
         known = self._facts(due)
         stored = self.threads.concurrently(store, known)
-        return self.cases.attach({facts.case.key: reference for facts, reference in zip(known, stored, strict=True)})
+        return self.cases.attach(zip((facts.case for facts in known), stored, strict=True))
 
     def _facts(self, due: Sequence[DueCase]) -> list[_Facts]:
-        histories = self.cases.histories(case.key.wal_id for case in due)
+        histories = self.cases.histories(case.wal_id for case in due)
         # As it stood when it was quarantined, wherever the record is by now.
-        until = [(case, histories[case.key.wal_id][: case.key.version]) for case in due]
+        until = [(case, histories[case.wal_id][: case.version]) for case in due]
         records = [(case, replay_history(history), history) for case, history in until]
         messages = self._messages([record for _, record, _ in records])
         return [

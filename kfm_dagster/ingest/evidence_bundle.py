@@ -90,7 +90,7 @@ def bundle_of(
     document = {
         "kind": KIND,
         "wal_id": record.wal_id,
-        "quarantined_version": case.key.version,
+        "quarantined_version": case.version,
         "quarantined_at": rfc3339(case.opened_at),
         "reason": case.reason,
         "error": {"code": record.last_error_code, "message": record.last_error_message},

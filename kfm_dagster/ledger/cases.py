@@ -42,14 +42,6 @@ class CaseState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CaseKey:
-    """One quarantine of one unit: the version that it gave the record."""
-
-    wal_id: WalId
-    version: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class QuarantineCase:
     """A case, and where its unit stands. `reason` is why the unit was quarantined, `error_code` what it had failed of.
 
@@ -72,17 +64,13 @@ class QuarantineCase:
     closing_reason: str | None
     change_ref: str | None
 
-    @property
-    def key(self) -> CaseKey:
-        """Key of a case: the unit, and the version of its record."""
-        return CaseKey(wal_id=self.wal_id, version=self.quarantined_version)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DueCase:
-    """A case without evidence."""
+    """A case without evidence. `version` is the one that the quarantine gave the record."""
 
-    key: CaseKey
+    wal_id: WalId
+    version: int
     opened_at: datetime
     reason: str
 
@@ -109,10 +97,7 @@ class QuarantineCases:
     def due(self, *, limit: int) -> list[DueCase]:
         """Return the oldest cases without evidence; their number decides the cost, not that of records."""
         with self._database.snapshot() as view:
-            return [
-                DueCase(key=_key(row), opened_at=row.opened_at, reason=row.reason)
-                for row in view.run("evidence.due", limit=limit)
-            ]
+            return view.rows(DueCase, "evidence.due", limit=limit)
 
     def histories(self, wal_ids: Iterable[WalId]) -> dict[WalId, list[HistoryEntry]]:
         """Return every change of the given units, oldest first."""
@@ -127,11 +112,11 @@ class QuarantineCases:
             messages = view.rows(AnnouncingMessage, "evidence.messages", message_ids=sorted(set(message_ids)))
         return {message.message_id: message for message in messages}
 
-    def attach(self, bundles: Mapping[CaseKey, ArtifactReference]) -> int:
-        """Give cases their evidence; one that has it by now keeps it. Return the number of those that got theirs."""
+    def attach(self, bundles: Iterable[tuple[DueCase, ArtifactReference]]) -> int:
+        """Give cases their evidence; a case that has it by now keeps it. Return how many cases got theirs."""
         batch = [
-            {"wal_id": key.wal_id, "version": key.version, "uri": bundle.uri, "sha256": bundle.sha256}
-            for key, bundle in bundles.items()
+            {"wal_id": case.wal_id, "version": case.version, "uri": bundle.uri, "sha256": bundle.sha256}
+            for case, bundle in bundles
         ]
         if not batch:
             return 0
@@ -186,10 +171,6 @@ def _discard_entry(row: Any, decision: Decision) -> dict[str, Any]:
         "change_ref": decision.change_ref,
         "details": {"quarantined_version": row.quarantined_version},
     }
-
-
-def _key(row: Any) -> CaseKey:
-    return CaseKey(wal_id=WalId(row.wal_id), version=row.quarantined_version)
 
 
 def _case(row: Any) -> QuarantineCase:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from kfm_dagster import __version__
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import UnknownReplayReasonError
@@ -21,6 +22,7 @@ from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, replay_rules
 from kfm_dagster.ledger.queries import LedgerQueries
+from kfm_dagster.ledger.rows import outcome_row
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.redaction import redact
 from kfm_dagster.storage.database import Database, Transaction
@@ -168,6 +170,28 @@ class LedgerChanges(LedgerQueries):
 
             tx.after_commit(partial(trace, tx.run("ledger.attempts", wal_ids=sorted(error)).all()))
         return ended
+
+    def _record_outcomes(self, units: Sequence[Envelope], run_id: str, tx: Transaction) -> tuple[WalId, ...]:
+        """Keep what succeeded units made; return those that differ from an earlier success unpermitted (WAL-11)."""
+        if not units:
+            return ()
+        stamp = {"run_id": run_id, "at": self._clock(), "code_version": __version__}
+        made = tx.run("ledger.record_outcomes", stamp, batch=[outcome_row(unit) for unit in units])
+        unpermitted = [row for row in made if row.differs_from is not None and not row.permitted]
+        dataset_of = {unit.wal_id: unit.dataset for unit in units}
+        entries = [
+            {
+                "actor": self._worker_id,
+                "action": GovernanceAction.REPLAY_MISMATCH,
+                "dataset": dataset_of[row.wal_id],
+                "wal_id": row.wal_id,
+                "reason": f"attempt {row.attempt} gave another result than attempt {row.differs_from}",
+                "details": {"run_id": run_id},
+            }
+            for row in unpermitted
+        ]
+        self.log.record_many(entries, tx=tx)
+        return tuple(sorted(WalId(row.wal_id) for row in unpermitted))
 
     def _superseded(self, wal_ids: Iterable[WalId], tx: Transaction) -> dict[WalId, str]:
         wanted = sorted(wal_ids)

@@ -137,37 +137,13 @@ def allowed_instead(from_status: str | None, to_status: str) -> str:
     return " or ".join(f"{from_status or 'null'} > {rule.to_status} ({rule.trigger})" for rule in rules)
 
 
-def check_transition(
-    *,
-    wal_id: str,
-    from_status: Status | None,
-    to_status: Status | None,
-    sub_statuses: Mapping[str, str] | None = None,
-    attempts: int = 0,
-    max_attempts: int = 0,
-    replay_reason: str | None = None,
-) -> None:
-    """Refuse a transition that is illegal or whose conditions are not met; what is not said counts as not met.
-
-    `sub_statuses` is asked for on the way to succeeded; `attempts`, `max_attempts` and `replay_reason` on the way back
-    from failed to pending. Raises IllegalTransitionError naming wal_id, from and to.
-    """
-    why: str | None = None
+def check_transition(wal_id: str, from_status: Status | None, to_status: Status) -> None:
+    """Raise IllegalTransitionError for a transition that is none, naming wal_id, from and to."""
     if (from_status, to_status) not in LEGAL:
-        why = "no such transition"
-    elif to_status is Status.SUCCEEDED:
-        why = why_not_succeeded(sub_statuses or {})
-    elif from_status is Status.FAILED and to_status is Status.PENDING:
-        if replay_reason is None:
-            why = "no replay reason is given"
-        elif attempts >= max_attempts:
-            why = f"{attempts} of {max_attempts} attempts are used"
-    if why is not None:
-        wanted = to_status or "null"
         raise IllegalTransitionError(
             wal_id=wal_id,
             from_status=from_status,
-            to_status=wanted,
-            expected=allowed_instead(from_status, wanted),
-            why=why,
+            to_status=to_status,
+            expected=allowed_instead(from_status, to_status),
+            why="no such transition",
         )

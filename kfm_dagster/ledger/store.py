@@ -19,7 +19,6 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.attempt_totals import settled_totals
 from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.events import LedgerEvent, announce
-from kfm_dagster.ledger.outcomes import record_outcomes
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
@@ -142,25 +141,18 @@ class Ledger(LedgerChanges):
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
         stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
-        succeeded = [*_settled(tx, "ledger.settle_succeeded", verdicts.succeeded, stamp)]
+        succeeded = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
             # Once the newer ones of their own batch have succeeded.
             yielded = self._verdicts(self._unless_unfinished(yielding, tx))
-            succeeded += _settled(tx, "ledger.settle_succeeded", yielded.succeeded, stamp)
+            succeeded += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)
-        failures = _settled(tx, "ledger.settle_failed", verdicts.failed, stamp)
+        failures = _settled(tx, Status.FAILED, verdicts.failed, stamp)
         self._ended(LedgerEvent.SUCCEEDED, succeeded, tx, envelopes)
         self._ended(LedgerEvent.FAILED, failures, tx, envelopes)
         done = {WalId(row.wal_id) for row in succeeded}
         not_done = {WalId(row.wal_id) for row in failures}
-        mismatched = record_outcomes(
-            tx,
-            [unit for unit in envelopes if unit.wal_id in done],
-            run_id=run_id,
-            at=self._clock(),
-            log=self.log,
-            actor=self._worker_id,
-        )
+        mismatched = self._record_outcomes([unit for unit in envelopes if unit.wal_id in done], run_id, tx)
         lost = {unit.wal_id for unit in envelopes} - done - not_done
         # A run that is executed again finds what it has settled itself.
         lost -= self.succeeded_of_run(run_id, lost, tx=tx).keys() if lost else set()
@@ -242,7 +234,7 @@ class Ledger(LedgerChanges):
         locked = {row.wal_id: row for row in tx.run("ledger.lock_statuses", wal_ids=wanted)}
         for wal_id in wanted:
             status = Status(locked[wal_id].status) if wal_id in locked else None
-            check_transition(wal_id=wal_id, from_status=status, to_status=Status.QUARANTINED)
+            check_transition(wal_id, status, Status.QUARANTINED)
         for status in (Status.PENDING, Status.FAILED):
             versions = {WalId(row.wal_id): row.version for row in locked.values() if row.status == status}
             self._decide(versions, status, Status.QUARANTINED, GovernanceAction.QUARANTINE, decision, {}, tx)
@@ -375,5 +367,7 @@ def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
     return limits
 
 
-def _settled(tx: Transaction, name: str, batch: Sequence[Mapping[str, Any]], stamp: Mapping[str, Any]) -> Sequence[Any]:
-    return tx.run(name, stamp, batch=batch).all() if batch else ()
+def _settled(
+    tx: Transaction, status: Status, batch: Sequence[Mapping[str, Any]], stamp: Mapping[str, Any]
+) -> Sequence[Any]:
+    return tx.run("ledger.settle", stamp, status=status, batch=batch).all() if batch else ()

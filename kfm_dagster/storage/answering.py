@@ -68,10 +68,10 @@ def answering(what: str, setting: str) -> Iterator[None]:
         raise unavailable(error, what=what, setting=setting) from error
 
 
-def refuse_unwritable(location: str, *, what: str, setting: str) -> None:
+def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: bool = False) -> None:
     """Raise StoreAccessError or DependencyUnavailableError where a folder or s3://bucket/prefix takes no file.
 
-    A folder is not made, and nothing is left in it; a bucket keeps one empty object.
+    A folder is not made, and nothing is left in it; a bucket keeps one empty object, unless it is to `leave_nothing`.
     """
     named = f"{what} {location}"
     with answering(named, setting):
@@ -79,6 +79,9 @@ def refuse_unwritable(location: str, *, what: str, setting: str) -> None:
             _try_folder(Path(location), named, setting)
             return
         store = open_store(location)
+        if leave_nothing and isinstance(store, S3Bucket):
+            store.try_put(PROBE)
+            return
         with suppress(AlreadyExistsError):
             store.put(PROBE, b"", mode="create")
         try:
@@ -90,18 +93,6 @@ def refuse_unwritable(location: str, *, what: str, setting: str) -> None:
                 observed="what is written cannot be read",
                 next_step=_MEND.format(setting=setting),
             ) from None
-
-
-def refuse_forbidden(location: str, *, what: str, setting: str) -> None:
-    """Raise what `refuse_unwritable` would for a folder or bucket that takes no file, and write nothing."""
-    named = f"{what} {location}"
-    with answering(named, setting):
-        if "://" not in location:
-            _try_folder(Path(location), named, setting)
-            return
-        store = open_store(location)
-        if isinstance(store, S3Bucket):
-            store.try_put(PROBE)
 
 
 def _try_folder(folder: Path, what: str, setting: str) -> None:

@@ -255,7 +255,7 @@ def test_what_somebody_has_decided_is_over(planted: Planted) -> None:
     quarantined(planted)
     [case] = own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock)).of(envelope(0).wal_id)
     own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock)).discard(
-        {case.key.wal_id: case.key.version}, decision=PERSON
+        {case.wal_id: case.quarantined_version}, decision=PERSON
     )
     rejected(planted)
     planted.clock.advance(REJECTED_SINCE.total_seconds())

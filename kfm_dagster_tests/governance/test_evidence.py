@@ -367,11 +367,11 @@ def test_two_collectors_at_once_give_a_case_one_bundle(pipeline: Pipeline, objec
     other = cases_of(pipeline)
     [due] = other.due(limit=5)
     assert EvidenceCollector.of(pipeline).collect() == 1
-    [case] = own_tx(other).of(due.key.wal_id)
+    [case] = own_tx(other).of(due.wal_id)
     assert case.evidence_file is not None
     late = type(case.evidence_file)(uri=f"evidence/{'0' * 2}/{'0' * 64}.json", sha256="0" * 64)
-    assert other.attach({due.key: late}) == 0
-    assert own_tx(other).of(due.key.wal_id) == [case]
+    assert other.attach([(due, late)]) == 0
+    assert own_tx(other).of(due.wal_id) == [case]
 
 
 @pytest.mark.parametrize("what", ["artifact store", "landing zone"])

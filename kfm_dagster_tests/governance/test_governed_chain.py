@@ -145,7 +145,7 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
     [entry] = logged_refusals(pipeline)
     assert (entry.wal_id, entry.reason, entry.details["run_id"]) == (record.wal_id, rule, record.ingest_run_id)
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN)
-    [case] = [case for case in cases if case.key.wal_id == record.wal_id]
+    [case] = [case for case in cases if case.wal_id == record.wal_id]
     assert case.evidence_file is not None
     bundle = read_evidence(pipeline.store, case.evidence_file)
     assert (bundle["reason"], bundle["operator"]) == (GovernanceIssue.HARD_FAIL, MetadataExtract.operator)

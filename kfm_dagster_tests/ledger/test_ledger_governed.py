@@ -367,7 +367,7 @@ def test_a_unit_that_is_quarantined_and_released_by_hand_has_its_case_all_the_sa
     )
     cases = QuarantineCases(bench.database, clock=bench.clock)
     [case] = own_tx(cases).of(unit.wal_id)
-    assert (case.state, case.reason, case.key.version) == (CaseState.OPEN, "by hand", 2)
+    assert (case.state, case.reason, case.quarantined_version) == (CaseState.OPEN, "by hand", 2)
     type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
     [case] = own_tx(cases).of(unit.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "person", "CHG-1")

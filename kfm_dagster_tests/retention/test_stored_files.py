@@ -210,7 +210,7 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     retention = keeping(evidence_samples="30d")
     clock_of(pipeline).now += LATER
     assert planned(retention) == (1, 0)
-    own_tx(cases).discard({case.key.wal_id: case.key.version}, decision=JANE)
+    own_tx(cases).discard({case.wal_id: case.quarantined_version}, decision=JANE)
     clock_of(pipeline).now += timedelta(days=30)
     assert planned(retention) == (1, 0)
     clock_of(pipeline).now += SECOND
@@ -308,7 +308,7 @@ def test_files_of_another_ledger_stay_of_every_kind(
     ingest(other, objects, volumes(1)[0], missing(volumes(2)[1]))
     cases = QuarantineCases(other.database, clock=other.clock)
     [case] = cases.find(CaseState.OPEN)
-    own_tx(cases).discard({case.key.wal_id: case.key.version}, decision=JANE)
+    own_tx(cases).discard({case.wal_id: case.quarantined_version}, decision=JANE)
     written_at(store_of(pipeline), LONG_AGO)
     clock_of(other).now += LATER
     clock_of(pipeline).now = clock_of(other).now

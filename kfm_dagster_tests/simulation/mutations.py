@@ -134,10 +134,7 @@ MUTATIONS = (
     Mutation(
         name="a settlement does not ask for the attempt, and a run does again what it has done",
         invariant="only_the_holder_settles",
-        breakages=[
-            *(_sql(name, _ATTEMPT, "") for name in ("ledger.settle_succeeded", "ledger.settle_failed")),
-            _EXECUTED_AGAIN,
-        ],
+        breakages=[_sql("ledger.settle", _ATTEMPT, ""), _EXECUTED_AGAIN],
         under=_HASTE,
         first=119,
     ),

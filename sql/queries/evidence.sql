@@ -2,7 +2,7 @@
 
 -- name: due
 -- A walk of the partial index: nothing but what waits, in the order in which it came.
-SELECT wal_id, quarantined_version, opened_at, reason
+SELECT wal_id, quarantined_version AS version, opened_at, reason
 FROM quarantine_cases
 WHERE evidence_uri IS NULL
 ORDER BY opened_at, wal_id

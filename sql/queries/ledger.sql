@@ -497,34 +497,6 @@ SELECT
 FROM nodd_wal_records AS record
 WHERE record.wal_id IN (@each(:wal_ids));
 
--- name: settle_succeeded
-UPDATE nodd_wal_records AS record SET
-    status = 'succeeded',
-    last_error_code = NULL,
-    last_error_message = NULL,
-    integrity_status = unit.integrity_status,
-    metadata_status = unit.metadata_status,
-    stac_status = unit.stac_status,
-    provenance_status = unit.provenance_status,
-    stac_item_id = unit.stac_item_id,
-    stac_collection_id = unit.stac_collection_id,
-    stac_item_href = unit.stac_item_href,
-    updated_at = @latest(record.updated_at, @as_time(:at)),
-    changed_by = :actor,
-    change_reason = 'completed',
-    batch_limit = NULL,
-    version = version + 1
-FROM @batch(:batch, unit,
-    wal_id text, attempt integer, integrity_status text, metadata_status text, stac_status text,
-    provenance_status text, stac_item_id text, stac_collection_id text, stac_item_href text
-)
-WHERE
-    record.wal_id = unit.wal_id AND record.attempts = unit.attempt
-    AND record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
-RETURNING @returned(
-    record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id, record.stac_item_id
-);
-
 -- name: lasting_items
 -- Units that have succeeded, and those in quarantine whose Item stands with its lineage: nobody takes these Items back.
 SELECT record.wal_id FROM nodd_wal_records AS record
@@ -543,9 +515,10 @@ WHERE
         )
     );
 
--- name: settle_failed
+-- name: settle
+-- How attempts ended, as succeeded or failed; a failure without an Item leaves the place of an earlier one.
 UPDATE nodd_wal_records AS record SET
-    status = 'failed',
+    status = :status,
     last_error_code = unit.error_code,
     last_error_message = unit.error_message,
     integrity_status = unit.integrity_status,
@@ -558,7 +531,7 @@ UPDATE nodd_wal_records AS record SET
     next_attempt_at = unit.next_attempt_at,
     updated_at = @latest(record.updated_at, @as_time(:at)),
     changed_by = :actor,
-    change_reason = unit.error_code,
+    change_reason = coalesce(unit.error_code, 'completed'),
     batch_limit = NULL,
     version = version + 1
 FROM @batch(:batch, unit,
@@ -571,7 +544,7 @@ WHERE
     AND record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
 RETURNING @returned(
     record.wal_id, record.dataset, record.created_at, record.replay_reason, record.attempts, record.last_error_code,
-    record.ingest_run_id
+    record.ingest_run_id, record.stac_item_id
 );
 
 -- name: fail_claims

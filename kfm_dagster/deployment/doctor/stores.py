@@ -16,7 +16,7 @@ from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.retention.policy import RetentionPolicy
 from kfm_dagster.settings import Environment, Settings
-from kfm_dagster.storage.answering import answering, refuse_forbidden
+from kfm_dagster.storage.answering import answering, refuse_unwritable
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 
@@ -162,7 +162,7 @@ LEAST_FREE, LITTLE_FREE = GIB, 5 * GIB
 
 def check_store(name: str, setting: str, place: str) -> Iterator[Diagnosis]:
     """Ask whether a store would take a file. Raises DependencyUnavailableError where it would not."""
-    refuse_forbidden(place, what=name, setting=setting)
+    refuse_unwritable(place, what=name, setting=setting, leave_nothing=True)
     yield ok(f"{name} {place} takes files")
 
 
