@@ -9,7 +9,7 @@ from kfm_dagster.storage.database import Database
 
 READS = (
     "all counts engaged entries failing find get head history holds mismatch_counts move_counts newest of of_run off "
-    "oldest_waiting pending_units replay_reasons since statuses units versions waiting"
+    "oldest_waiting replay_reasons since statuses units versions waiting"
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum, unique
+from typing import Any
 
 from kfm_dagster.alerts.store import Alert, AlertState, AlertStore
 from kfm_dagster.catalog.following import FollowerRunner
@@ -22,7 +23,7 @@ from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import Gap, GapKind
 from kfm_dagster.ledger.rejections import KeptRejection
-from kfm_dagster.ledger.reports import FailingUnits, PendingUnits
+from kfm_dagster.ledger.reports import FailingUnits
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import BACKEND, FILES, Waiting, backlog
 from kfm_dagster.plural import counted
@@ -78,7 +79,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
     with pipeline.database.snapshot() as view:
         units = pipeline.ledger.counts(tx=view)
         failing = pipeline.ledger.failing(tx=view)
-        pending = pipeline.ledger.pending_units(tx=view)
+        pending = view.run("ledger.pending_units").all()
         off = pipeline.ledger.switches.engaged(tx=view)
         busy = {dataset for dataset, counts in units.items() if counts[Status.IN_PROGRESS]}
         matters = [
@@ -113,11 +114,11 @@ def _of_failing(group: FailingUnits) -> Matter:
     )
 
 
-def _is_late(one: PendingUnits, *, at: datetime, busy: set[str], off: Mapping[str, KillSwitch]) -> bool:
+def _is_late(one: Any, *, at: datetime, busy: set[str], off: Mapping[str, KillSwitch]) -> bool:
     return at - one.oldest_at > LATE and one.dataset not in busy and not off.keys() & {one.dataset, EVERY_DATASET}
 
 
-def _of_waiting(one: PendingUnits, at: datetime) -> Matter:
+def _of_waiting(one: Any, at: datetime) -> Matter:
     waited = int((at - one.oldest_at).total_seconds() // 60)
     return Matter(
         urgency=Urgency.NOW,

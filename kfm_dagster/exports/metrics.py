@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -18,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import ReplayReason
-from kfm_dagster.ledger.reports import MoveCount, WaitingUnits
+from kfm_dagster.ledger.reports import MoveCount
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import Waiting, backlog
 from kfm_dagster.telemetry.totals import SUM, KeptTotal, Total, bound_label, kept_totals
@@ -26,7 +27,7 @@ from kfm_dagster.telemetry.totals import SUM, KeptTotal, Total, bound_label, kep
 ATTEMPTS = (1, 2, 3, 4, 5, 10)
 """Bounds of the histogram's buckets, in attempts: the contracts allow a unit 3 to 10 (spec 001, section 8)."""
 QUANTILES: Mapping[str, str] = {"0.5": "half_at", "0.9": "most_at", "0.99": "nearly_all_at", "1": "oldest_at"}
-"""Which part of the waiting units has waited no longer, and the member of `WaitingUnits` that tells."""
+"""Which part of the waiting units has waited no longer, and the column of `ledger.waiting` that tells."""
 NO_DEPTHS: Mapping[str, int] = {}
 REJECTED = "rejected"
 """Status of records without a unit; their dataset is unknown."""
@@ -54,7 +55,7 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
     with pipeline.database.snapshot() as view:
         moves = pipeline.ledger.move_counts(tx=view)
         mismatches = pipeline.ledger.mismatch_counts(tx=view)
-        waiting = pipeline.ledger.waiting(tx=view)
+        waiting = view.run("ledger.waiting").all()
         totals = kept_totals(view)
         lineage = backlog(view)
     datasets = sorted({*pipeline.registry.contracts, *(move.dataset for move in moves), *mismatches})
@@ -86,7 +87,7 @@ def _depth(depths: Mapping[str, int], *, env: str) -> Metric:
     return family
 
 
-def _age(waiting: Iterable[WaitingUnits], *, primary: str, env: str, now: datetime) -> Metric:
+def _age(waiting: Iterable[Any], *, primary: str, env: str, now: datetime) -> Metric:
     family = GaugeMetricFamily(
         "nodd_sns_queue_age_seconds",
         "Time since their event of live units that wait or are in work, by quantile.",

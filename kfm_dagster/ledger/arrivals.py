@@ -102,21 +102,16 @@ def arrival_times(
 ) -> list[ArrivalTimes]:
     """Return the percentiles over the days of a window, by product, and with `by_lead` by lead as well."""
     window = {"first": first.isoformat(), "last": last.isoformat(), "dataset": dataset}
-    totals: dict[tuple[str, str, str], dict[str, int]] = {}
+    totals: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     with database.snapshot() as view:
         for row in view.run("gaps.arrivals_by_lead" if by_lead else "gaps.arrivals", window):
             parts = row.leads if by_lead and row.leads else {NO_LEAD: row.classes}
             for lead, classes in parts.items():
-                _add(totals.setdefault((row.dataset, row.product, lead), {}), classes)
+                totals[row.dataset, row.product, lead].update(classes)
     return [
         _times(dataset, product, lead or None, {int(number): objects for number, objects in counts.items()})
         for (dataset, product, lead), counts in sorted(totals.items())
     ]
-
-
-def _add(into: dict[str, int], classes: Mapping[str, int]) -> None:
-    for number, objects in classes.items():
-        into[number] = into.get(number, 0) + objects
 
 
 def _times(dataset: str, product: str, lead: str | None, counts: Mapping[int, int]) -> ArrivalTimes:

@@ -7,7 +7,7 @@ which hours lack something (`contracts/cadence.py`), and when somebody looks (`i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from enum import StrEnum, unique
 
@@ -101,11 +101,8 @@ class Gaps:
         """
         if not hours:
             return 0, 0
-        batch = [
-            {"product": one.product, "hour": one.hour, "expected": one.expected, "seen": one.seen} for one in hours
-        ]
         with self.database.transaction() as tx:
-            parts = {"dataset": dataset, "hours": batch, "at": at}
+            parts = {"dataset": dataset, "hours": list(map(asdict, hours)), "at": at}
             changed = tx.run("gaps.record", parts).all()
             closed = tx.run("gaps.close", parts, run_id=run_id).all()
         return len(changed), len(closed)
@@ -119,7 +116,7 @@ class Gaps:
         if not watched:
             return 0, 0
         with self.database.snapshot() as view:
-            rows = view.run("gaps.recent", feeds=[_window_row(one) for one in watched.values()]).all()
+            rows = view.run("gaps.recent", feeds=list(map(asdict, watched.values()))).all()
         amiss: list[dict[str, object]] = []
         over: list[dict[str, object]] = []
         for row in rows:
@@ -176,13 +173,3 @@ def followed_in(tx: Transaction, dataset: str, day: str) -> Mapping[str, datetim
     if any(row.dataset == dataset for row in tx.run("gaps.listed_days", first=day, last=day)):
         return None
     return {row.product: row.followed_since for row in tx.run("gaps.feeds") if row.dataset == dataset}
-
-
-def _window_row(one: FeedWindow) -> dict[str, object]:
-    return {
-        "dataset": one.dataset,
-        "product": one.product,
-        "groups": dict(one.groups),
-        "silent_since": one.silent_since,
-        "since": one.since,
-    }

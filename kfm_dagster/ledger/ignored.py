@@ -8,7 +8,7 @@ ignored (`operators/message_parse.py`), records that could not be understood (`D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -58,15 +58,4 @@ def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict
         IgnoredRecord(record_index=group[0].record_index, reason=reason, dataset=dataset, records=len(group))
         for (reason, dataset), group in beyond.items()
     ]
-    return [
-        {
-            "message_id": message_id,
-            "record_index": record.record_index,
-            "reason": record.reason,
-            "dataset": record.dataset,
-            "bucket": record.bucket,
-            "key": record.key,
-            "records": record.records,
-        }
-        for record in kept
-    ]
+    return [{"message_id": message_id, **asdict(record)} for record in kept]

@@ -21,8 +21,6 @@ from kfm_dagster.ledger.reports import (
     MoveCount,
     ObjectVersion,
     PendingPartition,
-    PendingUnits,
-    WaitingUnits,
 )
 from kfm_dagster.ledger.rows import claimed_envelopes
 from kfm_dagster.ledger.search import Budget, UnitFilter, record_in, walk
@@ -116,10 +114,6 @@ class LedgerQueries:
         with self.database.snapshot() as tx:
             return tx.rows(FailingUnit, "ledger.day_failing_units", where)
 
-    def pending_units(self, *, tx: Transaction) -> list[PendingUnits]:
-        """Return what waits for a run, by dataset."""
-        return tx.rows(PendingUnits, "ledger.pending_units")
-
     def failing(self, *, tx: Transaction) -> list[FailingUnits]:
         """Return the units that somebody has to care for (`DayReport.failing`), of every day, by dataset and code."""
         return tx.rows(FailingUnits, "ledger.failing")
@@ -168,10 +162,6 @@ class LedgerQueries:
         """Return how often records moved, by dataset, status, replay reason and attempt."""
         counts = [MoveCount.of(row) for row in tx.run("totals.read") if row.metric == "nodd_wal_moves"]
         return sorted(counts, key=attrgetter("dataset", "to_status", "replay_reason", "attempt"))
-
-    def waiting(self, *, tx: Transaction) -> list[WaitingUnits]:
-        """Return since when live units wait or are in work, by queue; a queue of which none does is left out."""
-        return tx.rows(WaitingUnits, "ledger.waiting")
 
     def replay_reasons(self, *, tx: Transaction) -> Mapping[str, str]:
         """Return the vocabulary of replay reasons with their meaning."""

@@ -77,15 +77,6 @@ class PendingPartition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PendingUnits:
-    """Units of a dataset that wait for a run; `oldest_at` is since when the first of them does."""
-
-    dataset: str
-    units: int
-    oldest_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FailingUnits:
     """Units of a dataset that failed or are quarantined for one code, and that somebody has to care for.
 
@@ -192,17 +183,3 @@ class MoveCount:
             attempt=int(detail) if status == Status.IN_PROGRESS else 0,
             moves=int(row.amount),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingUnits:
-    """When the objects of the live units of a queue were written that wait or are in work.
-
-    `half_at`, `most_at` (nine tenths) and `nearly_all_at` (99 of 100) have waited no longer than since then.
-    """
-
-    queue: str
-    half_at: datetime
-    most_at: datetime
-    nearly_all_at: datetime
-    oldest_at: datetime

@@ -29,10 +29,6 @@ PAGE = 5_000
 """Lines read at a time."""
 
 
-class AuditChainError(KfmError):
-    """The audit is not what was written."""
-
-
 @unique
 class AuditKind(StrEnum):
     """What a line tells of."""
@@ -120,7 +116,7 @@ def as_jsonl(lines: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
 
 
 def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None) -> int:
-    """Return how many lines there are. Raises AuditChainError at the first that does not follow from those before.
+    """Return how many lines there are. Raises KfmError at the first that does not follow from those before.
 
     With a `head` that was kept elsewhere, lines missing at the end are found, too.
     """
@@ -128,7 +124,7 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None)
     for count, line in enumerate(lines, start=1):
         without = {name: value for name, value in line.items() if name != "hash"}
         if (line.get("seq"), line.get("previous_hash"), line.get("hash")) != (count, previous, _hash(without)):
-            raise AuditChainError(
+            raise KfmError(
                 "the audit has been changed",
                 observed=f"line {count} does not follow from the line before it",
                 expected="every line as it was written, and none missing",
@@ -136,7 +132,7 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None)
             )
         previous = str(line["hash"])
     if head is not None and previous != head:
-        raise AuditChainError(
+        raise KfmError(
             "the audit has lost its end",
             observed=f"line {count} is the last, its hash {previous[:12]}",
             expected=f"a last line with the hash {head[:12]}",

@@ -208,7 +208,7 @@ class NotPublishableError(KfmError):
 def gather_release(pipeline: Pipeline) -> Release:
     """Return everything that was recorded here.
 
-    Raises AuditChainError before an audit that was changed is signed, and NotPublishableError for a quantity that does
+    Raises KfmError before an audit that was changed is signed, and NotPublishableError for a quantity that does
     not close, whatever the card lets a gate pass, and where none was looked at.
     """
     closure = dimensional_closure(pipeline, since=EVER)
