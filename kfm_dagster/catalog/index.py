@@ -18,6 +18,7 @@ import orjson
 
 from kfm_dagster.catalog.changes import ChangeKind
 from kfm_dagster.catalog.item import Candidate, canonical
+from kfm_dagster.catalog.layout import item_path
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
@@ -74,13 +75,17 @@ class Write:
 
     candidate: Candidate
     base: CatalogEntry | None
-    path: str
     promotion_id: int | None = None
 
     @property
     def partition(self) -> str:
         """Day under which the Item stands: an Item never moves."""
         return self.base.partition if self.base else self.candidate.partition
+
+    @property
+    def path(self) -> str:
+        """Path of the Item's file."""
+        return item_path(self.candidate.collection_id, self.partition, self.candidate.item_id)
 
 
 class CollectionIndex:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.catalog import documents, layout, outcomes
+from kfm_dagster.catalog import documents, outcomes
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
 from kfm_dagster.catalog.item import Candidate, content_of
 from kfm_dagster.catalog.promotions import PromotionLog
@@ -189,9 +189,7 @@ class Catalog:
         unchanged: list[Write] = []
         for candidate in sorted(candidates, key=lambda candidate: candidate.item_id):
             base = current.get(candidate.item_id)
-            partition = base.partition if base else candidate.partition
-            path = layout.item_path(candidate.collection_id, partition, candidate.item_id)
-            write = Write(candidate=candidate, base=base, path=path)
+            write = Write(candidate=candidate, base=base)
             if base is None:
                 writes.append(write)
             elif base.content_sha256 == candidate.content_sha256:
@@ -201,28 +199,28 @@ class Catalog:
             else:
                 writes.append(write)
         try:
-            intact = self._intact(unchanged)
+            files = self._publisher.read([write.path for write in unchanged])
         except PublishError as error:
             outcome |= outcomes.all_failed(unchanged, error)
         else:
             for write in unchanged:
-                if write.path in intact:
+                # A crash or a person may have removed or replaced the file.
+                if content_of(files.get(write.path)) == write.candidate.content_sha256:
                     outcome[write.candidate.item_id] = outcomes.unchanged(write, current[write.candidate.item_id])
                 else:
                     writes.append(write)
         return outcome | self._publish(contract, writes, fence)
 
-    def _intact(self, writes: Sequence[Write]) -> set[str]:
-        """Paths whose file says what the index says: a crash or a person may have removed or replaced it."""
-        files = self._publisher.read([write.path for write in writes])
-        return {write.path for write in writes if content_of(files.get(write.path)) == write.candidate.content_sha256}
-
     def _publish(self, contract: DatasetContract, writes: Sequence[Write], fence: Fence) -> dict[str, StacResult]:
         if not writes:
             return {}
         files = {write.path: write.candidate.content for write in writes}
+        overwritten = [write.path for write in writes if write.base and not outcomes.is_restoration(write)]
         try:
-            writes = self._log(contract, writes)
+            before = self._publisher.read(overwritten) if overwritten else {}
+            # What is to be replaced is committed before any file takes its place.
+            with self._database.transaction() as tx:
+                writes = PromotionLog(tx, contract).enter(writes, before)
             with self._publisher.staging(files) as staged, self._database.transaction() as tx:
                 return self._commit(tx, contract, writes, staged, fence)
         except PublishError as error:
@@ -233,13 +231,6 @@ class Catalog:
             return outcomes.all_failed(
                 writes, PublishError(StacIssue.CATALOG_CONFLICT, "another writer holds the catalog")
             )
-
-    def _log(self, contract: DatasetContract, writes: Sequence[Write]) -> Sequence[Write]:
-        """Write down what is to be replaced, and commit it before any file takes its place. Raises PublishError."""
-        overwritten = [write.path for write in writes if write.base and not outcomes.is_restoration(write)]
-        files = self._publisher.read(overwritten) if overwritten else {}
-        with self._database.transaction() as tx:
-            return PromotionLog(tx, contract).enter(writes, files)
 
     def _commit(
         self, tx: Transaction, contract: DatasetContract, offered: Sequence[Write], staged: Staged, fence: Fence

@@ -180,7 +180,7 @@ def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_le
         raise PublishError(StacIssue.STORAGE_UNAVAILABLE, "injected")
 
     with monkeypatch.context() as patched:
-        patched.setattr(undo, "_publish", away)
+        patched.setattr(undo, "publish", away)
         assert EvidenceCollector.of(pipeline).collect() == 0
     assert files(pipeline) == before
     assert len(QuarantineCases(pipeline.database, clock=pipeline.clock).due(limit=10)) == 2

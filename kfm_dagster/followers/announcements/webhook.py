@@ -84,19 +84,18 @@ class Webhook:
         with self._lock:
             # A forked process has connections of its own.
             if self._connected is None or self._connected[0] != os.getpid():
-                self._connected = (os.getpid(), self._connect())
+                off = False
+                builder = (
+                    SyncClientBuilder()
+                    .follow_redirects(off)
+                    .connect_timeout(timedelta(seconds=min(5.0, self._seconds)))
+                    .timeout(timedelta(seconds=self._seconds))
+                )
+                if urlsplit(self._url).hostname in LOOPBACK_HOSTS:
+                    # A proxy of the machine cannot reach this machine's loopback.
+                    builder = builder.no_proxy()
+                self._connected = (os.getpid(), builder.build())
             return self._connected[1]
-
-    def _connect(self) -> SyncClient:
-        off = False
-        builder = (
-            SyncClientBuilder()
-            .follow_redirects(off)
-            .connect_timeout(timedelta(seconds=min(5.0, self._seconds)))
-            .timeout(timedelta(seconds=self._seconds))
-        )
-        # A proxy of the machine cannot reach this machine's loopback.
-        return (builder.no_proxy() if urlsplit(self._url).hostname in LOOPBACK_HOSTS else builder).build()
 
 
 def tokens_of(text: SecretStr | None, names: Collection[str]) -> dict[str, SecretStr]:

@@ -24,6 +24,7 @@ from kfm_dagster.followers.announcements.sending import (
     ReceiverUnavailableError,
     Reception,
 )
+from kfm_dagster.followers.announcements.store import SubscriptionStatus
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.ledger.bench import Clock
@@ -109,6 +110,9 @@ class Subscribed:
 
     def follow(self, *changes: ItemChange) -> None:
         self.announcer.follow(self.contracts["goes-abi"], changes)
+
+    def status(self) -> SubscriptionStatus:
+        return self.announcer.store.status(self.announcer.name)
 
 
 def subscribe(

@@ -23,7 +23,6 @@ from kfm_dagster.followers.announcements.sending import (
     TRIES,
     ReceiverAnswer,
 )
-from kfm_dagster.followers.announcements.store import AnnouncementStore, SubscriptionStatus
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.followers.announcements.changes import (
@@ -50,11 +49,6 @@ def ids(*items: dict[str, Any]) -> list[str]:
     return sorted(item["id"] for item in items)
 
 
-def status(database: Database, subscribed: Subscribed) -> SubscriptionStatus:
-    name = subscribed.announcer.name
-    return AnnouncementStore(database, name.removeprefix("announcements."), clock=subscribed.clock).status(name)
-
-
 @pytest.mark.clause("OPR-22")
 def test_each_change_is_told_once_by_what_it_is_for_the_receiver(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
@@ -77,7 +71,7 @@ def test_each_change_is_told_once_by_what_it_is_for_the_receiver(
     # A process that stalled and comes back with what is no more changes nothing.
     subscribed.follow(change(3, first, kind=UPDATED))
     assert subscribed.inbox.news() == []
-    assert status(database, subscribed).sent == 5
+    assert subscribed.status().sent == 5
 
 
 @pytest.mark.clause("OPR-22")
@@ -161,7 +155,7 @@ def test_of_a_request_that_was_taken_in_part_only_the_rest_is_sent_again(
     subscribed.follow(*changes)
     assert sorted(item for request in subscribed.inbox.requests for item in request) == sorted(failing)
     assert subscribed.inbox.news() == [(item, "created") for item in sorted(failing)]
-    assert (status(database, subscribed).sent, status(database, subscribed).failing) == (20, 0)
+    assert (subscribed.status().sent, subscribed.status().failing) == (20, 0)
 
 
 @pytest.mark.clause("OPR-22")
@@ -177,7 +171,7 @@ def test_a_receiver_that_is_down_is_asked_once_and_nothing_of_it_is_given_up(
     subscribed.inbox.down = False
     subscribed.follow(*changes)
     assert len(subscribed.inbox.news()) == 50
-    assert status(database, subscribed).refused == 0
+    assert subscribed.status().refused == 0
 
 
 @pytest.mark.clause("OPR-22")
@@ -200,8 +194,8 @@ def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
     subscribed.follow(*(change(number, item) for number, item in enumerate(items[:12], 1)))
     assert [item for item, _ in subscribed.inbox.news()] == ids(*items[:4], *items[5:12])
     assert sum(wrong in request for request in subscribed.inbox.requests) == TRIES
-    assert status(database, subscribed).refused == 1
-    [trouble] = AnnouncementStore(database, "one", clock=subscribed.clock).in_trouble()
+    assert subscribed.status().refused == 1
+    [trouble] = subscribed.announcer.store.in_trouble()
     assert (trouble["item_id"], trouble["state"], trouble["last_error"]) == (wrong, "refused", "HTTP 422")
 
     assert subscribed.announcer.resend() == (0, 1)
@@ -209,7 +203,7 @@ def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
     assert subscribed.announcer.resend() == (1, 0)
     assert subscribed.inbox.news() == [(wrong, "created")]
     assert subscribed.announcer.resend() == (0, 0)
-    assert status(database, subscribed).refused == 0
+    assert subscribed.status().refused == 0
 
 
 @pytest.mark.clause("OPR-22")
@@ -225,7 +219,7 @@ def test_a_receiver_that_refuses_everything_loses_nothing(
     assert MAX_REFUSALS <= len(subscribed.inbox.requests) < MAX_REFUSALS + THREADS + 1
     with pytest.raises(FollowError, match="1 of 1 events were not taken: HTTP 422"):
         subscribed.follow(change(61, items[0], kind=UPDATED))
-    assert status(database, subscribed).refused == 0
+    assert subscribed.status().refused == 0
     subscribed.inbox.answers = lambda _: TAKEN
     subscribed.follow(*changes[1:], change(61, items[0], kind=UPDATED))
     assert len(subscribed.inbox.news()) == 60
@@ -241,7 +235,7 @@ def test_a_receiver_that_took_one_is_asked_for_all_others_however_many_it_refuse
     )
     subscribed.follow(*(change(number, item) for number, item in enumerate(items[: MAX_REFUSALS + THREADS], 1)))
     assert subscribed.inbox.news() == [(wanted, "created")]
-    assert status(database, subscribed).refused == MAX_REFUSALS + THREADS - 1
+    assert subscribed.status().refused == MAX_REFUSALS + THREADS - 1
 
 
 @pytest.mark.clause("OPR-22")
@@ -257,16 +251,16 @@ def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_
         with pytest.raises(FollowError, match="events were not taken: HTTP 500"):
             subscribed.follow(*changes)
         subscribed.clock.advance(600)
-    assert status(database, subscribed).failing == 1
-    [trouble] = AnnouncementStore(database, "one", clock=subscribed.clock).in_trouble()
+    assert subscribed.status().failing == 1
+    [trouble] = subscribed.announcer.store.in_trouble()
     assert (trouble["item_id"], trouble["state"], trouble["last_error"]) == (wrong, "open", "HTTP 500")
     subscribed.follow(*changes)
-    assert (status(database, subscribed).failing, status(database, subscribed).refused) == (0, 1)
+    assert (subscribed.status().failing, subscribed.status().refused) == (0, 1)
     subscribed.inbox.answers = lambda _: TAKEN
     subscribed.inbox.news()
     subscribed.follow(change(9, items[1], kind=UPDATED))
     assert subscribed.inbox.news() == [(wrong, "created")]
-    assert status(database, subscribed).refused == 0
+    assert subscribed.status().refused == 0
 
 
 def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(
@@ -311,7 +305,7 @@ def test_what_a_process_sent_that_died_before_it_wrote_that_down_is_withdrawn_al
     subscribed.inbox.answers = die
     with pytest.raises(DeadError):
         subscribed.follow(change(1, items[0]))
-    assert status(database, subscribed).failing == 0, "nothing is known against it"
+    assert subscribed.status().failing == 0, "nothing is known against it"
     subscribed.inbox.answers = lambda _: TAKEN
     subscribed.follow(change(2, items[0], kind=WITHDRAWN))
     assert subscribed.inbox.news() == [(items[0]["id"], "withdrawn")]
