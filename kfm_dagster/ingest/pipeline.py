@@ -222,11 +222,10 @@ class Pipeline:
     @cached_property
     def lineage(self) -> Lineage:
         """OpenLineage and PROV-O."""
-        backend = ClientBackend.from_environment()
-        return Lineage.open(
+        return Lineage(
             self.database,
-            url=self.settings.lineage,
-            backend=backend,
+            self.settings.lineage,
+            backend=ClientBackend.from_environment(),
             clock=self.clock,
             public=self.registry.public_id,
         )

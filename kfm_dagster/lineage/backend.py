@@ -1,15 +1,15 @@
 """OpenLineage backends: recorded events leave through openlineage-python's transports (HTTP, Kafka, ...).
 
 Belongs here: the configured client, and telling a backend that is down from an event that it does not want. Does not
-belong here: which events are due, and when they are tried again (`outbox.py`). Nothing of a unit depends on a backend:
-events are recorded first and sent from the record, so a dead backend costs time and no unit.
+belong here: which events are due, and when they are tried again (`delivery.py`). Nothing of a unit depends on a
+backend: events are recorded first and sent from the record, so a dead backend costs time and no unit.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.failpoints import Failpoint, hit
@@ -31,23 +31,11 @@ class BackendUnavailableError(DependencyUnavailableError):
     """The OpenLineage backend does not take events."""
 
 
-class Backend(Protocol):
-    """Something that takes OpenLineage events. Raises BackendUnavailableError."""
-
-    def send(self, event: Event) -> str | None:
-        """Send an event; return why the backend refuses it for good, None when it takes it."""
-        ...
-
-    def flush(self) -> None:
-        """Return when every event sent so far is taken."""
-        ...
-
-
 class ClientBackend:
     """The transports of an OpenLineage client, under that client's own configuration, filters and tags.
 
     An event is taken when every transport has it. A composite transport would swallow the failure of one of its parts,
-    so its parts are used one by one.
+    so its parts are used one by one. Sending and flushing raise BackendUnavailableError.
     """
 
     def __init__(self, client: OpenLineageClient) -> None:
@@ -69,7 +57,7 @@ class ClientBackend:
         return None if client.transport.kind in {"noop", "console"} else cls(client)
 
     def send(self, event: Event) -> str | None:
-        """Hand an event to every transport."""
+        """Hand an event to every transport; return why one refuses it for good, None when all take it."""
         refusals = []
         for client in self._clients:
             try:
@@ -85,7 +73,7 @@ class ClientBackend:
         return "; ".join(refusals) or None
 
     def flush(self) -> None:
-        """Wait for transports that work in the background."""
+        """Return when every event sent so far is taken, by transports that work in the background, too."""
         for index, client in enumerate(self._clients):
             wait = getattr(client.transport, "wait_for_completion", None)
             if wait is not None and not wait(FLUSH_SECONDS):

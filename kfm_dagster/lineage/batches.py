@@ -4,7 +4,7 @@ A batch is in the outbox from the transaction that records it until the root and
 behind another. The root gets a batch's file out of the row, and may get it twice: the same bytes under the same name.
 
 Belongs here: recording a batch, publishing, and what still waits. Does not belong here: what a batch says (`store.py`,
-`step_events.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`), retries (`outbox/`).
+`noted.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`), retries (`outbox/`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,6 @@ CODEC = "zstd"
 
 BATCH_ID_DIGITS = 32
 """Hexadecimal digits of a batch's id: 128 bits of a SHA-256."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """What one file at `href`, below the lineage root, tells of so many units or steps."""
-
-    batch_id: str
-    path: LineagePath
-    dataset: str
-    run_id: str
-    href: str
-    units: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,26 +85,40 @@ class LineageBatches:
         self._clock = clock
         self.outbox = Outbox(database, "lineage", lease=LEASE, clock=clock)
 
-    def record(self, tx: Transaction, batch: Batch, content: bytes) -> None:
-        """Record a batch, which from then on waits for each place that is to have it."""
-        deliver = self._deliver and batch.path is LineagePath.OPENLINEAGE
+    def record(
+        self,
+        tx: Transaction,
+        content: bytes,
+        *,
+        batch_id: str,
+        path: LineagePath,
+        dataset: str,
+        run_id: str,
+        href: str,
+        units: int,
+    ) -> None:
+        """Record a batch, which from then on waits for each place that is to have it.
+
+        Its file, at `href` below the lineage root, tells of so many units or steps.
+        """
+        deliver = self._deliver and path is LineagePath.OPENLINEAGE
         tx.run(
             "lineage.insert_batch",
-            batch_id=batch.batch_id,
-            path=batch.path,
-            dataset=batch.dataset,
-            run_id=batch.run_id,
-            href=batch.href,
+            batch_id=batch_id,
+            path=path,
+            dataset=dataset,
+            run_id=run_id,
+            href=href,
             sha256=hashlib.sha256(content).hexdigest(),
-            unit_count=batch.units,
+            unit_count=units,
             delivery="pending" if deliver else "none",
             created_at=self._clock(),
         )
-        file = {"href": batch.href, "bytes": len(content)}
+        file = {"href": href, "bytes": len(content)}
         packed = pa.compress(content, codec=CODEC, asbytes=True)
-        self.outbox.put(tx, FILES, batch.batch_id, payload=file, content=packed)
+        self.outbox.put(tx, FILES, batch_id, payload=file, content=packed)
         if deliver:
-            self.outbox.put(tx, BACKEND, batch.batch_id, payload=[])
+            self.outbox.put(tx, BACKEND, batch_id, payload=[])
 
     def publish_unless_failing(self) -> None:
         """Publish what is due, but leave it to a later tick while the root does not take files.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
+from kfm_dagster.lineage.backend import BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.batches import BACKEND, FILES
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.openlineage import Event
@@ -82,7 +82,7 @@ class BackendDelivery:
         outbox: Outbox,
         files: LineageFiles,
         *,
-        backend: Backend,
+        backend: ClientBackend,
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database

@@ -1,7 +1,7 @@
 """Lineage files: published whole under their final name, in a folder or a bucket.
 
 Belongs here: durability and atomicity of one file. Does not belong here: which files there should be, and when one is
-tried again (`outbox.py`). A file's bytes are in the database until it is published, so publishing can be repeated.
+tried again (`batches.py`). A file's bytes are in the database until it is published, so publishing can be repeated.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import secrets
 import time
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from obstore.exceptions import BaseError
 
@@ -27,23 +27,6 @@ LEFTOVER_SECONDS = 24 * 3600.0
 
 STORE_ERRORS = (OSError, BaseError)
 """What a folder or a bucket raises when it does not take or give a file."""
-
-
-class LineageFiles(Protocol):
-    """The lineage root; hrefs are relative to it. Raises STORE_ERRORS."""
-
-    def publish(self, href: str, content: bytes) -> None:
-        """Put a file in its place, atomically; durable on return. The same bytes may be published again."""
-        ...
-
-    def read(self, href: str) -> bytes:
-        """Return a published file."""
-        ...
-
-
-def open_files(location: str) -> LineageFiles:
-    """Open a folder, made when first written to, or `s3://bucket/prefix`. Raises ConfigurationError."""
-    return BucketFiles(open_store(location)) if "://" in location else FolderFiles(Path(location).absolute())
 
 
 class FolderFiles:
@@ -110,3 +93,12 @@ class BucketFiles:
     def read(self, href: str) -> bytes:
         """Return a published file."""
         return bytes(self._store.get(href).bytes())
+
+
+LineageFiles = FolderFiles | BucketFiles
+"""The lineage root; hrefs are relative to it. Raises STORE_ERRORS. The same bytes may be published again."""
+
+
+def open_files(location: str) -> LineageFiles:
+    """Open a folder, made when first written to, or `s3://bucket/prefix`. Raises ConfigurationError."""
+    return BucketFiles(open_store(location)) if "://" in location else FolderFiles(Path(location).absolute())

@@ -1,4 +1,4 @@
-"""OpenLineage: START and COMPLETE of one unit's ingest, as plain dictionaries (pure).
+"""OpenLineage: the form of an event, and START and COMPLETE of one unit's ingest, as plain dictionaries (pure).
 
 Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are right by construction, since every value
 comes from a frozen envelope; the tests hold them against the official schemas. openlineage-python's own classes cost
@@ -11,19 +11,85 @@ decades. What the events say is fixed once, when they are recorded; a retry neve
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.lineage.unit import PRODUCER, SCHEMAS, IngestRun, LineageUnit
+from kfm_dagster.lineage.unit import IngestRun, LineageUnit
 
 Event = dict[str, Any]
 
 JOB_NAMESPACE = "kfm-nodd"
 STAC_NAMESPACE = "kfm-stac"
-RUN_EVENT_SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
-_FACETS = "https://openlineage.io/spec/facets/"
+_PRODUCER = f"https://kfm.dev/kfm_dagster/{__version__}"
+"""URI of the software; identifies, and need not resolve."""
+_SCHEMAS = "https://kfm.dev/schemas/"
+"""Base of the `$id`s of our published JSON Schemas (docs/spec)."""
+_SPEC = "https://openlineage.io/spec/"
+
+
+def run_event(
+    kind: str,
+    at: str,
+    run_id: str,
+    facets: Mapping[str, Any],
+    *,
+    job: Mapping[str, str],
+    inputs: Sequence[Mapping[str, Any]] = (),
+    outputs: Sequence[Mapping[str, Any]] = (),
+) -> Event:
+    """Return an event of a run, `at` a time in RFC 3339."""
+    return {
+        "eventType": kind,
+        "eventTime": at,
+        "run": {"runId": run_id, "facets": facets},
+        "job": job,
+        "inputs": list(inputs),
+        "outputs": list(outputs),
+        "producer": _PRODUCER,
+        "schemaURL": f"{_SPEC}2-0-2/OpenLineage.json#/$defs/RunEvent",
+    }
+
+
+def ingest_job(dataset: str) -> dict[str, str]:
+    """Return the job that ingests a dataset, by the dataset's public name."""
+    return {"namespace": JOB_NAMESPACE, "name": f"kfm.nodd.ingest.{dataset}"}
+
+
+def official_facet(release: str, name: str, definition: str = "", /, **members: Any) -> dict[str, Any]:
+    """Return a facet of OpenLineage's own, by its schema's file and, where it has another name, the definition."""
+    schema = f"{_SPEC}facets/{release}/{name}.json#/$defs/{definition or name}"
+    return {"_producer": _PRODUCER, "_schemaURL": schema, **members}
+
+
+def kfm_facet(name: str, /, **members: Any) -> dict[str, Any]:
+    """Return a facet of ours."""
+    return {"_producer": _PRODUCER, "_schemaURL": f"{_SCHEMAS}kfm-{name}-facet.schema.json", **members}
+
+
+def error_facet(message: str) -> dict[str, Any]:
+    """Return the facet of a run that failed."""
+    return official_facet("1-0-1", "ErrorMessageRunFacet", message=message, programmingLanguage="PYTHON")
+
+
+def version_facet(version: str) -> dict[str, Any]:
+    """Return the facet that names a dataset's version."""
+    return official_facet("1-0-1", "DatasetVersionDatasetFacet", datasetVersion=version)
+
+
+def statistics_of_input(**known: Any) -> dict[str, Any]:
+    """Return the input facet with what is known of how much was read; empty where nothing is."""
+    counts = {name: value for name, value in known.items() if value is not None}
+    facet = official_facet("1-0-0", "InputStatisticsInputDatasetFacet", **counts)
+    return {"inputStatistics": facet} if counts else {}
+
+
+def event_lines(events: Iterable[Event]) -> bytes:
+    """Return events as newline-delimited JSON."""
+    return b"".join(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE) for event in events)
 
 
 def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]:
@@ -32,36 +98,20 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
     Facets accumulate over a run's events (OpenLineage, "Run State Updates"), so START has what is known before the
     ingest, and COMPLETE what came of it.
     """
-    producer = PRODUCER + run.software_version
-    job = {"namespace": JOB_NAMESPACE, "name": f"kfm.nodd.ingest.{run.public(unit.envelope.dataset)}"}
-    given = data_object(unit.envelope.object_uri)
-    start = {
-        "eventType": "START",
-        "eventTime": run.started_text,
-        "run": {"runId": unit.openlineage_run_id, "facets": _start_facets(unit, run, producer)},
-        "job": job,
-        "inputs": [given],
-        "outputs": [],
-        "producer": producer,
-        "schemaURL": RUN_EVENT_SCHEMA,
-    }
-    complete = {
-        "eventType": "COMPLETE",
-        "eventTime": run.occurred_text,
-        "run": {"runId": unit.openlineage_run_id, "facets": _complete_facets(unit, run, producer)},
-        "job": job,
-        "inputs": [{**given, **_input_facets(unit, producer)}],
-        # A unit that came after a newer one wrote nothing.
-        "outputs": [] if unit.stac.superseded else [_output(unit, producer)],
-        "producer": producer,
-        "schemaURL": RUN_EVENT_SCHEMA,
-    }
-    return start, complete
-
-
-def openlineage_lines(unit: LineageUnit, run: IngestRun) -> bytes:
-    """Return both events as newline-delimited JSON, START first."""
-    return b"".join(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE) for event in openlineage_events(unit, run))
+    job, source = ingest_job(run.dataset), data_object(unit.envelope.object_uri)
+    return (
+        run_event("START", run.started_at, unit.openlineage_run_id, _start_facets(unit, run), job=job, inputs=[source]),
+        run_event(
+            "COMPLETE",
+            run.occurred_at,
+            unit.openlineage_run_id,
+            _complete_facets(unit, run),
+            job=job,
+            inputs=[{**source, **_input_facets(unit)}],
+            # A unit that came after a newer one wrote nothing.
+            outputs=[] if unit.stac.superseded else [_output(unit)],
+        ),
+    )
 
 
 def data_object(uri: str) -> dict[str, Any]:
@@ -71,32 +121,31 @@ def data_object(uri: str) -> dict[str, Any]:
     return {"namespace": f"{scheme}://{bucket}", "name": key}
 
 
-def _start_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:
+def _start_facets(unit: LineageUnit, run: IngestRun) -> dict[str, Any]:
     envelope = unit.envelope
     return {
-        "kfmWal": _wal_facet(unit, run, producer),
-        "nominalTime": {
-            **_base(producer, f"{_FACETS}1-0-1/NominalTimeRunFacet.json#/$defs/NominalTimeRunFacet"),
-            "nominalStartTime": rfc3339(envelope.time_range_start),
-            "nominalEndTime": rfc3339(envelope.time_range_end),
-        },
-        "processing_engine": {
-            **_base(producer, f"{_FACETS}1-1-1/ProcessingEngineRunFacet.json#/$defs/ProcessingEngineRunFacet"),
-            "name": "kfm_dagster",
-            "version": run.software_version,
-        },
+        "kfmWal": _wal_facet(unit, run),
+        "nominalTime": official_facet(
+            "1-0-1",
+            "NominalTimeRunFacet",
+            nominalStartTime=rfc3339(envelope.time_range_start),
+            nominalEndTime=rfc3339(envelope.time_range_end),
+        ),
+        "processing_engine": official_facet(
+            "1-1-1", "ProcessingEngineRunFacet", name="kfm_dagster", version=__version__
+        ),
     }
 
 
-def _wal_facet(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:
+def _wal_facet(unit: LineageUnit, run: IngestRun) -> dict[str, Any]:
     envelope = unit.envelope
-    facet: dict[str, Any] = {
-        **_base(producer, f"{SCHEMAS}kfm-wal-facet.schema.json"),
-        "wal_id": envelope.wal_id,
-        "dataset": run.public(envelope.dataset),
-        "attempt": envelope.attempt,
-        "prov_activity_id": unit.activity_id,
-    }
+    facet = kfm_facet(
+        "wal",
+        wal_id=envelope.wal_id,
+        dataset=run.dataset,
+        attempt=envelope.attempt,
+        prov_activity_id=unit.activity_id,
+    )
     if unit.revision:
         facet["revision"] = unit.revision
     if envelope.replay_run_id is not None:
@@ -106,9 +155,9 @@ def _wal_facet(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, An
     return facet
 
 
-def _complete_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:
+def _complete_facets(unit: LineageUnit, run: IngestRun) -> dict[str, Any]:
     envelope, stac = unit.envelope, unit.stac
-    wal = _wal_facet(unit, run, producer) | {
+    wal = _wal_facet(unit, run) | {
         "integrity_status": envelope.integrity.status if envelope.integrity else "unknown",
         "metadata_status": envelope.metadata.status if envelope.metadata else "unknown",
         "stac_status": stac.write_status,
@@ -120,53 +169,30 @@ def _complete_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[s
         wal["superseded"] = True
         if stac.superseded_by is not None:
             wal["superseded_by"] = stac.superseded_by
-    return {
-        "kfmWal": wal,
-        "kfmRunState": {
-            **_base(producer, f"{SCHEMAS}kfm-run-state-facet.schema.json"),
-            "dataset_id": f"{run.public(envelope.dataset)}.stac_register",
-            "run_id": run.run_id,
-            "outcome": "success",
-        },
-    }
+    dataset_id = f"{run.dataset}.stac_register"
+    state = kfm_facet("run-state", dataset_id=dataset_id, run_id=run.run_id, outcome="success")
+    return {"kfmWal": wal, "kfmRunState": state}
 
 
-def _input_facets(unit: LineageUnit, producer: str) -> dict[str, Any]:
+def _input_facets(unit: LineageUnit) -> dict[str, Any]:
     envelope = unit.envelope
     facets: dict[str, Any] = {}
     if envelope.object_version is not None:
-        facets["facets"] = {
-            "version": {
-                **_base(producer, f"{_FACETS}1-0-1/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet"),
-                "datasetVersion": envelope.object_version,
-            }
-        }
+        facets["facets"] = {"version": version_facet(envelope.object_version)}
     observed = envelope.integrity.actual_size_bytes if envelope.integrity else None
     size = envelope.object_size if observed is None else observed
     if size is not None:
-        statistics = "InputStatisticsInputDatasetFacet"
-        facets["inputFacets"] = {
-            "inputStatistics": {
-                **_base(producer, f"{_FACETS}1-0-0/{statistics}.json#/$defs/{statistics}"),
-                "size": size,
-                "fileCount": 1,
-            }
-        }
+        facets["inputFacets"] = statistics_of_input(size=size, fileCount=1)
     return facets
 
 
-def _output(unit: LineageUnit, producer: str) -> dict[str, Any]:
+def _output(unit: LineageUnit) -> dict[str, Any]:
     # The dataset is the Collection, not each Item: a dataset per Item would bury a lineage browser. Which part of the
     # Collection the run wrote is what the official subset facet is for.
-    subset = _base(producer, f"{_FACETS}1-0-0/BaseSubsetDatasetFacet.json#/$defs/OutputSubsetOutputDatasetFacet")
-    return {
-        "namespace": STAC_NAMESPACE,
-        "name": unit.stac.collection_id,
-        "outputFacets": {
-            "subset": {**subset, "outputCondition": {"type": "location", "locations": [unit.stac.item_href]}}
-        },
-    }
-
-
-def _base(producer: str, schema: str) -> dict[str, str]:
-    return {"_producer": producer, "_schemaURL": schema}
+    subset = official_facet(
+        "1-0-0",
+        "BaseSubsetDatasetFacet",
+        "OutputSubsetOutputDatasetFacet",
+        outputCondition={"type": "location", "locations": [unit.stac.item_href]},
+    )
+    return {"namespace": STAC_NAMESPACE, "name": unit.stac.collection_id, "outputFacets": {"subset": subset}}

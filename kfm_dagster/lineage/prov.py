@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.governance.masking_decision import MASKING_DECISION, MaskingDecision
@@ -68,7 +69,7 @@ upgrade does not change who made what."""
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
     """Return the JSON-LD document of a batch of `prov_line`s; the same batch gives the same bytes."""
-    return jsonld([_joined([*_agents(contract), *_masking(contract)]), *lines])
+    return jsonld([joined([*_agents(contract), *_masking(contract)]), *lines])
 
 
 def jsonld(lines: Iterable[bytes]) -> bytes:
@@ -78,7 +79,7 @@ def jsonld(lines: Iterable[bytes]) -> bytes:
 
 def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
     """Return the nodes of one unit; `producers` are the agents who made the source object."""
-    return _joined(prov_nodes(unit, run, producers))
+    return joined(prov_nodes(unit, run, producers))
 
 
 def prov_nodes(unit: LineageUnit, run: IngestRun, producers: list[str]) -> Iterator[Node]:
@@ -101,7 +102,8 @@ def prov_json(document: bytes) -> dict[str, Any]:
     """Convert a document of `prov_document` to PROV-JSON. Raises ValueError for anything else."""
     loaded = orjson.loads(document)
     # A document of an earlier release knows fewer terms, none of them otherwise.
-    if not isinstance(loaded, dict) or not _is_ours(loaded.get("@context")):
+    context = loaded.get("@context") if isinstance(loaded, dict) else None
+    if not isinstance(context, dict) or not context or not context.items() <= CONTEXT.items():
         raise ValueError("not a PROV document of this package: it has another @context")
     found: dict[str, Any] = {"prefix": {"kfm": PREFIXES["kfm"], "urn": PREFIXES["urn"]}}
     for node in loaded["@graph"]:
@@ -116,10 +118,6 @@ def prov_json(document: bytes) -> dict[str, Any]:
                     more = {"prov:time": node["invalidatedAtTime"]}
                 found.setdefault(kind, {})[name] = {subject: node["id"], target: other, **more}
     return found
-
-
-def _is_ours(context: Any) -> bool:
-    return isinstance(context, dict) and bool(context) and context.items() <= CONTEXT.items()
 
 
 def _json_attributes(node: Node, classes: list[str]) -> dict[str, Any]:
@@ -141,15 +139,15 @@ def _activity(unit: LineageUnit, run: IngestRun) -> Node:
     node: Node = {
         "id": unit.activity_id,
         "type": ["Activity", "kfm:Ingest"],
-        "startedAtTime": run.started_text,
-        "endedAtTime": run.occurred_text,
+        "startedAtTime": run.started_at,
+        "endedAtTime": run.occurred_at,
         "used": [found for found in (unit.object_id, unit.message_id) if found],
         "wasAssociatedWith": [SERVICE, OPERATOR],
         "kfm:wal_id": unit.wal_id,
         "kfm:attempt": envelope.attempt,
         "kfm:run_id": run.run_id,
         "kfm:openlineage_run_id": unit.openlineage_run_id,
-        "kfm:software_version": run.software_version,
+        "kfm:software_version": __version__,
     }
     if unit.revision:
         node["kfm:revision"] = unit.revision
@@ -220,7 +218,7 @@ def _item(unit: LineageUnit, run: IngestRun) -> Node:
         "type": ["Entity", "kfm:StacItem"],
         "kfm:stac_item_id": stac.item_id,
         "kfm:stac_collection_id": stac.collection_id,
-        "kfm:dataset_id": f"{run.public(unit.envelope.dataset)}.stac_register",
+        "kfm:dataset_id": f"{run.dataset}.stac_register",
         "wasDerivedFrom": [unit.object_id, unit.qc_report_id, *([unit.masked_id] if _of_an_area(unit) else [])],
         "wasAttributedTo": OPERATOR,
     }
@@ -250,15 +248,15 @@ def _of_an_area(unit: LineageUnit) -> MaskingDecision | None:
     return None if decided is None else MaskingDecision.from_json(decided)
 
 
-def _agents(contract: DatasetContract) -> Iterator[Node]:
+def software_agent(name: str, **relations: str) -> Node:
+    """Return the agent of a piece of software."""
     # Typed as Agent too: RDF readers do not infer it from the subclass.
-    yield {"id": SERVICE, "type": ["Agent", "prov:SoftwareAgent"], "kfm:name": "kfm_dagster"}
-    yield {
-        "id": OPERATOR,
-        "type": ["Agent", "prov:SoftwareAgent"],
-        "kfm:name": "kfm_dagster.stac_register",
-        "actedOnBehalfOf": SERVICE,
-    }
+    return {"id": agent_id(name), "type": ["Agent", "prov:SoftwareAgent"], "kfm:name": name, **relations}
+
+
+def _agents(contract: DatasetContract) -> Iterator[Node]:
+    yield software_agent("kfm_dagster")
+    yield software_agent("kfm_dagster.stac_register", actedOnBehalfOf=SERVICE)
     for name in _producers(contract):
         yield {"id": agent_id(name), "type": ["Agent", "prov:Organization"], "kfm:name": name}
 
@@ -273,7 +271,8 @@ def _producers(contract: DatasetContract) -> list[str]:
     return [provider.name for provider in contract.stac.providers if "producer" in provider.roles]
 
 
-def _joined(nodes: Iterable[Node]) -> bytes:
+def joined(nodes: Iterable[Node]) -> bytes:
+    """Return nodes as JSON, separated by commas."""
     return b",".join(orjson.dumps(node) for node in nodes)
 
 

@@ -2,24 +2,33 @@
 
 A step is one end of one intent of an idempotent node (`etl_steps`): of a stage of our chain, or of any other team's
 node. Its parent is the run. What was not measured is absent.
-Belongs here: what the documents say. Does not belong here: which steps are told when (`step_events.py`), or the
+Belongs here: what the documents say. Does not belong here: which steps are published when (`noted.py`), or the
 lineage of ingest units (`openlineage.py`, `prov.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
 
-from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339, uuid8
-from kfm_dagster.lineage.openlineage import RUN_EVENT_SCHEMA, Event
-from kfm_dagster.lineage.prov import SERVICE, Node
-from kfm_dagster.lineage.unit import PRODUCER, SCHEMAS, agent_id
+from kfm_dagster.lineage.openlineage import (
+    Event,
+    data_object,
+    error_facet,
+    kfm_facet,
+    official_facet,
+    run_event,
+    statistics_of_input,
+    version_facet,
+)
+from kfm_dagster.lineage.prov import SERVICE, Node, software_agent
+from kfm_dagster.lineage.unit import agent_id
+from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 NAMESPACE = "kfm-etl"
 STORAGE_NAMESPACE = "kfm-storage"
@@ -27,19 +36,6 @@ RUN_JOB = "kfm.run"
 """Job of a step's parent, the run."""
 INPUTS_NAMED = 100
 """A manifest of more entries is named as one dataset and counted: a batch's would bury every lineage browser."""
-
-_FACETS = "https://openlineage.io/spec/facets/"
-_STEP_SCHEMA = f"{SCHEMAS}kfm-step-facet.schema.json"
-_RUN_STATE_SCHEMA = f"{SCHEMAS}kfm-run-state-facet.schema.json"
-_PRODUCER = PRODUCER + __version__
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRunState:
-    """What run-state has of a step: its outcome there, and the summary of its checks where it has an output."""
-
-    outcome: str
-    validation_summary: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +58,40 @@ class Step:
     has_output: bool
     """Whether the content has an output: this step's, or for a skip that of the first to apply it."""
     measures: Mapping[str, float | int | str]
-    error: str | None = None
-    run_state: StepRunState | None = None
-    """None for a node that keeps none: another team's may do without."""
+    error: str | None
+    outcome: str | None
+    """How it ended in run-state; None for a node that keeps none: another team's may do without."""
+    validation_summary: Mapping[str, Any] | None
+    """The summary of its checks, where run-state has an output of it."""
+
+    @classmethod
+    def of(cls, row: Any, *, public: Callable[[str], str]) -> Step:
+        """Return the step of a row of `lineage.unpublished_steps`."""
+        # A replay carries out an intent long after it was written; what it measured began when it did.
+        began = row.ended_at - timedelta(seconds=row.seconds) if row.seconds is not None else row.started_at
+        kind, _, partition = row.node.partition("@")
+        dataset, dot, rest = kind.partition(".")
+        job = f"{public(dataset)}{dot}{rest}"
+        outcome, summary = _run_state(row)
+        return cls(
+            run_id=str(row.run_id),
+            wal_id=row.wal_id,
+            node=f"{job}@{partition}" if partition else job,
+            job=job,
+            step=row.step,
+            status=row.status,
+            content_hash=row.content_hash,
+            code_sha=row.payload["code"]["sha"],
+            started_at=min(began, row.ended_at),
+            ended_at=row.ended_at,
+            inputs=inputs_of(row),
+            artifact=_artifact(row.record),
+            has_output=row.record is not None,
+            measures={name: value for name in MEASURES if (value := getattr(row, name)) is not None},
+            error=row.error,
+            outcome=outcome,
+            validation_summary=summary,
+        )
 
     @property
     def openlineage_run_id(self) -> str:
@@ -99,42 +126,35 @@ class Step:
 def step_events(step: Step) -> tuple[Event, Event]:
     """Return the START and the COMPLETE (or FAIL) event of a step."""
     applied = step.status == "APPLIED"
-    common = {
-        "job": {"namespace": NAMESPACE, "name": step.job},
-        "producer": _PRODUCER,
-        "schemaURL": RUN_EVENT_SCHEMA,
-    }
-    start = {
-        "eventType": "START",
-        "eventTime": rfc3339(step.started_at),
-        "run": {"runId": step.openlineage_run_id, "facets": {"parent": _parent(step)}},
-        "inputs": [dataset for dataset, _ in _inputs(step)],
-        "outputs": [],
-        **common,
-    }
-    facets = {"parent": _parent(step), "kfmStep": _step_facet(step)}
-    if step.run_state is not None:
-        facets["kfmRunState"] = {
-            "_producer": _PRODUCER,
-            "_schemaURL": _RUN_STATE_SCHEMA,
-            "dataset_id": step.job,
-            "run_id": step.run_id,
-            "outcome": step.run_state.outcome,
-        }
+    job, run_id = {"namespace": NAMESPACE, "name": step.job}, step.openlineage_run_id
+    facets = {"parent": _parent(step)}
+    inputs = list(_inputs(step))
+    start = run_event(
+        "START", rfc3339(step.started_at), run_id, dict(facets), job=job, inputs=[dataset for dataset, _ in inputs]
+    )
+    facets["kfmStep"] = kfm_facet(
+        "step",
+        node=step.node,
+        step=step.step,
+        status=step.status,
+        content_hash=step.content_hash,
+        code_sha=step.code_sha,
+        prov_activity_id=step.activity_id,
+        **step.measures,
+    )
+    if step.outcome is not None:
+        facets["kfmRunState"] = kfm_facet("run-state", dataset_id=step.job, run_id=step.run_id, outcome=step.outcome)
     if step.error is not None:
-        facets["errorMessage"] = {
-            **_base("1-0-1", "ErrorMessageRunFacet"),
-            "message": step.error,
-            "programmingLanguage": "PYTHON",
-        }
-    end = {
-        "eventType": "FAIL" if step.status == "FAILED" else "COMPLETE",
-        "eventTime": rfc3339(step.ended_at),
-        "run": {"runId": step.openlineage_run_id, "facets": facets},
-        "inputs": [{**dataset, "inputFacets": facet} if facet else dataset for dataset, facet in _inputs(step)],
-        "outputs": list(_outputs(step)) if applied else [],
-        **common,
-    }
+        facets["errorMessage"] = error_facet(step.error)
+    end = run_event(
+        "FAIL" if step.status == "FAILED" else "COMPLETE",
+        rfc3339(step.ended_at),
+        run_id,
+        facets,
+        job=job,
+        inputs=[{**dataset, "inputFacets": facet} if facet else dataset for dataset, facet in inputs],
+        outputs=list(_outputs(step)) if applied else [],
+    )
     return start, end
 
 
@@ -162,12 +182,12 @@ def step_nodes(step: Step) -> Iterator[Node]:
     }
     if step.error is not None:
         activity["kfm:error"] = step.error
-    if step.run_state is not None:
-        activity |= {"kfm:dataset_id": step.job, "kfm:outcome": step.run_state.outcome}
-        if step.run_state.validation_summary is not None:
-            # As text: PROV-JSON's attributes are values, and its members differ by node.
-            summary = orjson.dumps(step.run_state.validation_summary, option=orjson.OPT_SORT_KEYS)
-            activity["kfm:validation_summary"] = summary.decode()
+    if step.outcome is not None:
+        activity |= {"kfm:dataset_id": step.job, "kfm:outcome": step.outcome}
+    if step.validation_summary is not None:
+        # As text: PROV-JSON's attributes are values, and its members differ by node.
+        summary = orjson.dumps(step.validation_summary, option=orjson.OPT_SORT_KEYS)
+        activity["kfm:validation_summary"] = summary.decode()
     yield activity
     yield {"id": step.run_activity_id, "type": ["Activity", "kfm:Run"], "kfm:run_id": step.run_id}
     yield {"id": step.dataset_entity_id, "type": ["Entity", "kfm:Dataset"], "kfm:dataset_id": step.job}
@@ -193,85 +213,71 @@ def step_nodes(step: Step) -> Iterator[Node]:
 
 def step_agents(steps: Sequence[Step]) -> Iterator[Node]:
     """Yield the agents that the steps' activities are associated with."""
-    yield {"id": SERVICE, "type": ["Agent", "prov:SoftwareAgent"], "kfm:name": "kfm_dagster"}
+    yield software_agent("kfm_dagster")
     for job in sorted({step.job for step in steps}):
-        yield {
-            "id": agent_id(job),
-            "type": ["Agent", "prov:SoftwareAgent"],
-            "kfm:name": job,
-            "actedOnBehalfOf": SERVICE,
-        }
+        yield software_agent(job, actedOnBehalfOf=SERVICE)
 
 
 def _inputs(step: Step) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield each input dataset, and what is known of how much of it was read."""
     if len(step.inputs) > INPUTS_NAMED:
         whole = {"namespace": NAMESPACE, "name": f"manifest/{step.content_hash}"}
-        yield whole, _input_statistics(fileCount=len(step.inputs), size=step.measures.get("bytes_in"))
+        yield whole, statistics_of_input(fileCount=len(step.inputs), size=step.measures.get("bytes_in"))
         return
     for entry in step.inputs:
-        yield _dataset(entry["uri"]), _input_statistics(size=entry.get("size"))
+        yield _dataset(entry["uri"]), statistics_of_input(size=entry.get("size"))
 
 
 def _outputs(step: Step) -> Iterator[dict[str, Any]]:
-    statistics = {
-        name: value
-        for name, value in (
-            ("rowCount", step.measures.get("rows_out")),
-            ("size", step.measures.get("bytes_out")),
-        )
-        if value is not None
-    }
+    counts = {"rowCount": step.measures.get("rows_out"), "size": step.measures.get("bytes_out")}
+    statistics = {name: value for name, value in counts.items() if value is not None}
     output: dict[str, Any] = {
         "namespace": NAMESPACE,
         "name": step.job,
-        "facets": {
-            "version": {**_base("1-0-1", "DatasetVersionDatasetFacet"), "datasetVersion": step.content_hash},
-        },
+        "facets": {"version": version_facet(step.content_hash)},
     }
     if statistics:
-        facet = _base("1-0-2", "OutputStatisticsOutputDatasetFacet")
-        output["outputFacets"] = {"outputStatistics": {**facet, **statistics}}
+        facet = official_facet("1-0-2", "OutputStatisticsOutputDatasetFacet", **statistics)
+        output["outputFacets"] = {"outputStatistics": facet}
     yield output
     if step.artifact is not None:
         yield _dataset(step.artifact[0])
 
 
-def _input_statistics(**known: Any) -> dict[str, Any]:
-    found = {name: value for name, value in known.items() if value is not None}
-    return {"inputStatistics": {**_base("1-0-0", "InputStatisticsInputDatasetFacet"), **found}} if found else {}
-
-
 def _dataset(uri: str) -> dict[str, Any]:
     """Name a manifest's entry as OpenLineage names datasets; what has no scheme stands in our own storage."""
-    scheme, separator, rest = uri.partition("://")
-    if separator:
-        authority, _, path = rest.partition("/")
-        return {"namespace": f"{scheme}://{authority}", "name": path or "/"}
+    if "://" in uri:
+        named = data_object(uri)
+        return {**named, "name": named["name"] or "/"}
     scheme, separator, rest = uri.partition(":")
     return {"namespace": scheme, "name": rest} if separator else {"namespace": STORAGE_NAMESPACE, "name": uri}
 
 
 def _parent(step: Step) -> dict[str, Any]:
-    return {
-        **_base("1-2-0", "ParentRunFacet"),
-        "run": {"runId": step.run_id},
-        "job": {"namespace": NAMESPACE, "name": RUN_JOB},
-    }
+    job = {"namespace": NAMESPACE, "name": RUN_JOB}
+    return official_facet("1-2-0", "ParentRunFacet", run={"runId": step.run_id}, job=job)
 
 
-def _step_facet(step: Step) -> dict[str, Any]:
-    return {
-        "_producer": _PRODUCER,
-        "_schemaURL": _STEP_SCHEMA,
-        "node": step.node,
-        "step": step.step,
-        "status": step.status,
-        "content_hash": step.content_hash,
-        "code_sha": step.code_sha,
-        "prov_activity_id": step.activity_id,
-        **step.measures,
-    }
+def _run_state(row: Any) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Return outcome and summary of a node that keeps run-state: what was applied says how much of it failed."""
+    if "dataset_id" not in row.payload.get("context", {}):
+        return None, None
+    if row.status == "FAILED":
+        return "failed", None
+    if row.record is None:
+        return "skipped", None
+    return "skipped" if row.status == "SKIPPED" else row.record["outcome"], row.record["validation_summary"]
+
+
+def _artifact(record: Any) -> tuple[str, str] | None:
+    """Return the file that an output names, in our chain's form or as `{"artifact": {"uri": ..., "sha256": ...}}`."""
+    if not isinstance(record, dict):
+        return None
+    named = record.get("artifact")
+    if not isinstance(named, dict):
+        named = {"uri": record.get("artifact_uri"), "sha256": record.get("artifact_sha256")}
+    uri, digest = named.get("uri"), named.get("sha256")
+    return (uri, digest) if isinstance(uri, str) and isinstance(digest, str) else None
 
 
 def _content(uri: str, checksum: str | None) -> Node:
@@ -283,7 +289,3 @@ def _content(uri: str, checksum: str | None) -> Node:
 
 def _content_id(uri: str, checksum: str | None) -> str:
     return "urn:uuid:" + uuid8("prov-content", uri, checksum)
-
-
-def _base(release: str, name: str) -> dict[str, Any]:
-    return {"_producer": _PRODUCER, "_schemaURL": f"{_FACETS}{release}/{name}.json#/$defs/{name}"}

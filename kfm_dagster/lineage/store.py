@@ -26,16 +26,15 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
-from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, Batch, LineageBatches, Undelivered
+from kfm_dagster.lineage.backend import BackendUnavailableError, ClientBackend
+from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, LineageBatches, Undelivered
 from kfm_dagster.lineage.delivery import BackendDelivery
-from kfm_dagster.lineage.failures import FailureEvents
 from kfm_dagster.lineage.files import LineageFiles, open_files
-from kfm_dagster.lineage.invalidation import Invalidations
-from kfm_dagster.lineage.openlineage import openlineage_lines
+from kfm_dagster.lineage.invalidation import invalidate
+from kfm_dagster.lineage.noted import publish_noted
+from kfm_dagster.lineage.openlineage import event_lines, openlineage_events
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
 from kfm_dagster.lineage.revisions import History, Revision, in_revision
-from kfm_dagster.lineage.step_events import StepEvents
 from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
@@ -92,41 +91,28 @@ class _Part:
 
 
 class Lineage:
-    """Emits, finds and delivers lineage. Any number of threads and processes may share a database and a root."""
+    """Emits, finds and delivers lineage. Any number of threads and processes may share a database and a root.
+
+    The root is a folder or `s3://bucket/prefix`; opening another raises ConfigurationError. With a backend, OpenLineage
+    batches recorded from now on wait for `deliver`. `public` gives the name that a step's dataset has in public.
+    """
 
     def __init__(
         self,
         database: Database,
-        files: LineageFiles,
+        root: str | LineageFiles,
         *,
-        backend: Backend | None = None,
+        backend: ClientBackend | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         public: Callable[[str], str] = str,
     ) -> None:
         self._database = database
+        self._clock = clock
+        self._public = public
+        files = open_files(root) if isinstance(root, str) else root
         self._batches = LineageBatches(database, files, deliver=backend is not None, clock=clock)
-        self._steps = StepEvents(database, self._batches, public=public)
-        self._failures = FailureEvents(database, self._batches, public=public)
-        self._invalidations = Invalidations(database, self._batches, clock=clock)
         outbox = self._batches.outbox
         self._delivery = BackendDelivery(database, outbox, files, backend=backend, clock=clock) if backend else None
-
-    @classmethod
-    def open(
-        cls,
-        database: Database,
-        *,
-        url: str,
-        backend: Backend | None = None,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        public: Callable[[str], str] = str,
-    ) -> Lineage:
-        """Open the lineage root, a folder or `s3://bucket/prefix`. Raises ConfigurationError.
-
-        With a backend, OpenLineage batches recorded from now on wait for `deliver`. `public` gives the name that a
-        step's dataset has in public.
-        """
-        return cls(database, open_files(url), backend=backend, clock=clock, public=public)
 
     def emit(
         self, units: Sequence[LineageUnit], *, run: IngestRun, contract: DatasetContract, fence: Fence
@@ -137,7 +123,7 @@ class Lineage:
         cannot tell a unit gives its issue to that unit. Readers find the files at once unless the lineage root is down.
         Raises what the database raises: without it the whole stage fails and is tried again.
         """
-        run = replace(run, governed=contract.governed)
+        run = replace(run, dataset=contract.public_id)
         results: dict[WalId, ProvenanceResult] = {}
         agents = (SERVICE, OPERATOR, *producer_ids(contract))
         for part in _partitions(units):
@@ -154,7 +140,7 @@ class Lineage:
         that is emitted again is told as a further revision. A second call finds nothing and tells nothing. `reason` is
         for a person, at most 200 characters. Raises what the database raises.
         """
-        units = self._invalidations.invalidate(run_id=run_id, contract=contract, reason=reason, tx=tx)
+        units = invalidate(self._batches, run_id=run_id, contract=contract, reason=reason, at=self._clock(), tx=tx)
         if units:
             tx.after_commit(self._batches.publish_unless_failing)
         return units
@@ -164,8 +150,7 @@ class Lineage:
 
         Returns the number of files published.
         """
-        self._steps.tell()
-        self._failures.publish()
+        publish_noted(self._database, self._batches, public=self._public)
         return self._batches.publish()
 
     def deliver(self, *, most_batches: int = 10, within: timedelta = timedelta(seconds=20)) -> int:
@@ -266,8 +251,10 @@ class Lineage:
         ours = set(found)  # another worker may have told the others
         if not ours:
             return
-        content = _content(path, [lines[unit.wal_id] for unit in units if unit.wal_id in ours], contract)
-        batch = Batch(
+        ready = [lines[unit.wal_id] for unit in units if unit.wal_id in ours]
+        self._batches.record(
+            tx,
+            b"".join(ready) if path is LineagePath.OPENLINEAGE else prov_document(ready, contract),
             batch_id=batch_id,
             path=path,
             dataset=contract.id,
@@ -275,30 +262,25 @@ class Lineage:
             href=f"{path}/{contract.public_id}/{units[0].envelope.partition}/{batch_id}.{_SUFFIX[path]}",
             units=len(ours),
         )
-        self._batches.record(tx, batch, content)
 
 
 def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contract: DatasetContract) -> _Part:
     """Build what each path has not told; a unit that has no document fails alone."""
     part = _Part(units=units, lines={path: {} for path in LineagePath})
     producers = producer_ids(contract)
+    documents: Mapping[LineagePath, Callable[[LineageUnit], bytes]] = {
+        LineagePath.OPENLINEAGE: lambda unit: event_lines(openlineage_events(unit, run)),
+        LineagePath.PROV: lambda unit: prov_line(unit, run, producers),
+    }
     for unit in units:
         told = {(entry.path, entry.revision) for entry in history.get(unit.wal_id, ())}
         for path in LineagePath:
             if (path, unit.revision) not in told:
                 try:
-                    part.lines[path][unit.wal_id] = _line(path, unit, run, producers)
+                    part.lines[path][unit.wal_id] = documents[path](unit)
                 except (TypeError, ValueError) as error:  # what a text without a UTF-8 form raises, for one
                     part.failures[path][unit.wal_id] = error_text(error)
     return part
-
-
-def _line(path: LineagePath, unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
-    return openlineage_lines(unit, run) if path is LineagePath.OPENLINEAGE else prov_line(unit, run, producers)
-
-
-def _content(path: LineagePath, lines: Sequence[bytes], contract: DatasetContract) -> bytes:
-    return b"".join(lines) if path is LineagePath.OPENLINEAGE else prov_document(lines, contract)
 
 
 def _partitions(units: Sequence[LineageUnit]) -> list[list[LineageUnit]]:

@@ -6,18 +6,11 @@ event (`openlineage.py`) or a PROV-O node (`prov.py`) looks like, or where they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from enum import StrEnum, unique
 
-from kfm_dagster import __version__
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
-from kfm_dagster.contracts.identity import pseudonym, rfc3339, uuid8
-
-PRODUCER = "https://kfm.dev/kfm_dagster/"
-"""URI of the software without its version; identifies, and need not resolve."""
-SCHEMAS = "https://kfm.dev/schemas/"
-"""Base of the `$id`s of our published JSON Schemas (docs/spec)."""
+from kfm_dagster.contracts.identity import uuid8
 
 FIRST_REVISION = ""
 """Revision of a unit's lineage before any repair."""
@@ -36,26 +29,16 @@ class LineagePath(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestRun:
-    """The run that ingests a batch. Times are aware and the batch's: started_at its claim, occurred_at its end."""
+    """The run that ingests a batch of one dataset.
+
+    Times are in RFC 3339 and the batch's: started_at its claim, occurred_at its end.
+    """
 
     run_id: str
-    started_at: datetime
-    occurred_at: datetime
-    software_version: str = __version__
-    governed: bool = False
-    """Whether the batch's dataset is told of under a pseudonym; `Lineage.emit` takes it from the contract."""
-    started_text: str = field(init=False)
-    """started_at in RFC 3339, made once for thousands of units."""
-    occurred_text: str = field(init=False)
-    """occurred_at likewise."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "started_text", rfc3339(self.started_at))
-        object.__setattr__(self, "occurred_text", rfc3339(self.occurred_at))
-
-    def public(self, dataset: str) -> str:
-        """Return what both documents call a dataset."""
-        return pseudonym(dataset) if self.governed else dataset
+    started_at: str
+    occurred_at: str
+    dataset: str = ""
+    """The dataset's public name; `Lineage.emit` takes it from the contract, so that none names a governed dataset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import REGISTERED, IngestRun, LineageUnit
@@ -32,7 +33,11 @@ def provenance_emit(
     the run claimed the batch (default: now).
     """
     units = [LineageUnit.of(envelope) for envelope in batch if _has_lineage(envelope)]
-    run = IngestRun(run_id=run_id, started_at=started_at or occurred_at, occurred_at=occurred_at)
+    run = IngestRun(
+        run_id=run_id,
+        started_at=rfc3339(started_at or occurred_at),
+        occurred_at=rfc3339(occurred_at),
+    )
     results = lineage.emit(units, run=run, contract=contract, fence=fence)
     return [
         envelope.evolve(provenance=results[envelope.wal_id]) if envelope.wal_id in results else envelope

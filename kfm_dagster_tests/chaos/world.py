@@ -93,9 +93,9 @@ class World:
             self.home, self.root / "objects", url=self.url, retry_backoff_seconds=1, configs_dir=configs
         )
         pipeline.connect_queue = lambda settings: connect(settings, name=self.queue)
-        pipeline.lineage = Lineage.open(
+        pipeline.lineage = Lineage(
             pipeline.database,
-            url=pipeline.settings.lineage,
+            pipeline.settings.lineage,
             backend=ClientBackend(OpenLineageClient(transport=SilentTransport())),
             clock=pipeline.clock,
         )

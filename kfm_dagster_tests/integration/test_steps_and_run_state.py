@@ -67,7 +67,7 @@ def test_every_node_is_told_with_its_run_its_dataset_its_inputs_and_the_outcome_
     pipeline = make_pipeline()
     work(pipeline, objects, monkeypatch)
     root = tmp_path / "told"
-    Lineage.open(pipeline.database, url=str(root), clock=pipeline.clock).publish_staged()
+    Lineage(pipeline.database, str(root), clock=pipeline.clock).publish_staged()
 
     records = {(state.dataset_id, run): state for run in RUNS for state in pipeline.stages.run_states.of_run(run)}
     facets, activities = told(root), proven(root)

@@ -19,7 +19,7 @@ from kfm_dagster.contracts.envelope import CLOSED
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.idempotent_node.wal import Intents, IntentStatus
 from kfm_dagster.ledger.policy import replay_rules
-from kfm_dagster.lineage.step_events import MOST
+from kfm_dagster.lineage.noted import MOST
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import statement
@@ -100,7 +100,7 @@ def test_no_daily_statement_reads_a_whole_table_that_grows(
 ) -> None:
     Filling(database=database, records=CELLS * CELL).fill()
     _end_steps(database, "told")
-    Lineage.open(database, url=str(tmp_path / "lineage")).publish_staged()
+    Lineage(database, str(tmp_path / "lineage")).publish_staged()
     _end_steps(database, "untold")
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         if database.dialect == "postgresql":

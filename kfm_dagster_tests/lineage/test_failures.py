@@ -46,7 +46,7 @@ def work(pipeline: Pipeline, objects: Path) -> None:
 
 
 def published(pipeline: Pipeline, root: Path) -> list[Event]:
-    Lineage.open(pipeline.database, url=str(root), public=pipeline.registry.public_id).publish_staged()
+    Lineage(pipeline.database, str(root), public=pipeline.registry.public_id).publish_staged()
     lines = (line for file in root.glob("failures/**/*.ndjson") for line in file.read_text().splitlines())
     return [json.loads(line) for line in lines]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,7 @@ from kfm_dagster.lineage.unit import IngestRun, LineageUnit
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.lineage.schemas import facets, validate
-from kfm_dagster_tests.lineage.units import registered, superseded, units
+from kfm_dagster_tests.lineage.units import ingest_run, registered, superseded, units
 from kfm_dagster_tests.moments import dying
 from kfm_dagster_tests.transactions import own_tx
 
@@ -34,12 +35,11 @@ pytestmark = [
 
 @pytest.fixture
 def lineage(database: Database, root: Path) -> Lineage:
-    return Lineage.open(database, url=str(root), clock=lambda: AT)
+    return Lineage(database, str(root), clock=lambda: AT)
 
 
 def run(name: str) -> IngestRun:
-    at = datetime(2025, 12, 3, 0, 5, tzinfo=UTC)
-    return IngestRun(run_id=name, started_at=at, occurred_at=at)
+    return replace(ingest_run(), run_id=name)
 
 
 def files(root: Path) -> dict[str, bytes]:

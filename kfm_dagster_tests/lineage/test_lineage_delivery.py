@@ -13,7 +13,7 @@ import pytest
 from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint
-from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
+from kfm_dagster.lineage.backend import BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.batches import LEASE
 from kfm_dagster.lineage.delivery import MAX_REFUSALS
 from kfm_dagster.lineage.files import FolderFiles
@@ -211,7 +211,7 @@ def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
     overtaken: list[int] = []
 
     class Slow:
-        def __init__(self, inner: Backend) -> None:
+        def __init__(self, inner: ClientBackend) -> None:
             self.inner = inner
 
         def send(self, event: Event) -> str | None:
@@ -302,6 +302,6 @@ def test_without_a_backend_nothing_waits_for_one(open_lineage: Open, contract: D
 
 
 def _events(unit: LineageUnit) -> list[Event]:
-    from kfm_dagster.lineage.openlineage import openlineage_lines
+    from kfm_dagster.lineage.openlineage import openlineage_events
 
-    return [json.loads(line) for line in openlineage_lines(unit, ingest_run()).splitlines()]
+    return json.loads(json.dumps(openlineage_events(unit, ingest_run())))

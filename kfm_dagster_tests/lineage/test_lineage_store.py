@@ -44,7 +44,7 @@ from kfm_dagster_tests.transactions import own_tx
 
 @pytest.fixture
 def lineage(database: Database, root: Path) -> Lineage:
-    return Lineage.open(database, url=str(root))
+    return Lineage(database, str(root))
 
 
 @pytest.mark.clause("OPR-11", "WAL-05")
@@ -56,10 +56,10 @@ def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
         batch = units(3 * at, 3 * at + 3)
         expected += batch
         with dying(database, at=at) as death:
-            Lineage.open(database, url=str(root)).emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
+            Lineage(database, str(root)).emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
         # What a reader finds between crash and retry is never double and never half a batch.
         assert set(readable(root).values()) <= {1}
-        retried = Lineage.open(database, url=str(root)).emit(
+        retried = Lineage(database, str(root)).emit(
             batch, run=ingest_run(minute=9), contract=contract, fence=open_fence
         )
         assert {result.status for result in retried.values()} == {ProvenanceStatus.OK}
@@ -236,7 +236,7 @@ def test_workers_with_overlapping_units_emit_each_once(
             mine.reverse()
         try:
             ready.wait()
-            worker = Lineage.open(database, url=str(root))
+            worker = Lineage(database, str(root))
             results = worker.emit(mine, run=ingest_run(minute=minute), contract=contract, fence=open_fence)
             statuses.extend(result.status for result in results.values())
         except BaseException as error:  # shown by the assertion below
@@ -270,11 +270,8 @@ def test_record_run_and_activity_lead_to_each_other(
     lineage: Lineage, database: Database, root: Path, contract: DatasetContract
 ) -> None:
     batch = units(0, 3)
-    own_tx(
-        Ledger(
-            database, registry=ContractRegistry.of([contract]), worker_id="test", clock=lambda: ingest_run().occurred_at
-        )
-    ).ensure([unit.envelope for unit in batch])
+    ledger = Ledger(database, registry=ContractRegistry.of([contract]), worker_id="test", clock=Clock())
+    own_tx(ledger).ensure([unit.envelope for unit in batch])
     lineage.emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
     unit = batch[1]
     openlineage, prov = lineage.links_of(unit.wal_id)

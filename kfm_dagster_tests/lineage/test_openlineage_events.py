@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 from kfm_dagster.contracts.envelope import RawReference, StacResult, StacStatus
-from kfm_dagster.lineage.openlineage import Event, openlineage_events, openlineage_lines
+from kfm_dagster.lineage.openlineage import Event, event_lines, openlineage_events
 from kfm_dagster.lineage.unit import FIRST_REVISION, LineageUnit
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.units import ingest_run, registered, repaired, superseded
@@ -109,7 +109,7 @@ def test_events_name_the_job_the_object_the_collection_and_the_item() -> None:
 
 
 def test_the_same_unit_and_run_give_the_same_bytes() -> None:
-    one, other = (openlineage_lines(LineageUnit.of(registered()), ingest_run()) for _ in range(2))
+    one, other = (event_lines(openlineage_events(LineageUnit.of(registered()), ingest_run())) for _ in range(2))
     assert one == other
     assert one.count(b"\n") == 2
 

@@ -57,7 +57,7 @@ class Meter:
 
 @pytest.fixture
 def lineage(database: Database, root: Path) -> Lineage:
-    return Lineage.open(database, url=str(root), clock=lambda: NOON)
+    return Lineage(database, str(root), clock=lambda: NOON)
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_several_tellers_tell_each_step_once(
 
 def _tell(database_url: str, root: str) -> None:
     database = Database.open(database_url)
-    Lineage.open(database, url=root, clock=lambda: NOON).publish_staged()
+    Lineage(database, root, clock=lambda: NOON).publish_staged()
     database.dispose()
 
 
@@ -275,7 +275,7 @@ def test_a_backend_gets_the_steps(
     run_node(nodes, node, run_id=RUN, code=CODE)
     with receiving() as receiver:
         backend = backend_at(receiver.url, monkeypatch)
-        lineage = Lineage.open(database, url=str(root), backend=backend, clock=lambda: NOON)
+        lineage = Lineage(database, str(root), backend=backend, clock=lambda: NOON)
         lineage.publish_staged()
         assert lineage.deliver() == 2
         assert [event["eventType"] for event in receiver.taken] == ["START", "COMPLETE"]
@@ -286,7 +286,7 @@ def test_a_governed_dataset_is_told_under_its_public_name(
 ) -> None:
     node.name = "sage-grouse.count@2026-03-01"
     run_node(nodes, node, run_id=RUN, code=CODE)
-    Lineage.open(database, url=str(root), public=lambda _: "governed-1", clock=lambda: NOON).publish_staged()
+    Lineage(database, str(root), public=lambda _: "governed-1", clock=lambda: NOON).publish_staged()
     [end] = ends(root)
     assert end["node"] == "governed-1.count@2026-03-01"
     files = [file for file in root.rglob("*") if file.is_file()]

@@ -29,9 +29,9 @@ RUN_ID = "3b0f1c1e-9f5e-4a53-9c8e-5b7a6a0d6a11"
 def ingest_run(*, minute: int = 5) -> IngestRun:
     return IngestRun(
         run_id=RUN_ID,
-        started_at=datetime(2025, 12, 3, 0, 4, tzinfo=UTC),
-        occurred_at=datetime(2025, 12, 3, 0, minute, tzinfo=UTC),
-        software_version="0.1.0",
+        dataset="goes-abi",
+        started_at="2025-12-03T00:04:00Z",
+        occurred_at=f"2025-12-03T00:{minute:02d}:00Z",
     )
 
 

@@ -53,7 +53,7 @@ def test_only_registered_units_get_lineage_and_the_order_stays(
         item(4, StacStatus.UPDATED),
         item(5, StacStatus.CREATED).evolve(integrity=failed),
     ]
-    found = emit(batch, Lineage.open(database, url=str(tmp_path / "lineage")), contracts)
+    found = emit(batch, Lineage(database, str(tmp_path / "lineage")), contracts)
     assert [unit.wal_id for unit in found] == [unit.wal_id for unit in batch]
     assert [unit.provenance and unit.provenance.status for unit in found] == [
         ProvenanceStatus.OK, None, None, ProvenanceStatus.OK, ProvenanceStatus.OK, None,
@@ -68,7 +68,7 @@ def test_only_registered_units_get_lineage_and_the_order_stays(
 def test_a_unit_emitted_earlier_gets_the_same_ids(
     database: Database, tmp_path: Path, contracts: ContractRegistry
 ) -> None:
-    lineage = Lineage.open(database, url=str(tmp_path / "lineage"))
+    lineage = Lineage(database, str(tmp_path / "lineage"))
     [first] = emit([registered()], lineage, contracts)
     [replayed] = emit([registered(attempt=2)], lineage, contracts)
     assert first.provenance == replayed.provenance
@@ -80,5 +80,5 @@ def test_a_unit_emitted_earlier_gets_the_same_ids(
 
 
 def test_an_empty_batch_writes_nothing(database: Database, tmp_path: Path, contracts: ContractRegistry) -> None:
-    assert emit([], Lineage.open(database, url=str(tmp_path / "lineage")), contracts) == []
+    assert emit([], Lineage(database, str(tmp_path / "lineage")), contracts) == []
     assert not (tmp_path / "lineage").exists()

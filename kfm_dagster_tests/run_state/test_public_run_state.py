@@ -50,7 +50,7 @@ def lineage_of(contract: DatasetContract, folder: Path) -> dict[str, str]:
     """Every lineage file of one scan, by its name below the lineage root."""
     database = Database.open(f"sqlite:///{folder / 'kfm.db'}")
     envelope = with_stac(registered(), collection_id="scans", item_href="scans/2025/2025-12-03/scan-0.json")
-    lineage = Lineage.open(database, url=str(folder / "lineage"))
+    lineage = Lineage(database, str(folder / "lineage"))
     lineage.emit([LineageUnit.of(envelope)], run=ingest_run(), contract=contract, fence=open_fence)
     database.dispose()
     files = [path for path in (folder / "lineage").rglob("*") if path.is_file()]
