@@ -29,7 +29,7 @@ from kfm_dagster.ingest.volume_end import close
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SenderVerdict, SqsMessage
-from kfm_dagster.notifications.receiving import in_parts
+from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, in_parts, weight
 from kfm_dagster.notifications.sqs import FIRST_WAIT_SECONDS
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.telemetry.traces import is_tracing, record_receive
@@ -130,7 +130,7 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPo
     its messages: what waits for its certificate is neither landed nor recorded.
     """
     report = IntakeReport(policy=off)
-    for part in in_parts(messages):
+    for part in in_parts(messages, weight, (PART_BYTES, PART_UNITS)):
         verdicts = verdicts_on(part, deliveries=pipeline.deliveries, signatures=pipeline.signatures)
         first_wait = pipeline.settings.retry_backoff_seconds
         known = of_known_senders(zip(part, verdicts, strict=True), queue=pipeline.queue, first_wait=first_wait)

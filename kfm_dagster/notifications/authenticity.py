@@ -19,20 +19,12 @@ from kfm_dagster.notifications.certificates import (
     Certificates,
     CertificateUnavailableError,
     Chain,
-    authorities,
+    certificates_in,
     public_authorities,
 )
 from kfm_dagster.notifications.fields import MessageError, json_object
 from kfm_dagster.notifications.messages import UNCHECKED, VERIFIED, Authenticity, SenderVerdict, SqsMessage
-from kfm_dagster.notifications.signatures import (
-    SIGNED_FIELDS,
-    SignatureError,
-    SignedMessage,
-    Signer,
-    signed,
-    signer_of,
-    verify,
-)
+from kfm_dagster.notifications.signatures import SIGNED_FIELDS, SignatureError, SignedMessage, signed, verify
 from kfm_dagster.settings import Settings
 
 PERIOD_SECONDS = 60.0
@@ -58,7 +50,7 @@ class Signatures:
         """Return a verdict on each message, in their order; those of ids that were `verified` before stay so."""
         if not self._required:
             return [VERIFIED if message.message_id in verified else UNCHECKED for message in messages]
-        pending: dict[int, tuple[SignedMessage, Signer]] = {}
+        pending: dict[int, SignedMessage] = {}
         found: list[SenderVerdict] = []
         for index, message in enumerate(messages):
             if message.message_id in verified:
@@ -72,12 +64,12 @@ class Signatures:
             found.append(UNCHECKED)
             if claim is not None:
                 pending[index] = claim
-        chains = self._chains(Counter(signer.url for _, signer in pending.values()))
-        for index, (text, signer) in pending.items():
-            found[index] = self._verdict(text, signer, chains[signer.url])
+        chains = self._chains(Counter(claim.url for claim in pending.values()))
+        for index, claim in pending.items():
+            found[index] = self._verdict(claim, chains[claim.url])
         return found
 
-    def _claimed(self, message: SqsMessage) -> tuple[SignedMessage, Signer] | None:
+    def _claimed(self, message: SqsMessage) -> SignedMessage | None:
         """Return what is said to be signed, and by whom; None for a body that is no unit, no matter who sent it."""
         try:
             body: Mapping[str, Any] = json_object(message.body, "the body")
@@ -87,7 +79,7 @@ class Signatures:
             raise SignatureError(RAW)
         if not isinstance(body["Type"], str) or body["Type"] not in SIGNED_FIELDS:
             return None
-        return signed(body), signer_of(body, extra_url=self._extra_url)
+        return signed(body, extra_url=self._extra_url)
 
     def _chains(self, urls: Counter[str]) -> dict[str, Chain | str]:
         """Return each certificate, or why it cannot be had now; those that most messages name are fetched first."""
@@ -111,19 +103,19 @@ class Signatures:
         finally:
             self._spent += time.monotonic() - begun
 
-    def _verdict(self, text: SignedMessage, signer: Signer, chain: Chain | str) -> SenderVerdict:
+    def _verdict(self, claim: SignedMessage, chain: Chain | str) -> SenderVerdict:
         if isinstance(chain, str):
             return SenderVerdict(authenticity=Authenticity.UNKNOWN, detail=chain)
         try:
-            verify(text, chain, names=signer.names, anchors=self._anchors(signer))
+            verify(claim, chain, anchors=self._anchors(claim.url))
         except SignatureError as error:
             return _invalid(error)
-        self._certificates.keep(signer.url, chain)
+        self._certificates.keep(claim.url, chain)
         return VERIFIED
 
-    def _anchors(self, signer: Signer) -> Sequence[x509.Certificate]:
-        """Return who vouches for a signer: neither kind of authority does for the other's."""
-        if self._extra_url is not None and signer.url.startswith(f"{self._extra_url.rstrip('/')}/"):
+    def _anchors(self, url: str) -> Sequence[x509.Certificate]:
+        """Return who vouches for the certificate at a URL: neither kind of authority does for the other's."""
+        if self._extra_url is not None and url.startswith(f"{self._extra_url.rstrip('/')}/"):
             return self._extra_authorities
         return public_authorities()
 
@@ -142,7 +134,7 @@ def _extra_authorities(settings: Settings) -> Chain:
             next_step="set the other one, or unset both",
         )
     try:
-        return authorities(settings.sns_trusted_ca)
+        return certificates_in(settings.sns_trusted_ca.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             "KFM_SNS_TRUSTED_CA holds no certificate",

@@ -13,12 +13,11 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
 
 import certifi
 from cryptography import x509
@@ -49,12 +48,8 @@ class CertificateUnavailableError(Exception):
     """A certificate cannot be fetched now; the text says from where and why."""
 
 
-class Fetch(Protocol):
-    """Get the bytes at a URL, by one request that ends within some seconds. Raises CertificateUnavailableError."""
-
-    def __call__(self, url: str, seconds: float) -> bytes:
-        """Get them."""
-        ...
+Fetch = Callable[[str, float], bytes]
+"""Gets the bytes at a URL, by one request that ends within some seconds. Raises CertificateUnavailableError."""
 
 
 class Certificates:
@@ -70,7 +65,7 @@ class Certificates:
         if url not in self._kept:
             with suppress(OSError, ValueError):
                 content = self._file(url).read_bytes()
-                self._kept[url] = _certificates(content)
+                self._kept[url] = certificates_in(content)
         return self._kept.get(url)
 
     def fetch(self, url: str, *, within: float) -> Chain:
@@ -80,7 +75,7 @@ class Certificates:
         """
         end = time.monotonic() + within
         try:
-            chain = list(_certificates(self._fetch(url, within)))
+            chain = list(certificates_in(self._fetch(url, within)))
             while len(chain) < MAX_CHAIN and (issuer := _issuer(chain[-1])) is not None:
                 chain.append(x509.load_der_x509_certificate(self._fetch(issuer, end - time.monotonic())))
         except ValueError:
@@ -127,15 +122,11 @@ def get(url: str, seconds: float) -> bytes:
 @functools.cache
 def public_authorities() -> Chain:
     """Return the authorities that browsers trust (certifi), but for those that the library cannot read."""
-    return _certificates(Path(certifi.where()).read_bytes())
+    return certificates_in(Path(certifi.where()).read_bytes())
 
 
-def authorities(file: Path) -> Chain:
-    """Read the authorities of a PEM file. Raises OSError, and ValueError where it holds none."""
-    return _certificates(file.read_bytes())
-
-
-def _certificates(content: bytes) -> Chain:
+def certificates_in(content: bytes) -> Chain:
+    """Return the certificates of a PEM file. Raises ValueError where it holds none."""
     found: list[x509.Certificate] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CryptographyDeprecationWarning)

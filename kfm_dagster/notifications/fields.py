@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any, NoReturn
 
 import orjson
@@ -79,15 +79,17 @@ def require_text(parent: Mapping[str, Any], name: str, *, path: str | None = Non
     return found
 
 
-def require_time(parent: Mapping[str, Any], name: str) -> datetime:
-    """Return the field, a plausible ISO 8601 time with a zone, in UTC. Raises MessageError: a zone is never assumed."""
+def require_time(parent: Mapping[str, Any], name: str, *, zone: tzinfo | None = None) -> datetime:
+    """Return the field, a plausible ISO 8601 time, in UTC. Raises MessageError, also where no zone is known."""
     text = require_text(parent, name)
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        missing(f"{name} (ISO 8601 with a zone)")
+        missing(f"{name} (ISO 8601)")
     if time.tzinfo is None:
-        missing(f"{name} (ISO 8601 with a zone)")
+        if zone is None:
+            missing(f"{name} (ISO 8601 with a zone)")
+        time = time.replace(tzinfo=zone)
     # Compared before it is brought to UTC, which the first and the last day of the calendar cannot be.
     if not is_plausible(time):
         raise MessageError(ParseIssue.INVALID_TIME_RANGE, f"{name} {shown(text)} is no time of an event")

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from kfm_dagster.contracts.identity import is_plausible
 from kfm_dagster.contracts.issues import ParseIssue
-from kfm_dagster.notifications.fields import MessageError, missing, require_text, shown
+from kfm_dagster.notifications.fields import MessageError, missing, require_text, require_time, shown
 
 MAX_DIGITS = 3
 """Of the number of a volume (0 to 999, then 0 again) and of a chunk: the width of the latter in a key."""
@@ -43,7 +42,7 @@ class ChunkNotice:
         return cls(
             site=require_text(message, "SiteID"),
             volume=_number(message, "VolumeID"),
-            start=_start(message),
+            start=require_time(message, "DateTime", zone=UTC),
             chunk=_number(message, "ChunkID"),
             kind=require_text(message, "ChunkType"),
             layout=require_text(message, "L2Version"),
@@ -79,16 +78,3 @@ def _number(message: Mapping[str, Any], name: str) -> int:
 
 def _digits(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
-
-
-def _start(message: Mapping[str, Any]) -> datetime:
-    text = require_text(message, "DateTime")
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        missing("DateTime (ISO 8601)")
-    time = time if time.tzinfo else time.replace(tzinfo=UTC)
-    # Compared before it is brought to UTC, which the first and the last day of the calendar cannot be.
-    if not is_plausible(time):
-        raise MessageError(ParseIssue.INVALID_TIME_RANGE, f"DateTime {shown(text)} is no time of a volume")
-    return time.astimezone(UTC)

@@ -6,12 +6,13 @@ Belongs here: the account of a call, by which no thread receives what nobody ask
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -20,6 +21,8 @@ from kfm_dagster.notifications.messages import SqsMessage
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.type_defs import MessageTypeDef
+
+Item = TypeVar("Item")
 
 BATCH = 10
 """Messages in one SQS request (SQS API reference, ReceiveMessage, SendMessageBatch and DeleteMessageBatch)."""
@@ -44,18 +47,24 @@ def announced(message: SqsMessage) -> int:
     return message.body.count("eventTime")
 
 
-def in_parts(messages: Sequence[SqsMessage]) -> Iterator[list[SqsMessage]]:
-    """Split messages into parts of PART_BYTES and PART_UNITS at most, or of one message that is heavier by itself."""
-    part: list[SqsMessage] = []
-    size = units = 0
-    for message in messages:
-        heavier, more = len(message.body), announced(message)
-        if part and (size + heavier > PART_BYTES or units + more > PART_UNITS):
+def weight(message: SqsMessage) -> tuple[int, int]:
+    """Return what a message counts for in a part of PART_BYTES and PART_UNITS."""
+    return len(message.body), announced(message)
+
+
+def in_parts(
+    items: Iterable[Item], weight_of: Callable[[Item], tuple[int, ...]], bounds: tuple[int, ...]
+) -> Iterator[list[Item]]:
+    """Split items into parts whose weights keep to the bounds, each to its own, or of one item that is heavier."""
+    part: list[Item] = []
+    left: Sequence[int] = bounds
+    for item in items:
+        weights = weight_of(item)
+        if part and any(map(operator.gt, weights, left)):
             yield part
-            part, size, units = [], 0, 0
-        part.append(message)
-        size += heavier
-        units += more
+            part, left = [], bounds
+        part.append(item)
+        left = list(map(operator.sub, left, weights))
     if part:
         yield part
 

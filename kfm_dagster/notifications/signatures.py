@@ -46,25 +46,21 @@ class SignatureError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Signer:
-    """Where the certificate of a message is, and for which of these names it must be issued."""
-
-    url: str
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SignedMessage:
-    """One SNS message as it came: the text that was signed, when, the signature over it, and by whose digest."""
+    """One SNS message as it came: the text that was signed, when, the signature over it, by which digest and whom."""
 
     text: bytes
     at: datetime
     signature: bytes
     digest: hashes.HashAlgorithm
+    url: str
+    """Where the signer's certificate is."""
+    names: tuple[str, ...]
+    """For which of these names it must be issued."""
 
 
-def signer_of(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signer:
-    """Return whose signature a message says it has, by its topic's region. Raises SignatureError.
+def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return URL and names of the certificate that a message says it has, by its topic's region.
 
     The URL is AWS's own host of that region, `sns.<region>.amazonaws.com` (China: `.com.cn`), or below `extra_url`, to
     the letter: no other scheme, port, user, path or query. The names are those that AWS issues (aws-sdk-java-v2,
@@ -82,11 +78,11 @@ def signer_of(message: Mapping[str, Any], *, extra_url: str | None = None) -> Si
     names = [f"sns.{domain}", f"sns.{region}.{domain}", f"sns-signing.{region}.{domain}", f"sns-{region}.{domain}"]
     if partition == "-us-gov":
         names.append("sns-us-gov-west-1.amazonaws.com")
-    return Signer(url=url, names=tuple(names))
+    return url, tuple(names)
 
 
-def signed(message: Mapping[str, Any]) -> SignedMessage:
-    """Return what the topic signed. Raises SignatureError for a message that no topic can have signed."""
+def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> SignedMessage:
+    """Return what the topic signed, and who. Raises SignatureError for a message that no topic can have signed."""
     lines: list[str] = []
     for name in SIGNED_FIELDS[_text(message, "Type")]:
         if name == _OPTIONAL and message.get(name) is None:
@@ -102,6 +98,7 @@ def signed(message: Mapping[str, Any]) -> SignedMessage:
     if digest is None:
         raise SignatureError(f"SignatureVersion {shown(_text(message, 'SignatureVersion'))} is neither 1 nor 2")
     encoded = _text(message, "Signature")
+    url, names = _signer(message, extra_url)
     try:
         if len(encoded) > MAX_SIGNATURE_CHARACTERS:
             raise SignatureError(f"Signature is longer than {MAX_SIGNATURE_CHARACTERS} characters")
@@ -110,18 +107,14 @@ def signed(message: Mapping[str, Any]) -> SignedMessage:
             at=require_time(message, "Timestamp"),
             signature=base64.b64decode(encoded, validate=True),
             digest=digest,
+            url=url,
+            names=names,
         )
     except (binascii.Error, ValueError, MessageError):
         raise SignatureError("Signature is no base64, or Timestamp no time") from None
 
 
-def verify(
-    message: SignedMessage,
-    chain: Sequence[x509.Certificate],
-    *,
-    names: Sequence[str],
-    anchors: Sequence[x509.Certificate],
-) -> None:
+def verify(message: SignedMessage, chain: Sequence[x509.Certificate], *, anchors: Sequence[x509.Certificate]) -> None:
     """Check that the chain leads to an anchor at the message's own time, and that its first certificate signed it.
 
     At that time and not now, so that a message that waited, or is read again, is as good as on its day; the time is
@@ -129,9 +122,9 @@ def verify(
     """
     leaf = chain[0]
     issued_for = _dns_names(leaf)
-    name = next((name for name in names if name in issued_for), None)
+    name = next((name for name in message.names if name in issued_for), None)
     if name is None:
-        raise SignatureError(f"the certificate is of {shown(', '.join(issued_for))}, not of {names[0]}")
+        raise SignatureError(f"the certificate is of {shown(', '.join(issued_for))}, not of {message.names[0]}")
     if not leaf.not_valid_before_utc <= message.at <= leaf.not_valid_after_utc:
         raise SignatureError(
             f"the certificate was valid from {leaf.not_valid_before_utc.isoformat()} to "

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.notifications.messages import QueueDepth, QueueRules, SendOutcome, SqsMessage
-from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, ReceiveProgress, as_message
+from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, Item, ReceiveProgress, as_message, in_parts
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ MAX_VISIBILITY_SECONDS = 39_600
 """SQS allows 12 hours counted from the receipt (API reference, ChangeMessageVisibility); one is left to the run."""
 
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
-
-Item = TypeVar("Item")
 
 DEFAULT_REGION = "us-east-1"
 """Where NOAA's topics are; a queue elsewhere is named by AWS_REGION."""
@@ -176,7 +174,7 @@ class Queue:
             ]
 
         with ThreadPoolExecutor(self._threads, thread_name_prefix="sqs-send") as pool:
-            sendable = requests(bodies, lambda body: len(body.encode()), most=BATCH, room=MAX_SEND_BYTES)
+            sendable = in_parts(bodies, lambda body: (1, len(body.encode())), (BATCH, MAX_SEND_BYTES))
             return [outcome for done in pool.map(send_batch, sendable) for outcome in done]
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
@@ -281,7 +279,7 @@ class Queue:
             except (BotoCoreError, ClientError):
                 return list(batch)
 
-        batches = [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+        batches = in_parts(items, lambda _: (1,), (BATCH,))
         with ThreadPoolExecutor(self._threads, thread_name_prefix="sqs-batch") as pool:
             return [item for failed in pool.map(with_context(send), batches) for item in failed]
 
@@ -306,18 +304,3 @@ def _code(error: BotoCoreError | ClientError) -> str:
 
 def _allowed(seconds: int) -> int:
     return max(0, min(seconds, MAX_VISIBILITY_SECONDS))
-
-
-def requests(items: Iterable[Item], size_of: Callable[[Item], int], *, most: int, room: int) -> Iterator[list[Item]]:
-    """Put items into requests of so many items and bytes at most; an item that alone is larger goes alone."""
-    batch: list[Item] = []
-    left = room
-    for item in items:
-        size = size_of(item)
-        if batch and (len(batch) == most or size > left):
-            yield batch
-            batch, left = [], room
-        batch.append(item)
-        left -= size
-    if batch:
-        yield batch

@@ -9,7 +9,7 @@ import pytest
 
 from kfm_dagster.notifications.fields import MAX_BODY_BYTES
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, ReceiveProgress, in_parts
+from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, ReceiveProgress, in_parts, weight
 
 SMALL = "x" * 2_000
 
@@ -64,8 +64,11 @@ def test_a_thread_without_room_waits_for_another_ones_answer() -> None:
 def test_a_part_is_as_heavy_as_its_bounds_or_one_message() -> None:
     heavy = "x" * (PART_BYTES // 2)
     many = "eventTime" * (PART_UNITS // 2)
-    for body in (heavy, many):
-        assert [len(part) for part in in_parts(messages(5, body))] == [2, 2, 1]
-    assert [len(part) for part in in_parts(messages(3, many * 3))] == [1, 1, 1]
-    assert [len(part) for part in in_parts(messages(PART_UNITS, "eventTime"))] == [PART_UNITS]
-    assert list(in_parts([])) == []
+    for batch, parts in (
+        (messages(5, heavy), [2, 2, 1]),
+        (messages(5, many), [2, 2, 1]),
+        (messages(3, many * 3), [1, 1, 1]),
+        (messages(PART_UNITS, "eventTime"), [PART_UNITS]),
+        ([], []),
+    ):
+        assert [len(part) for part in in_parts(batch, weight, (PART_BYTES, PART_UNITS))] == parts

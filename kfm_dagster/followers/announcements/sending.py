@@ -22,7 +22,7 @@ from kfm_dagster.catalog.changes import FollowError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.followers.announcements.event import OutgoingEvent
 from kfm_dagster.followers.announcements.store import AnnouncementStore
-from kfm_dagster.notifications.sqs import requests
+from kfm_dagster.notifications.receiving import in_parts
 
 THREADS = 8
 """Requests to one receiver at the same time."""
@@ -102,7 +102,7 @@ class Sending:
 
     def send(self, events: Iterable[OutgoingEvent], *, count: int) -> None:
         """Send so many events. Raises FollowError unless each was taken or given up."""
-        waiting = requests(events, lambda event: event.size, most=self._receiver.most, room=self._room)
+        waiting = in_parts(events, lambda event: (1, event.size), (self._receiver.most, self._room))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="announce") as pool:
             width = 1  # a receiver that is down costs one wait
             while wave := list(islice(waiting, width)):

@@ -19,7 +19,7 @@ from kfm_dagster.followers.announcements.aws import AwsReceiver
 from kfm_dagster.followers.announcements.event import OutgoingEvent
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan
 from kfm_dagster.followers.announcements.sending import ReceiverUnavailableError, Reception
-from kfm_dagster.notifications.sqs import requests
+from kfm_dagster.notifications.receiving import in_parts
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.followers.announcements.changes import announcers_of, item_of
@@ -263,4 +263,4 @@ def test_a_request_holds_so_many_events_and_so_many_bytes(contracts: ContractReg
     cases = [(25, 10**9, [10, 10, 5]), (4, two, [2, 2]), (4, two - 1, [1, 1, 1, 1]), (2, 1, [1, 1]), (0, 1, [])]
     for count, room, sizes in cases:
         given = events[:count]
-        assert [len(batch) for batch in requests(given, lambda one: one.size, most=10, room=room)] == sizes
+        assert [len(batch) for batch in in_parts(given, lambda one: (1, one.size), (10, room))] == sizes
