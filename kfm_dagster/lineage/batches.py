@@ -140,13 +140,6 @@ class LineageBatches:
             published += 1
         return published
 
-    def undelivered(self, *, most: int = 20) -> Undelivered:
-        """Return what waits, and the batches that failed most often."""
-        with self._database.snapshot() as tx:
-            waits = backlog(tx)
-            failing = tx.rows(Failing, "lineage.failing", most=most)
-        return Undelivered(files=waits[FILES], backend=waits[BACKEND], failing=failing)
-
     def _publish(self, entry: Entry) -> bool:
         href, size = entry.payload["href"], entry.payload["bytes"]
         try:

@@ -32,45 +32,34 @@ PROGRESS = timedelta(seconds=1)
 """How often a try writes down how far it is: what a killed process sent since then is sent again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Progress:
-    """How far a batch's delivery is: events before `done` were sent, except those that were not taken (positions).
-
-    An event that was not taken goes to the end of its batch, whether the backend refused it or was down: one event that
-    a backend dies of must not keep the others.
-    """
-
-    done: int
-    not_taken: tuple[int, ...]
-
-    def next(self, events: int) -> int | None:
-        """Return the position to send next; None when everything was taken."""
-        if self.done < events:
-            return self.done
-        return self.not_taken[0] if self.not_taken else None
-
-    def after(self, position: int, *, taken: bool) -> _Progress:
-        """Return the progress once the event at the position was sent."""
-        others = tuple(one for one in self.not_taken if one != position)
-        return _Progress(done=max(self.done, position + 1), not_taken=others if taken else (*others, position))
-
-
 @dataclass(kw_only=True)
 class _Try:
-    """One try of a batch."""
+    """One try of a batch.
+
+    An entry's position counts the events that were sent, but for those that were not taken, whose positions are its
+    payload. An event that was not taken goes to the end of its batch, whether the backend refused it or was down: one
+    event that a backend dies of must not keep the others.
+    """
 
     entry: Entry
-    progress: _Progress
-    safe: _Progress
-    """Progress at the last flush: a transport may still lose what it was given since."""
+    safe: Entry
+    """The entry at the last flush, as the next try is to find it: a transport may lose what it was given since."""
     taken: int = 0
     refusals: int = 0
     error: str | None = None
 
-    @property
-    def safe_entry(self) -> Entry:
-        """The batch's entry as the next try is to find it."""
-        return replace(self.entry, position=self.safe.done, payload=self.safe.not_taken)
+    def next(self, events: int) -> int | None:
+        """Return the position to send next; None when everything was taken."""
+        if self.entry.position < events:
+            return self.entry.position
+        return self.entry.payload[0] if self.entry.payload else None
+
+
+def _after(entry: Entry, position: int, *, taken: bool) -> Entry:
+    """Return the entry once the event at the position was sent."""
+    others = [one for one in entry.payload if one != position]
+    payload = others if taken else [*others, position]
+    return replace(entry, position=max(entry.position, position + 1), payload=payload)
 
 
 class BackendDelivery:
@@ -108,14 +97,13 @@ class BackendDelivery:
         return taken
 
     def _deliver(self, entry: Entry, until: datetime) -> int:
-        progress = _Progress(done=entry.position, not_taken=tuple(entry.payload))
-        attempt = _Try(entry=entry, progress=progress, safe=progress)
+        attempt = _Try(entry=entry, safe=entry)
         with self._database.snapshot() as view:
             batch = view.run("lineage.batch", batch_id=entry.subject).one()
         try:
             finished = self._send(attempt, self._events(batch.href, batch.sha256), until)
         except (*STORE_ERRORS, BackendUnavailableError) as error:
-            self._outbox.defer(attempt.safe_entry, error_text(error))
+            self._outbox.defer(attempt.safe, error_text(error))
             if isinstance(error, BackendUnavailableError):
                 raise
             return 0
@@ -124,10 +112,10 @@ class BackendDelivery:
                 tx.run("lineage.mark_delivered", batch_id=entry.subject)
                 self._outbox.done(tx, entry)
         elif attempt.error is None:
-            self._outbox.release(attempt.safe_entry)  # the time was over
+            self._outbox.release(attempt.safe)  # the time was over
         else:
             _LOG.warning("the OpenLineage backend refuses events of %s: %s", batch.href, attempt.error)
-            self._outbox.defer(attempt.safe_entry, attempt.error)
+            self._outbox.defer(attempt.safe, attempt.error)
         return attempt.taken
 
     def _events(self, href: str, sha256: str) -> list[Event]:
@@ -138,7 +126,7 @@ class BackendDelivery:
 
     def _send(self, attempt: _Try, events: Sequence[Event], until: datetime) -> bool:
         """Send what is new, then once more what was not taken; tell whether everything was taken."""
-        asked_last = len(events) + len(attempt.progress.not_taken) - attempt.progress.done
+        asked_last = len(events) + len(attempt.entry.payload) - attempt.entry.position
         saved = self._clock()
         for _ in range(asked_last):
             self._send_next(attempt, events)
@@ -148,13 +136,13 @@ class BackendDelivery:
             if now - saved >= PROGRESS:
                 self._flush(attempt)
                 saved = now
-                if not self._outbox.renew(attempt.safe_entry):
+                if not self._outbox.renew(attempt.safe):
                     return False
         self._flush(attempt)
-        return attempt.progress.next(len(events)) is None
+        return attempt.next(len(events)) is None
 
     def _send_next(self, attempt: _Try, events: Sequence[Event]) -> None:
-        position = attempt.progress.next(len(events))
+        position = attempt.next(len(events))
         if position is None:
             return
         try:
@@ -162,11 +150,10 @@ class BackendDelivery:
         except BackendUnavailableError:
             with suppress(BackendUnavailableError):
                 self._flush(attempt)
-            attempt.safe = (
-                attempt.safe.after(position, taken=False) if attempt.safe is attempt.progress else attempt.safe
-            )
+            if attempt.safe is attempt.entry:
+                attempt.safe = _after(attempt.safe, position, taken=False)
             raise
-        attempt.progress = attempt.progress.after(position, taken=refusal is None)
+        attempt.entry = _after(attempt.entry, position, taken=refusal is None)
         if refusal is None:
             attempt.taken += 1
         else:
@@ -175,4 +162,4 @@ class BackendDelivery:
 
     def _flush(self, attempt: _Try) -> None:
         self._backend.flush()
-        attempt.safe = attempt.progress
+        attempt.safe = attempt.entry

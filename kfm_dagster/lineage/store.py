@@ -27,7 +27,7 @@ from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, W
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import BackendUnavailableError, ClientBackend
-from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, LineageBatches, Undelivered
+from kfm_dagster.lineage.batches import BACKEND, BATCH_ID_DIGITS, FILES, Failing, LineageBatches, Undelivered, backlog
 from kfm_dagster.lineage.delivery import BackendDelivery
 from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.invalidation import invalidate
@@ -173,9 +173,12 @@ class Lineage:
             return str(error)
         return None
 
-    def undelivered(self) -> Undelivered:
-        """Return what recorded lineage still waits for the root or the backend, and what keeps failing."""
-        return self._batches.undelivered()
+    def undelivered(self, *, most: int = 20) -> Undelivered:
+        """Return what recorded lineage still waits for the root or the backend, and the batches that failed most."""
+        with self._database.snapshot() as tx:
+            waits = backlog(tx)
+            failing = tx.rows(Failing, "lineage.failing", most=most)
+        return Undelivered(files=waits[FILES], backend=waits[BACKEND], failing=failing)
 
     def links_of(self, wal_id: WalId) -> list[Link]:
         """From a record to its OpenLineage runs and PROV activities, every revision that stands, oldest first."""
