@@ -31,6 +31,8 @@ class Answer(NamedTuple):
 
 
 Call = Callable[..., Answer]
+SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
+"""`kfm` as a program for `python -c`."""
 
 
 def caller(captured: pytest.CaptureFixture[str], *before: str) -> Call:

@@ -20,12 +20,16 @@ from benchmarks import postgis
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import clouds, databases, scratch
+from kfm_dagster_tests.no_settings import unset_settings
 
 if TYPE_CHECKING:
     from kfm_dagster.ingest.pipeline import Pipeline
+    from kfm_dagster.ledger.record import NoddWalRecord
+    from kfm_dagster_tests.commands import Call
 
 # No test depends on the clock, and workers share the machine.
 settings.register_profile("kfm", deadline=None)
@@ -256,3 +260,39 @@ def database(database_url: str) -> Iterator[Database]:
     opened = Database.open(database_url)
     yield opened
     opened.dispose()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty KFM_HOME, and a working folder of our own."""
+    unset_settings(monkeypatch)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def call(home: Path, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Run `kfm ...` in this process."""
+    from kfm_dagster_tests.commands import caller
+
+    return caller(capfd)
+
+
+@pytest.fixture
+def ledger(home: Path) -> dict[str, NoddWalRecord]:
+    """A ledger with one unit of each fate, by its status."""
+    from kfm_dagster.ingest.pipeline import Pipeline
+    from kfm_dagster_tests.factories import envelope, failed, finished
+    from kfm_dagster_tests.transactions import own_tx
+
+    pipeline = Pipeline.open(Settings.load())
+    units = [envelope(number) for number in range(3)]
+    ledger = own_tx(pipeline.ledger)
+    ledger.ensure(units)
+    claimed = ledger.claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=2)
+    ledger.settle([finished(claimed[0]), failed(claimed[1])], run_id="run-1")
+    records = ledger.find()
+    pipeline.close()
+    return {record.status: record for record in records}

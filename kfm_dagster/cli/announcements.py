@@ -6,19 +6,15 @@ Does not belong here: the first sending, which runs and the sensor `nodd_ledger`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
 import click
 
 from kfm_dagster.catalog.changes import Follower
-from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
-from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.followers.announcements.announcer import Announcer
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS
@@ -45,7 +41,14 @@ def list_(*, as_json: bool) -> int:
     Example: kfm announcements list --json
     """
     with opened_pipeline(read_only=True) as pipeline:
-        rows = [_row(announcer) for announcer in _announcers(pipeline.followers)]
+        rows: list[dict[str, Any]] = [
+            {
+                "subscription": announcer.subscription.name,
+                "target": str(announcer.subscription.target),
+                **asdict(announcer.store.status(announcer.name)),
+            }
+            for announcer in _announcers(pipeline.followers)
+        ]
     if not rows and not as_json:
         click.echo("nobody subscribes (announcements.yaml)")
         return ExitCode.DONE
@@ -85,7 +88,9 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     with opened_pipeline() as pipeline:
         [announcer] = _announcers(pipeline.followers, subscription)
         if everything:
-            done: dict[str, int] = {"changes": sum(_rebuilt(pipeline.registry, pipeline.following, announcer))}
+            # Of several datasets that write into one collection, its owner's.
+            owners = (contract for contract in pipeline.registry if contract.stac.collection_of is None)
+            done = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
             refused = announcer.store.status(announcer.name).refused
         else:
             taken, refused = announcer.resend()
@@ -94,13 +99,6 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     said = ", ".join(f"{number} {name}" for name, number in {**done, "refused": refused}.items())
     click.echo(json.dumps(shown) if as_json else f"{subscription}: {said}")
     return ExitCode.FINISHED_WITH_FAILURES if refused else ExitCode.DONE
-
-
-def _rebuilt(registry: ContractRegistry, runner: FollowerRunner, announcer: Announcer) -> Iterator[int]:
-    """Have every collection announced again; of several datasets that write into one, its owner's."""
-    for contract in registry:
-        if contract.stac.collection_of is None:
-            yield runner.rebuild(announcer, contract)
 
 
 def _announcers(followers: Iterable[Follower], name: str | None = None) -> list[Announcer]:
@@ -116,10 +114,3 @@ def _announcers(followers: Iterable[Follower], name: str | None = None) -> list[
             next_step="kfm announcements list",
         )
     return [announcers[name]]
-
-
-def _row(announcer: Announcer) -> dict[str, Any]:
-    status = asdict(announcer.store.status(announcer.name))
-    shown = {key: rfc3339(value) if isinstance(value, datetime) else value for key, value in status.items()}
-    subscription = announcer.subscription
-    return {"subscription": subscription.name, "target": str(subscription.target), **shown}

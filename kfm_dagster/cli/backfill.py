@@ -14,9 +14,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from kfm_dagster.cli.completion import BACKFILL, DATASET
+from kfm_dagster.cli.completion import BACKFILL, DATASET, REPLAY
 from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_run_option
-from kfm_dagster.cli.ids import whole_replay_id
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
@@ -116,7 +115,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
             shown = rows if as_json else [row | {"datasets": " ".join(row["datasets"])} for row in rows]
             show_rows(shown, LIST_COLUMNS, as_json=as_json)
             return
-        backfill_id = whole_replay_id(pipeline.database, backfill_id)
+        backfill_id = REPLAY.whole_in(pipeline.database, backfill_id)
         found = find_backfill(pipeline.database, backfill_id)
         days = _follow(pipeline.database, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
         left_out = days_left_out(pipeline.registry, found.datasets, found.run.selection.days[0])
@@ -140,7 +139,7 @@ def cancel(*, backfill_id: str, **given: Any) -> None:
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        backfill_id = find_backfill(pipeline.database, whole_replay_id(pipeline.database, backfill_id)).backfill_id
+        backfill_id = find_backfill(pipeline.database, REPLAY.whole_in(pipeline.database, backfill_id)).backfill_id
         ReplayEngine(pipeline=pipeline).stop(backfill_id, decision)
         ended = find_backfill(pipeline.database, backfill_id)
     click.echo(f"{backfill_id} is stopped, {ended.days_listed} of {_days(ended)} days had been listed")

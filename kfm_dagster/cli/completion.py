@@ -1,11 +1,13 @@
-"""What the shell completes beside commands and options: datasets, error codes, and the ids that the database has.
+"""Names that a person types: what the shell completes, and the id that a prefix stands for.
 
-Belongs here: the types of the arguments and options that name such a thing. Does not belong here: whether what was
-typed in the end exists; each command asks that itself, and says what it expected.
+Belongs here: the types of the arguments and options that name a dataset, an error code or an id. Does not belong here:
+whether what was typed in the end exists, which each command asks itself; when a prefix is enough
+(`contracts/identity.py`); the runs of Dagster (`exports/explanations/explanation.py`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -15,10 +17,13 @@ import click
 from click.shell_completion import CompletionItem
 from sqlalchemy.exc import SQLAlchemyError
 
+from kfm_dagster.contracts.identity import MATCHES_ASKED, whole_id
 from kfm_dagster.errors import KfmError
+from kfm_dagster.storage.database import Database, Transaction
 
 MOST_OFFERED = 50
 """Ids offered at a time: more is not a choice; another character narrows it down."""
+_TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 class Named(click.ParamType[str]):
@@ -39,9 +44,29 @@ class Named(click.ParamType[str]):
         return []
 
 
+class Id(Named):
+    """Text that names an id of the database by its beginning: `query` returns the ids with a `prefix`."""
+
+    def __init__(self, name: str, query: str) -> None:
+        super().__init__(name, partial(_ids, query=query))
+        self.query = query
+
+    def whole(self, tx: Transaction, typed: str) -> str:
+        """Return the id that was meant, or what was typed where there is none. Raises AmbiguousIdError."""
+        if not _TYPED.fullmatch(typed):
+            return typed
+        matches = tx.run(self.query, prefix=typed, limit=MATCHES_ASKED).scalars().all()
+        return whole_id(typed, matches, what=self.name) or typed
+
+    def whole_in(self, database: Database, typed: str) -> str:
+        """Do the same in a snapshot of its own."""
+        with database.snapshot() as tx:
+            return self.whole(tx, typed)
+
+
 def _ids(incomplete: str, *, query: str, beginning: str = "prefix") -> list[str]:
     """Run a statement that returns the ids which begin with what its parameter `beginning` gets."""
-    # Only here: who types a command to the end does not wait for a database.
+    # Only here: who types a command to the end does not wait for what opens a database.
     from kfm_dagster.cli.session import opened_database  # noqa: PLC0415
     from kfm_dagster.settings import Settings  # noqa: PLC0415
 
@@ -69,8 +94,8 @@ def _runs(incomplete: str) -> Iterable[str]:
 DATASET = Named("dataset", _datasets)
 DATASET_OR_ALL = Named("dataset", lambda incomplete: ["all", *_datasets(incomplete)])
 ERROR_CODE = Named("error_code", _error_codes)
-UNIT = Named("wal_id", partial(_ids, query="ids.wal_ids"))
+UNIT = Id("wal_id", "ids.wal_ids")
 RUN = Named("run", _runs)
-REPLAY = Named("replay_id", partial(_ids, query="ids.replay_ids"))
+REPLAY = Id("replay_id", "ids.replay_ids")
 BACKFILL = Named("backfill_id", lambda incomplete: _ids(incomplete or "bf-", query="ids.replay_ids"))
-REJECTED_MESSAGE = Named("message_id", partial(_ids, query="ids.rejected_message_ids"))
+REJECTED_MESSAGE = Id("message_id", "ids.rejected_message_ids")

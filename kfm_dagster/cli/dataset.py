@@ -101,25 +101,19 @@ def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
     known = ContractRegistry.load(Settings.load().contracts_dir)
     registry = ContractRegistry.of([*(one for one in known if one.id != contract.id), contract])
     refuse_orphans(registry)
-    found = None if sample is None else _rehearsed(registry, contract.id, sample)
+    # Only here: most of what an ingest imports.
+    from kfm_dagster.ingest.rehearsal import rehearse  # noqa: PLC0415
+
+    found = None if sample is None else rehearse(registry, contract.id, sample)
     if as_json:
-        click.echo(json.dumps({"id": contract.id, "in_order": True, "sample": found and _as_json(found)}))
+        sample_json = found and {**dataclasses.asdict(found), "is_sound": found.is_sound}
+        click.echo(json.dumps({"id": contract.id, "in_order": True, "sample": sample_json}))
     else:
         unread = "; no object was read: add --sample OBJECT" if found is None else ""
         click.echo(f"{contract.id}: the contract is in order{unread}")
         if found is not None:
             _show(found)
     return ExitCode.DONE if found is None or found.is_sound else ExitCode.FINISHED_WITH_FAILURES
-
-
-def _rehearsed(registry: ContractRegistry, dataset_id: str, sample: Path) -> Rehearsal:
-    from kfm_dagster.ingest.rehearsal import rehearse  # noqa: PLC0415, most of what an ingest imports
-
-    return rehearse(registry, dataset_id, sample)
-
-
-def _as_json(found: Rehearsal) -> dict[str, Any]:
-    return {**dataclasses.asdict(found), "is_sound": found.is_sound}
 
 
 def _show(found: Rehearsal) -> None:

@@ -1,4 +1,4 @@
-"""Decisions on the command line: who decides, why, under which change, and on which units.
+"""Decisions on the command line: who decides, why, under which change, on which units, and a person's confirmation.
 
 Belongs here: what the governing commands share. Does not belong here: what is decided.
 """
@@ -6,20 +6,39 @@ Belongs here: what the governing commands share. Does not belong here: what is d
 from __future__ import annotations
 
 import getpass
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
-from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.cli.completion import UNIT
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX
-from kfm_dagster.errors import KfmError
+from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, UnattributedDecisionError, decision_in
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
+
+confirm_option = click.option("--confirm", is_flag=True, help="Do it without asking; needed where nobody can be asked.")
+
+
+class NotConfirmedError(KfmError):
+    """Nobody is at the terminal to confirm it."""
+
+    exit_code = ExitCode.REFUSED
+
+
+def require_confirmation(question: str, *, confirmed: bool) -> None:
+    """Ask, unless it is confirmed already. Raises NotConfirmedError where nobody can be asked, click.Abort on a no."""
+    if confirmed:
+        return
+    if not sys.stdin.isatty():
+        raise NotConfirmedError(observed=question, expected="--confirm", next_step="look at the plan, add --confirm")
+    click.confirm(question, abort=True, err=True)
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -83,7 +102,7 @@ def actor_of(settings: Settings, actor: str | None) -> str:
 def records_of(ledger: Ledger, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
     """Return the records named by id or prefix, each once. Raises KfmError for one that is not there."""
     found = []
-    for wal_id in dict.fromkeys(whole_wal_id(tx, given) for given in wal_ids):
+    for wal_id in dict.fromkeys(UNIT.whole(tx, given) for given in wal_ids):
         record = ledger.get(wal_id, tx=tx)
         if record is None:
             raise unknown_record(wal_id)

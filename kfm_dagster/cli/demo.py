@@ -1,25 +1,74 @@
-"""`kfm demo`: the whole product on one machine, on sample or on real objects."""
+"""`kfm demo`: the whole product on one machine, on sample or on real objects; `kfm cloud`: its embedded cloud alone."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import threading
+from contextlib import suppress
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cli.files import NewFile, refuse_unwritable_home
 from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.progress_bar import drain_bar
-from kfm_dagster.demo.run import run_demo
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed
+from kfm_dagster.demo.run import DEMO_ENVIRONMENT, run_demo
+from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
 from kfm_dagster.deployment.drain import DrainResult
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
+
+MAX_RECEIVE_COUNT = 5
+"""Receives after which the cloud's queue gives a message up."""
+OUTAGE_BEFORE = timedelta(days=7)
+"""From the days whose messages died to the demo's days, so that no ledger of a demo knows them."""
+
+
+@click.command()
+@click.option(
+    "--outage",
+    is_flag=True,
+    help="Publish two more days first, whose messages stand on the dead-letter queue as after days without a consumer.",
+)
+@click.option("--env-file", type=NewFile(), help="Also write the export lines to this file.")
+def cloud(*, outage: bool, env_file: Path | None) -> None:
+    """Serve S3, SNS and SQS on loopback, with the sample objects announced, until Ctrl-C.
+
+    Prints the variables that point any kfm or AWS command at it; everything is in memory and gone afterwards.
+
+    Example: kfm cloud --outage --env-file cloud.env
+    """
+    settings = Settings.load()
+    registry = ContractRegistry.load(settings.contracts_dir)
+    with EmbeddedCloud(primary_queue=settings.sqs_primary_queue, dlq=settings.sqs_dlq_queue) as servers:
+        servers.provision(registry, max_receive_count=MAX_RECEIVE_COUNT)
+        feed = Feed(servers, registry)
+        if outage:
+            publish_samples(feed, first_day=SAMPLE_DAY - OUTAGE_BEFORE)
+            queue = Queue(servers.client("sqs"), name=servers.primary_queue, threads=settings.receive_threads)
+            # So often, and once more, that the queue's redrive policy gives every message up.
+            for _ in range(MAX_RECEIVE_COUNT + 1):
+                queue.look(queue.depth().visible, budget_seconds=60)
+        publish_samples(feed)
+        variables = {**servers.environment(), **DEMO_ENVIRONMENT}
+        lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items()))
+        if env_file is not None:
+            env_file.write_text(lines, encoding="utf-8")
+        click.echo(lines, nl=False)
+        click.echo("# serving until Ctrl-C", err=True)
+        with suppress(KeyboardInterrupt):  # the way to end it, not a failure
+            threading.Event().wait()
+
 
 MAX_SKIPPED_SHOWN = 20
 COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
@@ -63,62 +112,39 @@ def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, 
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
-        show_result(result, kfm=_typed_for(home))
+        is_default = home.absolute() == Settings.load().home.absolute()
+        show_result(result, kfm="kfm" if is_default else f"KFM_HOME={shlex.quote(str(home))} kfm")
     return ExitCode.FINISHED_WITH_FAILURES if result.unexpected else ExitCode.DONE
-
-
-def _typed_for(home: Path) -> str:
-    """Return how a command that looks at the home is begun."""
-    is_default = home.absolute() == Settings.load().home.absolute()
-    return "kfm" if is_default else f"KFM_HOME={shlex.quote(str(home))} kfm"
 
 
 def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
     """Print what the demo did, by dataset, with what went wrong and what was skipped; `kfm` begins the next command."""
-    console = Console(highlight=False)
-    console.print(_table(result))
+    rows = [{"dataset": dataset, **counts} for dataset, counts in result.datasets.items() if any(counts.values())]
+    show_rows(rows, ("dataset", *COUNTS))
     if result.earlier:
         before = counted(result.earlier, "message")
-        console.print(
-            f"all that this home has ever taken in is counted; {before} came before this demo", soft_wrap=True
-        )
-    console.print(_messages(result, kfm), soft_wrap=True, markup=False)
+        click.echo(f"all that this home has ever taken in is counted; {before} came before this demo")
+    click.echo(_messages(result, kfm))
     if result.failing:
-        console.print(f"in quarantine ({kfm} quarantine list):", soft_wrap=True, markup=False)
+        click.echo(f"in quarantine ({kfm} quarantine list):")
     for failing in result.failing:
-        console.print(f"  {failing}", soft_wrap=True, markup=False)
+        click.echo(f"  {failing}")
     for name, why in islice(result.skipped.items(), MAX_SKIPPED_SHOWN):
-        console.print(f"  skipped {name}: {why}", soft_wrap=True, markup=False)
+        click.echo(f"  skipped {name}: {why}")
     if (more := len(result.skipped) - MAX_SKIPPED_SHOWN) > 0:
-        console.print(f"  and {more} files more were skipped; --json names them all")
-    console.print(_ends(result), soft_wrap=True)
-    for line in result.unexpected[:MAX_SKIPPED_SHOWN]:
-        console.print(f"  {line}", soft_wrap=True, markup=False)
-    console.print(f"catalog   {result.catalog}/catalog.json", soft_wrap=True, markup=False)
-    console.print(f"lineage   {result.lineage}", soft_wrap=True, markup=False)
-    console.print(f"database  {result.database}", soft_wrap=True, markup=False)
-    console.print(f"next      {kfm} status; {kfm} ui (make ui)", soft_wrap=True, markup=False)
-    console.print(f"{result.seconds:.0f} s")
-
-
-def _table(result: DrainResult) -> Table:
-    """Return a row for each dataset of which something came."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("dataset", no_wrap=True)
-    for name in COUNTS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for dataset, counts in result.datasets.items():
-        if any(counts.values()):
-            table.add_row(dataset, *(str(counts[name]) for name in COUNTS))
-    return table
-
-
-def _ends(result: DrainResult) -> str:
-    """Say whether every object that was published ended as it had to."""
+        click.echo(f"  and {more} files more were skipped; --json names them all")
     published = f"{counted(result.published, 'object')} published"
-    if not result.unexpected:
-        return f"as expected: every one of {published} is in the catalog, or in quarantine as it has to be"
-    return f"NOT as expected, of {published}:"
+    if result.unexpected:
+        click.echo(f"NOT as expected, of {published}:")
+    else:
+        click.echo(f"as expected: every one of {published} is in the catalog, or in quarantine as it has to be")
+    for line in result.unexpected[:MAX_SKIPPED_SHOWN]:
+        click.echo(f"  {line}")
+    click.echo(f"catalog   {result.catalog}/catalog.json")
+    click.echo(f"lineage   {result.lineage}")
+    click.echo(f"database  {result.database}")
+    click.echo(f"next      {kfm} status; {kfm} ui (make ui)")
+    click.echo(f"{result.seconds:.0f} s")
 
 
 def _messages(result: DrainResult, kfm: str) -> str:

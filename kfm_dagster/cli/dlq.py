@@ -15,10 +15,15 @@ import click
 from rich.console import Console
 
 from kfm_dagster.cli.completion import DATASET, ERROR_CODE
-from kfm_dagster.cli.confirm import confirm_option, require_confirmation
-from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_run_option
+from kfm_dagster.cli.decision_options import (
+    confirm_option,
+    decision_of,
+    decision_options,
+    dry_run_option,
+    require_confirmation,
+)
+from kfm_dagster.cli.filter_options import option_group
 from kfm_dagster.cli.numbers import COUNT, POSITIVE
-from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows

@@ -1,16 +1,17 @@
-"""Commands that list a view, and the options of its filter. Does not belong here: how a table looks (`tables.py`)."""
+"""Commands that list a view, the options of its filter, and options that a command gets as one value.
+
+Does not belong here: how a table looks (`tables.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
 import click
 
 from kfm_dagster.cli.completion import DATASET, ERROR_CODE, REJECTED_MESSAGE, UNIT
-from kfm_dagster.cli.ids import whole_wal_id
-from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.filters import Filter, OfDataset
@@ -46,7 +47,7 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
             with opened_pipeline(read_only=True) as pipeline:
                 if wal_id := getattr(wanted, "wal_id", None):
                     with pipeline.database.snapshot() as tx:
-                        wanted = wanted.model_copy(update={"wal_id": whole_wal_id(tx, wal_id)})
+                        wanted = wanted.model_copy(update={"wal_id": UNIT.whole(tx, wal_id)})
                 rows = view.query(pipeline, wanted, None, limit + 1).rows
             show_rows(rows[:limit], view.columns, as_json=as_json)
             if len(rows) > limit:
@@ -83,3 +84,27 @@ def _option(name: str, schema: Mapping[str, Any]) -> Callable[[Any], Any]:
     if schema["type"] == "integer":
         return option(type=click.IntRange(schema["minimum"], schema["maximum"]))
     return option(type=_COMPLETED.get(name))
+
+
+def option_group(
+    command: Callable[..., Any],
+    options: Sequence[Callable[[Any], Any]],
+    name: str,
+    value_of: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Give a command options that it gets as one value, made by `value_of` of what they say."""
+
+    def bare() -> None: ...
+
+    for option in options:
+        option(bare)
+    names = [str(parameter.name) for parameter in getattr(bare, "__click_params__", ())]
+
+    @wraps(command)
+    def grouped(**arguments: Any) -> Any:
+        given = {each: arguments.pop(each) for each in names}
+        return command(**{name: value_of(**given)}, **arguments)
+
+    for option in reversed(options):
+        option(grouped)
+    return grouped

@@ -13,7 +13,7 @@ from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.filter_options import filter_options, rows_as_json
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
-from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
+from kfm_dagster.exports.atomic_files import write_document
 from kfm_dagster.exports.gap_picture import OPENING, draw, gap_picture
 from kfm_dagster.ledger.arrivals import arrival_times
 from kfm_dagster.views.feeds import GAPS, GapFilter
@@ -51,17 +51,12 @@ def gaps(*, wanted: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, 
             return
         page = GAPS.query(pipeline, wanted, None, MOST_GAPS)
         if svg is not None:
-            _write(pipeline, svg, dataset, wanted.days)
+            picture = draw(gap_picture(pipeline, days=wanted.days, dataset=dataset))
+            write_document(svg, picture, opening=OPENING, option="--svg")
         followed = {feed.dataset for feed in pipeline.gaps.feeds()}
     show_rows(page.rows, (*GAPS.columns, *(CLOSING if wanted.closed else ())), as_json=as_json)
     if not page.rows and not (followed if dataset is None else followed & {dataset}):
         click.echo(UNFOLLOWED, err=True)
-
-
-def _write(parts: Parts, svg: Path, dataset: str | None, days: int) -> None:
-    document = draw(gap_picture(parts, days=days, dataset=dataset))
-    with atomic_files(svg.parent, [ExportFile(name=svg.name, opening=OPENING)], option="--svg") as [file]:
-        file.write(document.removeprefix(OPENING.decode()).encode())
 
 
 def _arrivals(parts: Parts, dataset: str | None, days: int, *, by_lead: bool) -> Sequence[dict[str, Any]]:

@@ -18,9 +18,10 @@ import signal
 import sys
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata
 from importlib.abc import InspectLoader
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
@@ -113,14 +114,14 @@ COMMANDS = {
     "announcements": Lazy("kfm_dagster.cli.announcements:announcements"),
     "backfill": Lazy("kfm_dagster.cli.backfill:backfill"),
     "clock": Lazy("kfm_dagster.cli.clock:clock"),
-    "cloud": Lazy("kfm_dagster.cli.cloud:cloud"),
+    "cloud": Lazy("kfm_dagster.cli.demo:cloud"),
     "console": Lazy("kfm_dagster.cli.console:console"),
     "dataset": Lazy("kfm_dagster.cli.dataset:dataset"),
     "demo": Lazy("kfm_dagster.cli.demo:demo"),
     "discard": Lazy("kfm_dagster.cli.quarantine:discard"),
     "dlq": Lazy("kfm_dagster.cli.dlq:dlq"),
     "doctor": Lazy("kfm_dagster.cli.doctor:doctor"),
-    "drain": Lazy("kfm_dagster.cli.drain:drain"),
+    "drain": Lazy("kfm_dagster.cli.worker:drain"),
     "explain": Lazy("kfm_dagster.cli.explain:explain"),
     "export": Lazy("kfm_dagster.cli.export:export"),
     "gaps": Lazy("kfm_dagster.cli.gaps:gaps"),
@@ -190,14 +191,17 @@ def nodd_replay() -> None:
     main(command=COMMANDS["replay"].load(), name="nodd-replay")
 
 
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
+def stopped_by_signals() -> AbstractContextManager[None]:
     """Let SIGTERM and a closed terminal stop the children too, as Ctrl-C does: they would outlive this process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        # What is ignored stays so: nohup ignores SIGHUP on purpose.
-        if handler is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+    # What is ignored stays so: nohup ignores SIGHUP on purpose.
+    unhandled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    return signals_handled(dict.fromkeys(unhandled, signal.default_int_handler))
+
+
+@contextmanager
+def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object]]) -> Iterator[None]:
+    """Handle signals until the block ends."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

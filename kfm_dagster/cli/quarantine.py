@@ -25,7 +25,6 @@ from kfm_dagster.cli.decision_options import (
     unknown_record,
 )
 from kfm_dagster.cli.filter_options import lists
-from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
@@ -112,7 +111,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
     """
     with opened_pipeline(read_only=True) as pipeline:
         with pipeline.database.snapshot() as tx:
-            wal_id = whole_wal_id(tx, wal_id)
+            wal_id = UNIT.whole(tx, wal_id)
             if pipeline.ledger.get(wal_id, tx=tx) is None:
                 raise unknown_record(wal_id)
             known = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id, tx=tx)

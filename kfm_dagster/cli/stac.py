@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -36,10 +36,9 @@ def stac() -> None:
     """
 
 
-def _collections(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--collection", "collections", multiple=True, metavar="ID", help="This one alone; may be repeated."
-    )(command)
+_collections = click.option(
+    "--collection", "collections", multiple=True, metavar="ID", help="This one alone; may be repeated."
+)
 
 
 @stac.command()

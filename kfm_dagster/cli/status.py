@@ -9,7 +9,7 @@ import click
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows, show_section
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
+from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.views.view import json_row
 
@@ -20,12 +20,12 @@ UNIT_COLUMNS = ("dataset", *Status)
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def status(*, as_json: bool) -> int:
-    """Show what waits for somebody, with the command that helps, and how many units stand where.
+    """Show what needs attention, with the command that helps, and units by dataset and status.
 
     What is to be known, but goes on by itself or was decided so, comes below. Whether queue, clock, stores and daemon
     are sound is kfm doctor's to say.
 
-    Exit code 4 when something waits for somebody, else 0.
+    Exit code 4 when something needs attention, else 0.
 
     Example: kfm status
     """
@@ -34,16 +34,9 @@ def status(*, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(json_row(found)))
     else:
-        click.echo(_headline(found))
+        click.echo(found.headline)
         if found.matters:
             show_rows(found.matters, MATTER_COLUMNS)
         units = [{"dataset": name, **counts} for name, counts in found.units.items()]
         show_section("units", units, UNIT_COLUMNS)
     return ExitCode.DONE if found.well else ExitCode.FINISHED_WITH_FAILURES
-
-
-def _headline(found: DeploymentStatus) -> str:
-    urgent = sum(matter.urgency is Urgency.NOW for matter in found.matters)
-    if not urgent:
-        return "nothing waits for anybody"
-    return "one thing waits for somebody" if urgent == 1 else f"{urgent} things wait for somebody"

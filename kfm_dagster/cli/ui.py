@@ -6,10 +6,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from datetime import date
 
 import click
 from rich.console import Console
@@ -55,13 +52,21 @@ def ui(*, port: int, cloud: str) -> None:
     registry = read_configuration(settings).registry
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
+    hints: list[str] = []
     with ExitStack() as stack:
         console_port = free_console_port(port)
         own = addresses(settings, port=port, console_port=console_port)
         if cloud == "embedded":
-            served = _serve_samples(stack, settings, registry)
+            page = f"http://127.0.0.1:{port}/locations/kfm_dagster/jobs/ingest"
+            hints = _serve_samples(stack, settings, registry, page)
             if settings.console_tokens is None:
-                own["KFM_CONSOLE_TOKENS"] = served.token
+                # The names of KFM_CONSOLE_TOKENS have no other signs.
+                name, secret = (
+                    re.sub(r"[^\w.@-]", "_", actor_of(settings, None), flags=re.ASCII)[:80],
+                    secrets.token_urlsafe(18),
+                )
+                own["KFM_CONSOLE_TOKENS"] = f"{name}={secret}"
+                hints.insert(0, f"  to decide there, sign in as {name} with the token {secret}")
         else:
             preflight(settings, connect(settings).depth)
             with closing(Pipeline.open(settings)) as pipeline:
@@ -72,8 +77,8 @@ def ui(*, port: int, cloud: str) -> None:
         )
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
         console.print(f"the console, which says why a unit failed: {deployment.console_url}", soft_wrap=True)
-        if cloud == "embedded":
-            _say_how(console, deployment, served, token=own.get("KFM_CONSOLE_TOKENS"))
+        for line in hints:
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
         while True:
             time.sleep(1)
             deployment.tend()
@@ -85,35 +90,11 @@ def addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, 
     return own if settings.console_url else own | {"KFM_CONSOLE_URL": f"http://127.0.0.1:{console_port}"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Served:
-    """The demo's objects: their first day, the commands that mend the spoilt ones, and NAME=TOKEN of who may decide."""
+def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegistry, page: str) -> list[str]:
+    """Serve the demo's objects until the stack is left; no message announces them.
 
-    day: date
-    mending: Sequence[str]
-    token: str
-
-
-def _say_how(console: Console, deployment: Deployment, served: _Served, *, token: str | None) -> None:
-    """Say what is done with the demo's objects, as lines to copy."""
-
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-    if token is not None:
-        name, _, secret = token.partition("=")
-        say(f"  to decide there, sign in as {name} with the token {secret}")
-    say(f"the sample objects are of {served.day} and the day after; to ingest them by hand:")
-    # A partition in the address is chosen already when the dialog opens.
-    day = f"{deployment.url}/locations/kfm_dagster/jobs/ingest?partition={served.day}"
-    say(f'  {day} > "Materialize all" > "Launch 1 run"')
-    say("some are spoilt on purpose; to mend one as its provider would, write it whole, then release its unit:")
-    for command in served.mending:
-        say(f"  {command}")
-
-
-def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegistry) -> _Served:
-    """Serve the demo's objects until the stack is left; no message announces them."""
+    Return what a person does with them, as lines to copy; `page` is where Dagster launches a partition.
+    """
     # Of the extra `demo`, which a deployment over AWS does not need.
     from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
     from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
@@ -130,16 +111,13 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     with closing(Pipeline.open(settings)) as pipeline:
         hold_roots(pipeline.settings, pipeline.database)
         begin_with(pipeline.window, SAMPLE_DAY)
-    return _Served(
-        day=SAMPLE_DAY,
-        mending=list(mending_commands(servers, settings.home / "samples")),
-        token=f"{_token_name(settings)}={secrets.token_urlsafe(18)}",
-    )
-
-
-def _token_name(settings: Settings) -> str:
-    """Return who decides on this machine, in signs that a name of KFM_CONSOLE_TOKENS may have."""
-    return re.sub(r"[^\w.@-]", "_", actor_of(settings, None), flags=re.ASCII)[:80]
+    return [
+        f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",
+        # A partition in the address is chosen already when the dialog opens.
+        f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
+        "some are spoilt on purpose; to mend one as its provider would, write it whole, then release its unit:",
+        *(f"  {command}" for command in mending_commands(servers, settings.home / "samples")),
+    ]
 
 
 def _refuse_taken(port: int) -> None:

@@ -12,9 +12,9 @@ from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
+from kfm_dagster.exports.atomic_files import write_document
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
-from kfm_dagster.exports.validation_page import BY_DAY, OPENING, figure, report_tables, validation_page
+from kfm_dagster.exports.validation_tables import BY_DAY, figure, report_tables
 from kfm_dagster.stages.gates.verdict import OnFailure
 
 SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "retry_count", "Q_res", "p_dim")
@@ -37,8 +37,10 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     with opened_pipeline(read_only=True) as pipeline:
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
     if html is not None:
-        with atomic_files(html.parent, [ExportFile(name=html.name, opening=OPENING)], option="--html") as [file]:
-            file.write(validation_page(report).removeprefix(OPENING.decode()).encode())
+        # Only here: a terminal needs no templates.
+        from kfm_dagster.console.pages import REPORT_OPENING, validation_page  # noqa: PLC0415
+
+        write_document(html, validation_page(report), opening=REPORT_OPENING, option="--html")
     if as_json:
         click.echo(json.dumps(report))
     else:

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import click
 
-from kfm_dagster.cli.completion import UNIT
+from kfm_dagster.cli.completion import REJECTED_MESSAGE, UNIT
 from kfm_dagster.cli.decision_options import unknown_record
 from kfm_dagster.cli.filter_options import filter_options, limit_option, lists, require_dataset, rows_as_json
-from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.exports.explanations.unit_history import unit_history
@@ -65,7 +64,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
     """
     with opened_pipeline(read_only=True) as pipeline:
         with pipeline.database.snapshot() as tx:
-            record = pipeline.ledger.get(whole_wal_id(tx, wal_id), tx=tx)
+            record = pipeline.ledger.get(UNIT.whole(tx, wal_id), tx=tx)
         if record is None:
             raise unknown_record(wal_id)
         history = json_row(unit_history(pipeline, record))
@@ -87,7 +86,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
     Example: kfm wal history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline, pipeline.database.snapshot() as tx:
-        rows = pipeline.ledger.history(whole_wal_id(tx, wal_id), tx=tx)
+        rows = pipeline.ledger.history(UNIT.whole(tx, wal_id), tx=tx)
     if not rows:
         raise unknown_record(wal_id)
     show_rows(rows, HISTORY_COLUMNS, as_json=as_json)
@@ -129,7 +128,7 @@ def rejected(*, wanted: RejectionFilter, body: bool, limit: int, as_json: bool) 
         raise click.UsageError("--body prints one message: name it with --message ID")
     with opened_pipeline(read_only=True) as pipeline:
         if body and wanted.message is not None:
-            message_id = whole_rejected_message_id(pipeline.database, wanted.message)
+            message_id = REJECTED_MESSAGE.whole_in(pipeline.database, wanted.message)
             click.echo(rejected_message(pipeline.deliveries, pipeline.landing, message_id))
             return
         page = REJECTIONS.query(pipeline, wanted, None, limit)

@@ -27,8 +27,12 @@ def routes(pipeline: Pipeline) -> list[BaseRoute]:
     """Return the routes of the API over a pipeline."""
 
     def endpoint(path: str) -> Callable[[Request], Response]:
+        known = [name for name in PATHS[path].parameters if f"{{{name}}}" not in path]
+
         def answered(request: Request) -> Response:
-            answer = PATHS[path].answer(pipeline, _given(request, path) | request.path_params)
+            values = given(request.query_params.multi_items(), known=known)
+            values = {name: value for name, value in values.items() if value}
+            answer = PATHS[path].answer(pipeline, values | request.path_params)
             return Response(json.dumps(answer), media_type=JSON)
 
         return answered
@@ -42,13 +46,6 @@ def routes(pipeline: Pipeline) -> list[BaseRoute]:
     # Starlette's own pattern ends at a line break, and such a path would get the console's answer.
     mount.path_regex = re.compile(rf"^{BASE}/(?P<path>.*)$", re.DOTALL)
     return [mount]
-
-
-def _given(request: Request, path: str) -> dict[str, str]:
-    """Return the parameters with a value. Raises BadRequestError for one that is unknown, or given twice."""
-    known = [name for name in PATHS[path].parameters if f"{{{name}}}" not in path]
-    found = given(request.query_params.multi_items(), known=known)
-    return {name: value for name, value in found.items() if value}
 
 
 def _problem(request: Request, status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:

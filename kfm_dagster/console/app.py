@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from http import HTTPStatus
 
-from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -32,7 +31,7 @@ from kfm_dagster.console.requests import REFUSALS, is_page, refusal, whole_numbe
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
-from kfm_dagster.exports.validation_page import report_sections, report_span
+from kfm_dagster.exports.validation_tables import report_span, report_tables
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.web_guard import WebGuard
 
@@ -75,8 +74,8 @@ def console_app(
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
         if not as_page:
             return Response(json.dumps(report), media_type=JSON)
-        sections = Markup(report_sections(report))  # noqa: S704, it has escaped what it holds
-        return pages.page(request, "validation.html", sections=sections, span=report_span(report), days=days)
+        tables, span = report_tables(report), report_span(report)
+        return pages.page(request, "validation.html", report=report, tables=tables, span=span, days=days)
 
     def metrics(_: Request) -> Response:
         return Response(exposition(pipeline, depths()), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -19,6 +19,7 @@ from kfm_dagster import __version__
 from kfm_dagster.console.operations import OPERATIONS, Operation
 from kfm_dagster.console.requests import REFUSALS, refusal
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.views.view import View
 
 MOST_ROWS = 50
 """Rows of a page: an assistant reads every word of it."""
@@ -43,7 +44,7 @@ def mcp_server(pipeline: Pipeline) -> MCPServer:
     return server
 
 
-def _tool(pipeline: Pipeline, operation: Operation) -> Callable[..., dict[str, Any]]:
+def _tool(pipeline: Pipeline, operation: View | Operation) -> Callable[..., dict[str, Any]]:
     """Return an operation as a function of its parameters; one without text is absent.
 
     Its ToolErrors have words for the assistant.

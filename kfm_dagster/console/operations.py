@@ -64,34 +64,15 @@ class Problem(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """One question: a GET below BASE where it has a `path`, a tool where it has the name of one.
+    """A question whose answer is one `row`: a GET below BASE with a `path`, a tool of assistants with its name."""
 
-    `rows` is the model of the answer's list under `key`; without a key the answer is one of them.
-    """
-
-    name: str
+    operation: str
     summary: str
     answer: Callable[[Pipeline, Mapping[str, str]], dict[str, Any]]
-    rows: Any
+    row: Any
     path: str | None = None
     tool: str | None = None
-    key: str | None = None
-    end: str | None = None
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-def _of_view(view: View) -> Operation:
-    return Operation(
-        name=view.operation,
-        summary=view.summary,
-        answer=view.answer,
-        rows=view.row,
-        path=f"/{view.name}",
-        tool=view.tool,
-        key=view.name,
-        end=view.end,
-        parameters=view.parameters(),
-    )
 
 
 def _unit(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
@@ -125,47 +106,47 @@ def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWal
 
 
 _WAL_ID = {"wal_id": {"type": "string", "format": "uuid", "description": "Id of the unit, a UUID."}}
-OPERATIONS: Sequence[Operation] = (
-    *map(_of_view, (UNITS, FAILURES, GAPS, REJECTIONS, ALERTS, DATASETS)),
+OPERATIONS: Sequence[View | Operation] = (
+    *(UNITS, FAILURES, GAPS, REJECTIONS, ALERTS, DATASETS),
     Operation(
-        name="explainUnit",
+        operation="explainUnit",
         summary="One unit: record, issues, versions, lease, quarantine cases, decisions and every change.",
         answer=_unit,
-        rows=Record,
+        row=Record,
         path="/units/{wal_id}",
         tool="explain_unit",
         parameters=_WAL_ID,
     ),
     Operation(
-        name="getItem",
+        operation="getItem",
         summary="The STAC Item that the catalog has of a unit.",
         answer=item,
-        rows=dict[str, Any],
+        row=dict[str, Any],
         tool="item",
         parameters=_WAL_ID,
     ),
     Operation(
-        name="getStatus",
+        operation="getStatus",
         summary="What needs attention, with the command that helps, and units by dataset and status.",
         answer=lambda pipeline, _: json_row(deployment_status(pipeline)),
-        rows=DeploymentStatus,
+        row=DeploymentStatus,
         path="/status",
         tool="deployment_status",
     ),
     Operation(
-        name="getOpenapi",
+        operation="getOpenapi",
         summary="This document.",
         answer=lambda *_: document(),
-        rows=dict[str, Any],
+        row=dict[str, Any],
         path="/openapi.json",
     ),
 )
-PATHS: Mapping[str, Operation] = {operation.path: operation for operation in OPERATIONS if operation.path}
+PATHS: Mapping[str, View | Operation] = {operation.path: operation for operation in OPERATIONS if operation.path}
 
 
 def document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document."""
-    models = {path: operation.rows for path, operation in PATHS.items()} | {"": Problem}
+    models = {path: operation.row for path, operation in PATHS.items()} | {"": Problem}
     answers, shared = TypeAdapter.json_schemas(
         [(path, "serialization", TypeAdapter(model)) for path, model in models.items()], ref_template=_REFERENCE
     )
@@ -189,7 +170,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, row: Mapping[str, Any]) -> dict[str, Any]:
+def _described(operation: View | Operation, row: Mapping[str, Any]) -> dict[str, Any]:
     problem = {"application/problem+json": {"schema": {"$ref": _REFERENCE.format(model="Problem")}}}
     parameters = []
     for name, given in operation.parameters.items():
@@ -198,7 +179,7 @@ def _described(operation: Operation, row: Mapping[str, Any]) -> dict[str, Any]:
         place: dict[str, Any] = {"in": "path", "required": True} if in_path else {"in": "query"}
         parameters.append({"name": name, **place, "description": given["description"], "schema": schema})
     return {
-        "operationId": operation.name,
+        "operationId": operation.operation,
         "summary": operation.summary,
         "parameters": parameters,
         "responses": {
@@ -208,10 +189,10 @@ def _described(operation: Operation, row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answer(operation: Operation, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    if operation.key is None:
+def _answer(operation: View | Operation, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(operation, Operation):
         return row
-    members: dict[str, Any] = {operation.key: {"type": "array", "items": row}}
+    members: dict[str, Any] = {operation.name: {"type": "array", "items": row}}
     ends = {"next": {"type": ["string", "null"]}, "complete": {"type": "boolean"}}
     members |= {name: schema for name, schema in ends.items() if name == operation.end}
     return {"type": "object", "properties": members, "required": list(members)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from kfm_dagster.console.pages import Pages, duration, query_of
 from kfm_dagster.console.requests import is_page
 from kfm_dagster.drawing.footprints import draw as draw_footprints
 from kfm_dagster.drawing.map_ground import Size
-from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
+from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
@@ -41,16 +40,6 @@ MOST_MATTERS = 12
 ITEMS_OF_A_DATASET = 20
 """Newest Items on the map: one scan of a satellite, or the last minutes of a radar network."""
 _MAP = Size(width=640, min_height=260, max_height=360, lines=10)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
-    """A number on the front page, and where its units are."""
-
-    name: str
-    value: str
-    kind: str = ""
-    path: str | None = None
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
@@ -119,23 +108,20 @@ def _tiles(
     depths: Mapping[str, int],
     oldest: datetime | None,
     settings: Settings,
-) -> Iterator[Tile]:
+) -> Iterator[dict[str, str | None]]:
+    """Yield the numbers of the front page, each with the page of what it counts."""
     for status in (Status.QUARANTINED, Status.FAILED):
         units = counts[status]
-        yield Tile(
-            name=status.value, value=f"{units:,}", kind="bad" if units else "good", path=f"/units?status={status}"
-        )
-    yield Tile(name="oldest waiting", value=_age(oldest, found.at), path="/units?status=pending")
+        kind = "bad" if units else "good"
+        yield {"name": status.value, "value": f"{units:,}", "kind": kind, "path": f"/units?status={status}"}
+    age = "none" if oldest is None else duration(max(found.at - oldest, timedelta(0)))
+    yield {"name": "oldest waiting", "value": age, "path": "/units?status=pending"}
     for name, queue, path in (
         ("queue", settings.sqs_primary_queue, None),
         ("dead letters", settings.sqs_dlq_queue, "/rejected#dead"),
     ):
         depth = depths.get(queue)
         kind = "bad" if depth and queue == settings.sqs_dlq_queue else ""
-        yield Tile(name=name, value="not known" if depth is None else f"{depth:,}", kind=kind, path=path)
-    urgent = sum(matter.urgency is Urgency.NOW for matter in found.matters)
-    yield Tile(name="to be done", value=str(urgent), kind="bad" if urgent else "good", path="#matters")
-
-
-def _age(since: datetime | None, at: datetime) -> str:
-    return "none" if since is None else duration(max(at - since, timedelta(0)))
+        yield {"name": name, "value": "not known" if depth is None else f"{depth:,}", "kind": kind, "path": path}
+    kind = "good" if found.well else "bad"
+    yield {"name": "to be done", "value": str(found.urgent), "kind": kind, "path": "#matters"}

@@ -25,6 +25,7 @@ from starlette.routing import Route
 from kfm_dagster.console.requests import BadRequestError, given, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
+from kfm_dagster.exports.validation_tables import figure, report_span, report_tables
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment
@@ -106,6 +107,7 @@ NAVIGATION: Sequence[tuple[str, str]] = (
     ("/validate", "Validation"),
 )
 STATIC: Mapping[str, str] = {"console.css": "text/css", "icon.svg": "image/svg+xml"}
+REPORT_OPENING = b'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Validation, '
 _LIVE = "live"
 
 
@@ -217,6 +219,12 @@ def row_id(request: Request, name: str) -> int:
     return whole_number(name, str(request.path_params[name]))
 
 
+def validation_page(report: Mapping[str, Any]) -> str:
+    """Return the report of `validate_report` as one page that makes no request; it begins with REPORT_OPENING."""
+    tables, span = report_tables(report), report_span(report)
+    return _TEMPLATES.get_template("report.html").render(report=report, tables=tables, span=span)
+
+
 def with_query(request: Request, **changes: str | None) -> str:
     """Return this page's address with some parameters changed; None takes one away."""
     kept = [(name, value) for name, value in request.query_params.multi_items() if name not in changes and value]
@@ -257,6 +265,7 @@ _TEMPLATES.filters |= {
     "cell": cell,
     "counted": counted,
     "duration": duration,
+    "figure": figure,
     "heading": heading,
     "number": "{:,}".format,
     "query": urlencode,

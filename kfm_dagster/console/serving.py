@@ -54,13 +54,13 @@ class QueueWatch:
         self._ask(settings.sqs_dlq_queue, lambda: self._pipeline.dead_letters.depth().total)
 
     @contextmanager
-    def watching(self, *, seconds: float = EVERY_SECONDS) -> Iterator[None]:
-        """Look at once and every so many seconds until the block ends, which waits for no queue."""
+    def watching(self) -> Iterator[None]:
+        """Look at once and every EVERY_SECONDS until the block ends, which waits for no queue."""
         over = threading.Event()
 
         def keep() -> None:
             self.look()
-            while not over.wait(seconds):
+            while not over.wait(EVERY_SECONDS):
                 self.look()
 
         threading.Thread(target=keep, name="queue-watch", daemon=True).start()

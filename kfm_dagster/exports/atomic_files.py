@@ -64,6 +64,12 @@ def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--
         ) from error
 
 
+def write_document(path: Path, text: str, *, opening: bytes, option: str = "--out") -> None:
+    """Write one text, which begins with `opening`, as `atomic_files` does."""
+    with atomic_files(path.parent, [ExportFile(name=path.name, opening=opening)], option=option) as [file]:
+        file.write(text.encode().removeprefix(opening))
+
+
 def _refuse_foreign(path: Path, opening: bytes, option: str) -> None:
     if (path.is_symlink() or path.exists()) and not begins_with(path, opening):
         raise ForeignFileError(

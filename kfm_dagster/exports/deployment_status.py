@@ -1,4 +1,4 @@
-"""How a deployment is: what waits for somebody, what to do about it, and where the units are. Only reads.
+"""How a deployment is: what needs attention, what to do about it, and where the units are. Only reads.
 
 Belongs here: gathering that from the database. Does not belong here: a terminal's tables (`cli/status.py`), how the
 stages went (`validation.py`), or whether queue, clock and stores are sound (`deployment/doctor`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import Any
@@ -40,7 +40,7 @@ MOST_REJECTED = 1_000
 
 @unique
 class Urgency(StrEnum):
-    """Whether a matter waits for somebody."""
+    """Whether a matter needs attention."""
 
     NOW = "now"
     """Nothing goes on with it unless somebody acts."""
@@ -52,9 +52,9 @@ class Urgency(StrEnum):
 class Matter:
     """One thing to act on, or to know of: `next_step` is a command, `path` the console's page of it."""
 
-    urgency: Urgency
+    urgency: Urgency = Urgency.NOW
     what: str
-    since: datetime | None
+    since: datetime | None = None
     next_step: str
     path: str | None = None
 
@@ -64,13 +64,21 @@ class DeploymentStatus:
     """`units` counts by dataset and status, every status; `matters` has the urgent ones first, then the oldest."""
 
     at: datetime
-    well: bool = field(init=False)
-    """Whether nothing waits for a person."""
+    well: bool
+    """Whether nothing needs attention."""
     matters: Sequence[Matter]
     units: Mapping[str, Mapping[Status, int]]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "well", not any(matter.urgency is Urgency.NOW for matter in self.matters))
+    @property
+    def urgent(self) -> int:
+        """How many matters need attention now."""
+        return sum(matter.urgency is Urgency.NOW for matter in self.matters)
+
+    @property
+    def headline(self) -> str:
+        """Whether all is well, in words."""
+        needs = f"{counted(self.urgent, 'item')} need{'s' if self.urgent == 1 else ''} attention"
+        return "nothing needs attention" if self.well else needs
 
 
 def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
@@ -84,7 +92,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
         busy = {dataset for dataset, counts in units.items() if counts[Status.IN_PROGRESS]}
         matters = [
             *map(_of_failing, failing),
-            *(_of_waiting(one, at) for one in pending if _is_late(one, at=at, busy=busy, off=off)),
+            *_of_waiting(pending, at, busy=busy, off=off),
             *map(_of_switch, off.values()),
             *map(_of_proposal, pipeline.ledger.review.waiting(tx=view)),
             *map(_of_alert, AlertStore(pipeline.database, clock=pipeline.clock).listed()),
@@ -95,7 +103,8 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
             *_of_rejections(pipeline.deliveries.rejected(limit=MOST_REJECTED), at),
         ]
     order = sorted(matters, key=lambda one: (one.urgency is not Urgency.NOW, one.since or at, one.what))
-    return DeploymentStatus(at=at, units=units, matters=order)
+    is_well = all(matter.urgency is not Urgency.NOW for matter in order)
+    return DeploymentStatus(at=at, well=is_well, units=units, matters=order)
 
 
 def _of_failing(group: FailingUnits) -> Matter:
@@ -103,7 +112,7 @@ def _of_failing(group: FailingUnits) -> Matter:
     path = f"/units?dataset={group.dataset}&status={group.status}&code={group.code}"
     if group.status is Status.QUARANTINED:
         command = f"kfm quarantine list --dataset {group.dataset}"
-        return Matter(urgency=Urgency.NOW, what=what, since=group.first_at, next_step=command, path=path)
+        return Matter(what=what, since=group.first_at, next_step=command, path=path)
     stays = group.units - group.retried
     return Matter(
         urgency=Urgency.NOW if stays else Urgency.KNOW,
@@ -114,20 +123,19 @@ def _of_failing(group: FailingUnits) -> Matter:
     )
 
 
-def _is_late(one: Any, *, at: datetime, busy: set[str], off: Mapping[str, KillSwitch]) -> bool:
-    return at - one.oldest_at > LATE and one.dataset not in busy and not off.keys() & {one.dataset, EVERY_DATASET}
-
-
-def _of_waiting(one: Any, at: datetime) -> Matter:
-    waited = int((at - one.oldest_at).total_seconds() // 60)
-    return Matter(
-        urgency=Urgency.NOW,
-        what=f"{counted(one.units, 'unit')} of {one.dataset} pending, the oldest for {counted(waited, 'minute')}, and "
-        "no run works on any",
-        since=one.oldest_at,
-        next_step="kfm doctor",
-        path=f"/units?dataset={one.dataset}&status=pending",
-    )
+def _of_waiting(
+    pending: Iterable[Any], at: datetime, *, busy: set[str], off: Mapping[str, KillSwitch]
+) -> Iterator[Matter]:
+    for one in pending:
+        if at - one.oldest_at > LATE and one.dataset not in busy and not off.keys() & {one.dataset, EVERY_DATASET}:
+            waited = int((at - one.oldest_at).total_seconds() // 60)
+            yield Matter(
+                what=f"{counted(one.units, 'unit')} of {one.dataset} pending, the oldest for "
+                f"{counted(waited, 'minute')}, and no run works on any",
+                since=one.oldest_at,
+                next_step="kfm doctor",
+                path=f"/units?dataset={one.dataset}&status=pending",
+            )
 
 
 def _of_switch(switch: KillSwitch) -> Matter:
@@ -143,7 +151,6 @@ def _of_switch(switch: KillSwitch) -> Matter:
 
 def _of_proposal(proposal: Proposal) -> Matter:
     return Matter(
-        urgency=Urgency.NOW,
         what=f"{proposal.command} of {counted(proposal.units, 'unit')}, proposed by {proposal.decision.actor}, "
         "waits for a second person",
         since=proposal.at,
@@ -172,7 +179,6 @@ def _of_gaps(gaps: Iterable[Gap]) -> Iterator[Matter]:
     for (dataset, kind), seen in found.items():
         noun = "hours with holes" if kind is GapKind.HOLE and len(seen) > 1 else None
         yield Matter(
-            urgency=Urgency.NOW,
             what=f"{len(seen)} {noun} of {dataset}" if noun else f"{counted(len(seen), words[kind])} of {dataset}",
             since=min(seen),
             next_step=f"kfm gaps --dataset {dataset}",
@@ -185,10 +191,8 @@ def _of_places(following: FollowerRunner) -> Iterator[Matter]:
         if place.last_error is not None:
             announces = place.follower.startswith(follower_name(""))
             yield Matter(
-                urgency=Urgency.NOW,
                 what=f"{place.follower} lacks {counted(place.behind, 'change')} of {place.collection_id}: "
                 f"{place.last_error}",
-                since=None,
                 next_step="kfm announcements list" if announces else f"kfm stac rebuild --place {place.follower}",
             )
 
@@ -211,9 +215,7 @@ def _of_announcements(pipeline: Pipeline) -> Iterator[Matter]:
         store = AnnouncementStore(pipeline.database, subscription.name, clock=pipeline.clock)
         if refused := store.status(follower_name(subscription.name)).refused:
             yield Matter(
-                urgency=Urgency.NOW,
                 what=f"{subscription.name} refused {counted(refused, 'announcement')}",
-                since=None,
                 next_step=f"kfm announcements failing {subscription.name}",
             )
 
@@ -224,7 +226,6 @@ def _of_rejections(newest: Iterable[KeptRejection], at: datetime) -> Iterable[Ma
         Matter(
             urgency=Urgency.KNOW,
             what=f"{counted(number, 'message')} rejected within a day: {reason}",
-            since=None,
             next_step=f"kfm wal rejected --reason {reason}",
             path=f"/rejected?reason={reason}",
         )

@@ -154,15 +154,12 @@ def _row(row: GapRow, number: int, picture: GapPicture) -> str:
     mark = (
         f'<text class="n" x="{LABEL - 6}" y="{top + 11}" text-anchor="end">{_MARKS[row.now]}</text>' if row.now else ""
     )
-    bars = "".join(_bars(row, top, picture))
-    return f'<g><text x="8" y="{top + 11}">{escape(label)}</text>{mark}{bars}</g>'
-
-
-def _bars(row: GapRow, top: int, picture: GapPicture) -> Iterator[str]:
-    """Yield the bars of the hours, those side by side with the same share as one."""
+    bars = ""
+    # Hours side by side with the same share are one bar.
     for share, group in groupby(picture.hours, key=row.shares.get):
         hours = list(group)
-        yield from _bar(share, _x(hours[0], picture), _x(hours[-1] + HOUR, picture), top)
+        bars += "".join(_bar(share, _x(hours[0], picture), _x(hours[-1] + HOUR, picture), top))
+    return f'<g><text x="8" y="{top + 11}">{escape(label)}</text>{mark}{bars}</g>'
 
 
 def _bar(share: float | None, left: float, right: float, top: int) -> Iterator[str]:

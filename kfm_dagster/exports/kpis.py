@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -38,16 +38,11 @@ _ATTEMPTS = pa.schema(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kpi:
+class Kpi(NamedTuple):
     """What a KPI is, and the source that says so: volume, version, anchor."""
 
     definition: str
     citation: str
-
-    def as_json(self) -> dict[str, str]:
-        """Return both, by their names."""
-        return {"definition": self.definition, "citation": self.citation}
 
 
 _QUANTILE = "Hyndman and Fan, The American Statistician 50 (1996) 361, definition 7"
@@ -130,11 +125,6 @@ class RecordedSpan:
     def replayed(self) -> list[Line]:
         """Return the lines of replayed stages."""
         return [line for line in self.lines if line["kind"] == AuditKind.REPLAY]
-
-
-def series(recorded: RecordedSpan) -> list[dict[str, Any]]:
-    """Return the KPIs of each day on which something was recorded, the oldest first."""
-    return [{"day": day, **found.kpis()} for day, found in recorded.by_day().items()]
 
 
 def settled(lines: Iterable[Line]) -> Iterator[Line]:

@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import product
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -35,9 +35,7 @@ REJECTED = "rejected"
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:
     """Return every metric in Prometheus' text format. `depths` has the messages of each queue that has answered."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(pipeline, depths))
-    return generate_latest(registry)
+    return generate_latest(_Families(pipeline, depths))
 
 
 @dataclass(frozen=True, eq=False)

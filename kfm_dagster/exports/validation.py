@@ -4,8 +4,8 @@
     p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset and the newest path
                 quantities; none where nothing was looked at
 
-Belongs here: counting. Does not belong here: KPIs (`kpis.py`), pages (`validation_page.py`), or the rules behind the
-counts (`stages/`).
+Belongs here: counting. Does not belong here: KPIs (`kpis.py`), the report's tables (`validation_tables.py`), or the
+rules behind the counts (`stages/`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import pyarrow as pa
-
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.exports.kpis import KPIS, Line, RecordedSpan, attempts_table, series, settled
+from kfm_dagster.exports.kpis import KPIS, Line, RecordedSpan, attempts_table, settled
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes, Output
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
@@ -59,11 +57,15 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     closure = dimensional_closure(pipeline, since=since)
     kpis = {**recorded.kpis(), "p_dim": closure["p_dim"]}
     retries = [line for line in lines if line["kind"] == AuditKind.RETRY]
+    states: dict[str, dict[str, int]] = defaultdict(dict)
+    # By the newest attempt of every run.
+    for stage, state, runs in ask("reports.stage_states", attempts=attempts_table(attempts)):
+        states[stage][state] = runs
     return {
         "at": rfc3339(at),
         "since": rfc3339(since),
         "units": _units(counts, lines, waiting_since=waiting_since, at=at),
-        "stages": _stages(attempts_table(attempts)),
+        "stages": states,
         "gates": _gates(lines),
         "stops_triggered": _counted(line["event"] for line in lines if line["kind"] == AuditKind.STOP),
         "errors": _counted(one.error_class.value for one in attempts if one.error_class),
@@ -77,8 +79,8 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         "replays": {"count": kpis["replay_count"], "stages": len(recorded.replayed())},
         "dimensional_closure": {"p_dim": closure["p_dim"], "ok": closure["ok"]},
         "kpis": kpis,
-        "kpi_definitions": {name: kpi.as_json() for name, kpi in KPIS.items()},
-        "kpis_by_day": series(recorded),
+        "kpi_definitions": {name: kpi._asdict() for name, kpi in KPIS.items()},
+        "kpis_by_day": [{"day": day, **of_day.kpis()} for day, of_day in recorded.by_day().items()],
         "delivery": pipeline.card.machine.delivery,
         "audit": {"lines": length, "head": head},
     }
@@ -177,14 +179,6 @@ def _units(
         **totals,
         "retries": sum(line["details"].get("retrying", 0) for line in settled(lines)),
     }
-
-
-def _stages(attempts: pa.Table) -> dict[str, dict[str, int]]:
-    """Count the states of each stage by the newest attempt of every run."""
-    states: dict[str, dict[str, int]] = defaultdict(dict)
-    for stage, state, runs in ask("reports.stage_states", attempts=attempts):
-        states[stage][state] = runs
-    return dict(states)
 
 
 def _gates(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:

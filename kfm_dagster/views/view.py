@@ -92,8 +92,14 @@ class View:
             answer["next"] = f"{BASE}/{self.name}?{query}" if page.after else None
         return answer
 
+    @property
+    def path(self) -> str:
+        """Below BASE."""
+        return f"/{self.name}"
+
+    @property
     def parameters(self) -> dict[str, dict[str, Any]]:
-        """Return the JSON Schema of each parameter, by name."""
+        """The JSON Schema of each parameter, by name."""
         return self.filter.parameters() | (Paging.parameters() if self.end == "next" else {})
 
 

@@ -177,7 +177,7 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
             for said in ("release", NEWCOMER, CHANGE):
                 expect(entry).to_contain_text(said)
         page.get_by_role("link", name="Overview").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Nothing waits for anybody")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Nothing needs attention")
         page.get_by_role("link", name="1 message rejected within a day").click()
         page.get_by_role("region", name="Rejected messages").get_by_role("link").click()
         expect(page.locator("pre")).to_contain_text("NewGOES16Object")

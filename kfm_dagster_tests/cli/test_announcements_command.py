@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,25 +65,20 @@ def announced(home: Path, server: WebServer) -> list[str]:
     return ids
 
 
-def rows(out: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.splitlines()]
-
-
 @pytest.mark.clause("OPR-22")
 def test_a_list_says_how_each_subscription_does_and_what_was_given_up_is_sent_again(
     announced: list[str], call: Call, server: WebServer
 ) -> None:
-    code, out, _ = call("list", "--json")
-    assert code == ExitCode.FINISHED_WITH_FAILURES
-    counts = {
-        row["subscription"]: [row[name] for name in ("sent", "waiting", "failing", "refused")] for row in rows(out)
-    }
+    shown = call("list", "--json")
+    assert shown.code == ExitCode.FINISHED_WITH_FAILURES
+    names = ("sent", "waiting", "failing", "refused")
+    counts = {row["subscription"]: [row[name] for name in names] for row in shown.rows}
     assert counts == {WELL: [5, 0, 0, 0], WRONG: [4, 0, 0, 1]}
-    assert SECRET not in out + call("list")[1]
+    assert SECRET not in shown.out + call("list").out
 
-    code, out, _ = call("failing", "--json")
-    [trouble] = rows(out)
-    assert code == ExitCode.DONE
+    shown = call("failing", "--json")
+    [trouble] = shown.rows
+    assert shown.code == ExitCode.DONE
     assert (trouble["subscription"], trouble["item_id"], trouble["state"]) == (WRONG, announced[0], "refused")
     assert trouble["last_error"] == "HTTP 422"
 

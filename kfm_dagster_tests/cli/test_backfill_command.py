@@ -11,7 +11,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.days import Backfills, DayListing
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.factories import START, envelope, failed, finished
 from kfm_dagster_tests.transactions import own_tx
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.mark.clause("DAG-05", "SEC-02")
-def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> None:  # noqa: F811
+def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> None:
     month = ("backfill", "run", "nexrad-l2", "hrrr", *MONTH)
     planned = call(*month, "--dry-run")
     assert planned.out.split()[-4:] == ["nexrad-l2", "2025-12-01", "2025-12-31", "31"]
@@ -43,7 +43,7 @@ def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> Non
 
 
 @pytest.mark.clause("DAG-05")
-def test_progress_is_what_the_ledger_says_of_each_day(call: Call) -> None:  # noqa: F811
+def test_progress_is_what_the_ledger_says_of_each_day(call: Call) -> None:
     [backfill_id] = call("backfill", "run", "nexrad-l2", *MONTH, *WHY).out.split()
     rows = {row["day"]: row for row in call("backfill", "status", backfill_id, "--json").rows}
     day = rows.pop(START.date().isoformat())
@@ -53,7 +53,7 @@ def test_progress_is_what_the_ledger_says_of_each_day(call: Call) -> None:  # no
 
 
 @pytest.mark.clause("OPR-27")
-def test_days_before_a_dataset_begins_are_named(call: Call) -> None:  # noqa: F811
+def test_days_before_a_dataset_begins_are_named(call: Call) -> None:
     started = call("backfill", "run", "nexrad-l2", "ocean", "--from", "1991-05-31", "--to", "1991-06-01", *WHY)
     status = call("backfill", "status", started.out.strip(), "--json")
     said = "left out: 1 day from 1991-05-31 on: nexrad-l2 begins on 1991-06-01\n"
@@ -65,7 +65,7 @@ def test_days_before_a_dataset_begins_are_named(call: Call) -> None:  # noqa: F8
 @pytest.mark.clause("DAG-05")
 @pytest.mark.parametrize(("end", "code"), [(finished, ExitCode.DONE), (failed, ExitCode.FINISHED_WITH_FAILURES)])
 def test_following_ends_with_the_backfill_and_tells_of_failures(
-    call: Call,  # noqa: F811
+    call: Call,
     monkeypatch: pytest.MonkeyPatch,
     end: object,
     code: ExitCode,
@@ -116,7 +116,7 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
     ],
 )
 def test_what_cannot_be_is_one_line_and_starts_nothing(
-    call: Call,  # noqa: F811
+    call: Call,
     arguments: list[str],
     code: ExitCode,
     said: str,
@@ -129,7 +129,7 @@ def test_what_cannot_be_is_one_line_and_starts_nothing(
 
 
 @pytest.mark.clause("WAL-10")
-def test_a_dataset_that_is_off_is_refused_with_the_switch(call: Call) -> None:  # noqa: F811
+def test_a_dataset_that_is_off_is_refused_with_the_switch(call: Call) -> None:
     call("kill-switch", "on", "nexrad-l2", *WHY)
     refused = call("backfill", "run", "nexrad-l2", *MONTH, *WHY)
     assert refused.code == ExitCode.REFUSED

@@ -1,7 +1,5 @@
 """`kfm export` itself: writes a signed bundle and verifies one; every refusal is one line and its exit code."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import json
@@ -14,7 +12,7 @@ from kfm_dagster.exports.bundle.content import LAYOUT
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call, state_of
 from kfm_dagster_tests.exports import bundle_sample
 
 Ledger = dict[str, NoddWalRecord]

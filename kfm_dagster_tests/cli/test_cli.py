@@ -37,9 +37,7 @@ from kfm_dagster.stages.card import REPLAY_PLAN, Card
 from kfm_dagster.storage import database
 from kfm_dagster.storage.statements import Migration, migrations
 from kfm_dagster.typed_numbers import LARGEST
-from kfm_dagster_tests.commands import Call, caller, state_of
-from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.no_settings import unset_settings
+from kfm_dagster_tests.commands import Call, state_of
 from kfm_dagster_tests.transactions import own_tx
 
 SECRET = "s3cr3t-word"
@@ -54,35 +52,6 @@ NO_QUEUE = {
 DAY = "2025-12-03"
 CHECKED = "the contract is in order; no object was read: add --sample OBJECT"
 TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGFSObject"
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty KFM_HOME, and a working folder of our own."""
-    unset_settings(monkeypatch)
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def call(home: Path, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run `kfm ...` in this process."""
-    return caller(capfd)
-
-
-@pytest.fixture
-def ledger(home: Path) -> dict[str, NoddWalRecord]:
-    """A ledger with one unit of each fate, by its status."""
-    pipeline = Pipeline.open(Settings.load())
-    units = [envelope(number) for number in range(3)]
-    own_tx(pipeline.ledger).ensure(units)
-    claimed = own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=2)
-    own_tx(pipeline.ledger).settle([finished(claimed[0]), failed(claimed[1])], run_id="run-1")
-    records = own_tx(pipeline.ledger).find()
-    pipeline.close()
-    return {record.status: record for record in records}
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
@@ -190,8 +159,6 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ["partition='yesterday'", "YYYY-MM-DD"],
     ),
     "unknown record": (["wal", "show", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
-    "no record id": (["wal", "show", "what"], {}, ExitCode.USAGE, ["there is no"]),
-    "unknown history": (["wal", "history", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
     "too short an id": (["wal", "history", "ff"], {}, ExitCode.USAGE, ["there is no"]),
     "unknown reason of a rejection": (["wal", "rejected", "--reason", "whim"], {}, ExitCode.USAGE, ["'whim'"]),
     "the body of no message": (["wal", "rejected", "--body"], {}, ExitCode.USAGE, ["--message ID"]),
@@ -212,12 +179,6 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ["queue kfm-nodd-primary does not answer"],
     ),
     "no batches at all": (["worker", "--max-batches", "0"], {}, ExitCode.USAGE, ["--max-batches", "1<=x<=999999999"]),
-    "queue down, drain into a new folder": (
-        ["drain"],
-        {**NO_QUEUE, "KFM_WAL_DSN": "sqlite:///new/kfm.db"},
-        ExitCode.DEPENDENCY_UNAVAILABLE,
-        ["queue kfm-nodd-primary does not answer"],
-    ),
     "missing objects": (["demo", "--objects", "no/such"], {}, ExitCode.USAGE, ["--objects is no folder", "no/such"]),
     "no objects": (
         ["demo", "--objects", "empty"],
@@ -231,9 +192,6 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ExitCode.USAGE,
         ["no object of any dataset", "observed latin: 1 file looked at", "expected DIR/<bucket>/<key>", "next: "],
     ),
-    "no such grid": (["demo"], {"KFM_ENERGY_GRID": "ZZZ"}, ExitCode.USAGE, ["KFM_ENERGY_GRID", "'ZZZ'", "expected"]),
-    "no such grid, ui": (["ui", "--port", "39871"], {"KFM_ENERGY_GRID": "ZZZ"}, ExitCode.USAGE, ["KFM_ENERGY_GRID"]),
-    "no such grid, drain": (["drain"], {"KFM_ENERGY_GRID": "USA/"}, ExitCode.USAGE, ["KFM_ENERGY_GRID", "'USA/'"]),
     "missing contract": (["dataset", "check", "none.yaml"], {}, ExitCode.USAGE, ["no such file", "none.yaml"]),
     "wrong contract": (["dataset", "check", "wrong.yaml"], {}, ExitCode.USAGE, ["wrong.yaml", "apiVersion"]),
     "no YAML": (["dataset", "check", "broken.yaml"], {}, ExitCode.USAGE, ["broken.yaml line 1 is not valid YAML"]),
@@ -244,7 +202,6 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ExitCode.USAGE,
         ["latin/one.yaml line 1 is no UTF-8 text"],
     ),
-    "missing contracts": (["dataset", "list"], {"KFM_CONTRACTS_DIR": "nowhere"}, ExitCode.USAGE, ["KFM_CONTRACTS_DIR"]),
     "no ledger at the DSN": (
         ["wal", "list"],
         {"KFM_WAL_DSN": "sqlite:///elsewhere/new.db"},
@@ -393,13 +350,6 @@ def test_an_unknown_record_is_named(call: Call, ledger: dict[str, NoddWalRecord]
         assert f"no such record; observed {UNKNOWN_ID}; expected the id" in call("wal", command, UNKNOWN_ID).err
 
 
-def test_looking_into_a_ledger_that_is_not_there_makes_none(call: Call, home: Path) -> None:
-    answer = call("wal", "list", "--json")
-    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
-    assert f"there is no ledger yet; observed {home / 'kfm.db'}" in answer.err
-    assert not home.exists()
-
-
 LOOKING = (
     ["wal", "list"],
     ["wal", "show", UNKNOWN_ID],
@@ -540,31 +490,6 @@ def test_the_demo_ends_with_4_and_names_what_did_not_end_as_it_has_to(
         # A dataset of which nothing came has no row.
         assert ("goes-abi" in shown.out, "hrrr" in shown.out) == (True, False)
         assert max(map(len, shown.out.splitlines()[:4])) <= 80
-
-
-NO_UNIT = "7 messages received, 1 of them rejected (kfm wal rejected), 2 ignored (kfm wal ignored)\n"
-
-
-@pytest.mark.clause("OPR-19")
-@pytest.mark.parametrize(
-    ("counts", "said", "unsaid"),
-    [
-        ({"messages": 7, "rejected": 1, "ignored": 2}, NO_UNIT, "before this demo"),
-        (
-            {"messages": 1, "rejected": 0, "earlier": 1},
-            "1 message came before this demo\n1 message",
-            "wal rej",
-        ),
-    ],
-)
-def test_the_demo_says_what_its_counts_are_of_and_which_command_says_why(
-    counts: dict[str, int], said: str, unsaid: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    show_result(DrainResult(datasets={}, seconds=1, database="d", catalog="c", lineage="l", **counts))
-    shown = capsys.readouterr().out
-    assert said in shown
-    assert unsaid not in shown
-    assert "next      kfm status; kfm ui" in shown
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from kfm_dagster.cli.main import kfm
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.transactions import own_tx
 
 NAMES = {
@@ -30,13 +29,6 @@ NAMES = {
     "wal_ids": completion.UNIT,
 }
 """What a parameter of each of these names means, whichever command has it."""
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    unset_settings(monkeypatch)
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def offered(*typed: str) -> list[str]:

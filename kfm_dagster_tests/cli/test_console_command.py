@@ -1,7 +1,5 @@
 """`kfm console` as a process: it says where it answers, answers there, and ends when it is told to."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import http.client
@@ -25,11 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from kfm_dagster.deployment.local import free_port
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import SERVE, Call, state_of
 from kfm_dagster_tests.telemetry.collector import collecting
 from kfm_dagster_tests.timeouts import HANG_SECONDS
-
-SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 
 
 def status(port: int, host: str) -> int:
@@ -147,13 +143,7 @@ def labels(point: Any) -> frozenset[tuple[str, str]]:
     return frozenset((one.key, one.value.string_value) for one in point.attributes)
 
 
-def test_an_address_of_another_machine_or_no_ledger_is_one_line(
-    call: Call, home: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    none = call("console", "--port", str(free_port()))
-    assert (none.code, none.err.count("\n"), home.exists()) == (ExitCode.USAGE, 1, False)
-    assert "there is no ledger yet" in none.err
-    request.getfixturevalue("ledger")
+def test_an_address_of_another_machine_is_one_line(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
     # TEST-NET-1 (RFC 5737): nobody has it.
     other = call("console", "--host", "192.0.2.1", "--port", str(free_port()))
     assert (other.code, other.out, other.err.count("\n")) == (ExitCode.USAGE, "", 1)

@@ -1,7 +1,5 @@
 """`kfm dataset check --sample`: what it says of an object is what an ingest would say."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import json
@@ -18,7 +16,7 @@ import pytest
 
 from kfm_dagster.demo.samples.hrrr import hrrr_samples
 from kfm_dagster.errors import ExitCode
-from kfm_dagster_tests.cli.test_cli import CHECKED, TOPIC, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.cli.test_cli import CHECKED, TOPIC
 from kfm_dagster_tests.commands import Answer, Call
 
 DAY = date(2025, 4, 2)

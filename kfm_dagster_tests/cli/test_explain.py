@@ -1,7 +1,5 @@
 """`kfm explain`: every node of a run with what it did or why it did nothing, for roots and re-executions alike."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import re
@@ -28,7 +26,7 @@ from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.store import StageStore
-from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call, state_of
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.transactions import own_tx
 
@@ -334,22 +332,6 @@ def test_a_run_that_is_not_there_is_one_line_and_changes_nothing(
         for text in said:
             assert text.lower() in answer.err.lower()
     assert state_of(tmp_path) == before
-
-
-@pytest.mark.clause("RSP-12")
-@pytest.mark.parametrize("dsn", [None, "sqlite:///elsewhere.db"])
-def test_where_there_is_no_database_none_is_made(
-    dsn: str | None,
-    call: Call,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if dsn:
-        monkeypatch.setenv("KFM_WAL_DSN", dsn)
-    answer = call("explain", "latest")
-    assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1)
-    assert "there is no ledger yet" in answer.err
-    assert state_of(tmp_path) == {}
 
 
 @pytest.mark.clause("RSP-12")

@@ -1,7 +1,5 @@
 """`kfm init`: both databases, once, also by two at a time; what is missing is one line that leaves all as it was."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import json
@@ -20,7 +18,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.roots import Root
 from kfm_dagster_tests import databases
-from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call, state_of
 from kfm_dagster_tests.databases import as_role
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx

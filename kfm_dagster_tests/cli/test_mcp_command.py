@@ -1,7 +1,5 @@
 """`kfm mcp` as an assistant starts it: a process over stdio, asked by the SDK's client; and nothing is written."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import os
@@ -12,9 +10,8 @@ from typing import Any
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import SERVE, state_of
 
-SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 TOOLS = {
     *("search_units", "explain_unit", "item", "deployment_status", "failures", "gaps"),
     *("rejections", "alerts", "datasets"),

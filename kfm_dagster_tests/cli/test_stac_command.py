@@ -1,7 +1,5 @@
 """`kfm stac`: where API and catalog differ is shown by day and Item, and a rebuild makes them equal again."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -20,7 +18,8 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.conftest import of_run
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad
-from kfm_dagster_tests.cli.test_cli import DOWN, SECRET, Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.cli.test_cli import DOWN, SECRET
+from kfm_dagster_tests.commands import Call
 
 TODAY = f"{DAY:%Y-%m-%d}"
 

@@ -1,7 +1,5 @@
 """What makes a unit suspect is said by `kfm wal show`, and `kfm wal list --suspect` finds such units."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 from datetime import UTC, datetime, time
@@ -11,7 +9,7 @@ import pytest
 
 from kfm_dagster.demo.samples.hrrr import BUCKET, make_hrrr
 from kfm_dagster.errors import ExitCode
-from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call, state_of
 from kfm_dagster_tests.integration import chain, traces
 
 DAY = chain.DAY.isoformat()

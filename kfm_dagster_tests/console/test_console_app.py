@@ -132,10 +132,10 @@ def test_the_front_page_says_whether_anything_waits_for_somebody(worked: Ask) ->
     assert (told["well"], told["matters"], told["units"]["nexrad-l2"]["succeeded"]) == (True, [], 2)
     page = worked(FRONT, Accept="text/html")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "<h1>Nothing waits for anybody</h1>" in page.text
+    assert "<h1>Nothing needs attention</h1>" in page.text
     assert f'<a href="{PATH}">' in page.text
     assert '<a href="/units?dataset=nexrad-l2&amp;status=succeeded">2</a>' in page.text
-    assert "<h1>Nothing waits for anybody</h1>" in worked(f"{FRONT}?format=html").text
+    assert "<h1>Nothing needs attention</h1>" in worked(f"{FRONT}?format=html").text
 
 
 def test_health_is_that_of_the_database(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

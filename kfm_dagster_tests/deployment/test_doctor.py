@@ -3,8 +3,6 @@
 Each row plants one fault. The sound deployment around it has no finding but ok: whatever is found is the planted one.
 """
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import json
@@ -45,7 +43,7 @@ from kfm_dagster.telemetry.clock import kernel
 from kfm_dagster.telemetry.clock.kernel import NtpState
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
-from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call, state_of
 from kfm_dagster_tests.databases import as_role, migrated_sqlite
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.followers.test_discovery import installed

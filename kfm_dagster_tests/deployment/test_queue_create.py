@@ -1,7 +1,5 @@
 """`kfm queue create`: made once, reported when it differs, mended when asked; Terraform and IAM say the same."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import json
@@ -23,7 +21,7 @@ from kfm_dagster.deployment.provisioning.plan import (
 )
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call
 
 MODULE = Path(__file__).parents[2] / "deploy" / "terraform" / "queue" / "main.tf"
 QUEUES = "GetQueueUrl GetQueueAttributes ReceiveMessage DeleteMessage ChangeMessageVisibility SendMessage"

@@ -36,7 +36,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.alerts.recorded import Mailbox, Record, desk_over
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
-from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, PERSON, Clock
 from kfm_dagster_tests.lineage.units import ingest_run, units
@@ -281,15 +281,15 @@ def test_gaps_of_one_kind_are_one_matter_since_the_first_of_them(planted: Plante
     assert (found.what, found.since) == ("2 silent products of nexrad-l2", began)
 
 
-def test_the_command_says_it_to_people_and_scripts(ledger: dict[str, NoddWalRecord], call: Call) -> None:  # noqa: F811
+def test_the_command_says_it_to_people_and_scripts(ledger: dict[str, NoddWalRecord], call: Call) -> None:
     shown = call("status")
     assert shown.code == ExitCode.DONE
-    assert shown.out.startswith("nothing waits for anybody\n")
+    assert shown.out.startswith("nothing needs attention\n")
     waiting = str(ledger[Status.PENDING].wal_id)
     assert call("quarantine", "add", waiting, "--reason-code", "moved", "--reason", "moved radar").code == ExitCode.DONE
     shown = call("status")
     assert shown.code == ExitCode.FINISHED_WITH_FAILURES
-    assert shown.out.startswith("one thing waits for somebody\n")
+    assert shown.out.startswith("1 item needs attention\n")
     assert "kfm quarantine list --dataset nexrad-l2" in shown.out
     told = json.loads(call("status", "--json").out)
     assert (told["well"], [one["urgency"] for one in told["matters"]]) == (False, ["now", "know"])

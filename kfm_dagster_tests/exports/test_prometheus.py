@@ -32,6 +32,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.limits import QUEUE_AGE_SLO_SECONDS
+from kfm_dagster_tests.commands import SERVE
 from kfm_dagster_tests.integration.chain import DAY, announce, open_pipeline, put, run_chain, take, volumes
 from kfm_dagster_tests.recovery.replays import another_result
 from kfm_dagster_tests.timeouts import HANG_SECONDS
@@ -79,7 +80,6 @@ NO_CLOUD = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 """A console that asks no queue but on the loopback interface, where there is none."""
-SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 
 
 def binary(name: str) -> str:

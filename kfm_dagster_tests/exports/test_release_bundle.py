@@ -18,7 +18,7 @@ import yaml
 from kfm_dagster import __version__
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
 from kfm_dagster.exports.atomic_files import ForeignFileError
-from kfm_dagster.exports.bundle.content import LAYOUT, MANIFEST, SIGNATURE, SUMMED
+from kfm_dagster.exports.bundle.content import LAYOUT, MANIFEST, OPENING, SIGNATURE, SUMMED
 from kfm_dagster.exports.bundle.keys import BundleSigner
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
@@ -176,39 +176,25 @@ def test_a_bundle_takes_the_place_of_an_earlier_one_even_a_damaged_one(tmp_path:
     assert certificate.read_text() == str(other.certificate)
 
 
-def _file(folder: Path) -> None:
-    folder.write_text("mine")
-
-
-def _other_folder(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "audit.jsonl").write_text("mine")
-
-
-def _other_manifest(folder: Path) -> None:
-    folder.mkdir()
-    (folder / MANIFEST).write_text("version: 1\n")
-
-
-def _link(folder: Path) -> None:
-    (folder.parent / "elsewhere").mkdir()
-    folder.symlink_to(folder.parent / "elsewhere")
-
-
-def _note(folder: Path) -> None:
-    (folder / "figs").mkdir(parents=True)
-    (folder / MANIFEST).write_bytes(b"# kfm export: manifest of a release bundle, version 1\n")
-    (folder / "figs" / "note.txt").write_text("mine")
-
-
-def _certificate(folder: Path) -> None:
-    (folder.parent / f"{folder.name}.cert.asc").write_text("mine")
-
-
-@pytest.mark.parametrize("stands", [_file, _other_folder, _other_manifest, _link, _note, _certificate])
-def test_what_no_export_wrote_is_kept(stands: object, tmp_path: Path, signer: BundleSigner) -> None:
-    assert callable(stands)
-    stands(tmp_path / "PTN_EXPORT")
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"PTN_EXPORT": b"mine"},
+        {"PTN_EXPORT/audit.jsonl": b"mine"},
+        {f"PTN_EXPORT/{MANIFEST}": b"version: 1\n"},
+        {f"PTN_EXPORT/{MANIFEST}": OPENING, "PTN_EXPORT/figs/note.txt": b"mine"},
+        {"PTN_EXPORT.cert.asc": b"mine"},
+        {},
+    ],
+    ids=["a file", "another folder", "another manifest", "a note", "a certificate", "a link"],
+)
+def test_what_no_export_wrote_is_kept(files: dict[str, bytes], tmp_path: Path, signer: BundleSigner) -> None:
+    for path, content in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    if not files:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "PTN_EXPORT").symlink_to(tmp_path / "elsewhere")
     before = contents(tmp_path)
     with pytest.raises(ForeignFileError) as refusal:
         write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", signer)
@@ -270,9 +256,3 @@ def test_a_key_that_gpg_does_not_know_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KfmError, match=r"makes no signature that gpg verifies.*version 4"):
         write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", new_signer(profile=pysequoia.Profile.RFC9580))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path, signer: BundleSigner) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"the export cannot be written; observed .*next: name another folder"):
-        write_release(bundle_sample.release(), tmp_path / "file" / "PTN_EXPORT", signer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,16 +16,8 @@ from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.signature import sign_detached, verify_detached
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.exports.gpg import Gpg
-from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    unset_settings(monkeypatch)
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture(scope="module")
@@ -121,38 +114,21 @@ def test_a_keyring_holds_every_certificate_that_is_trusted(home: Path, tmp_path:
     assert [each.fingerprint for each in trusted] == [other.fingerprint, key.extract_certificate().fingerprint]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [None, b"", b"junk", b"\xff" * 100, b"-----BEGIN PGP PRIVATE KEY BLOCK-----\n", "certificate"],
-    ids=["missing", "empty", "junk", "binary junk", "half", "a certificate"],
-)
-def test_a_file_that_holds_no_secret_key_is_one_line(
-    content: bytes | str | None, home: Path, tmp_path: Path, key: pysequoia.Tsk
+@pytest.mark.parametrize("open_file", [open_signer, trusted_certificates])
+def test_a_file_that_holds_another_thing_is_one_line(
+    open_file: Callable[[Settings, Path], object], home: Path, tmp_path: Path, key: pysequoia.Tsk
 ) -> None:
-    file = tmp_path / "wrong.key"
-    if content is not None:
-        file.write_bytes(str(key.extract_certificate()).encode() if isinstance(content, str) else content)
-    with pytest.raises(ConfigurationError) as refusal:
-        open_signer(Settings.load(), file)
-    assert str(file) in str(refusal.value)
-    assert len(str(refusal.value)) < 500
+    kind, other = ("PRIVATE", key.extract_certificate()) if open_file is open_signer else ("PUBLIC", key)
+    half = f"-----BEGIN PGP {kind} KEY BLOCK-----\n".encode()
+    for content in (None, b"", b"junk", b"\xff" * 100, half, str(other).encode()):
+        file = tmp_path / "wrong"
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(ConfigurationError) as refusal:
+            open_file(Settings.load(), file)
+        assert str(file) in str(refusal.value)
+        assert len(str(refusal.value)) < 500
     assert not home.exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"junk", b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n", "key"],
-    ids=["empty", "junk", "half", "a secret key"],
-)
-def test_a_file_that_holds_no_certificate_is_one_line(
-    content: bytes | str, home: Path, tmp_path: Path, key: pysequoia.Tsk
-) -> None:
-    file = tmp_path / "wrong.asc"
-    file.write_bytes(str(key).encode() if isinstance(content, str) else content)
-    with pytest.raises(ConfigurationError) as refusal:
-        trusted_certificates(Settings.load(), file)
-    assert str(file) in str(refusal.value)
-    assert len(str(refusal.value)) < 500
 
 
 def test_without_a_certificate_nothing_is_trusted_and_no_key_is_made(home: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.demo.samples import gfs, hrrr, mrms, nbm
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.integration.chain import Clock, good, partitions_of, put, run_chain
 from kfm_dagster_tests.transactions import own_tx
 
@@ -60,7 +60,7 @@ def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
     database_url: str,
     objects: Path,
     stac_api_url: str,
-    call: Call,  # noqa: F811
+    call: Call,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from pystac_client import Client  # here, because its jsonschema takes seconds of every worker

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.console.pages import REPORT_OPENING, validation_page
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION, NotPublishableError, gather_release
@@ -19,7 +20,6 @@ from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.kpis import KPIS
 from kfm_dagster.exports.validation import validate_report
-from kfm_dagster.exports.validation_page import OPENING, validation_page
 from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
@@ -88,7 +88,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(
     assert stopped["rollbacks"] == 1
     assert stopped["stages"]["nexrad-l2.metadata_extract"] == {"rolled_back": 1, "succeeded": 1}
     page = validation_page(stopped)
-    assert page.encode().startswith(OPENING)
+    assert page.encode().startswith(REPORT_OPENING)
     assert "<td>S5</td>" in page
     assert stopped["audit"]["lines"] > fine["audit"]["lines"]
     later = validate_report(face.pipeline, since=face.pipeline.clock() + timedelta(days=1))

@@ -16,10 +16,8 @@ import yaml
 from rich.console import Console
 
 from kfm_dagster.cli.completion import REPLAY
-from kfm_dagster.cli.confirm import require_confirmation
-from kfm_dagster.cli.decision_options import decision_of, decision_options, proposed_line
+from kfm_dagster.cli.decision_options import decision_of, decision_options, proposed_line, require_confirmation
 from kfm_dagster.cli.files import NewFile
-from kfm_dagster.cli.ids import whole_replay_id
 from kfm_dagster.cli.replay.compare import compare
 from kfm_dagster.cli.replay.follow import follow
 from kfm_dagster.cli.replay.inspect import inspect
@@ -121,7 +119,7 @@ def status(*, shell: Shell, replay_run_id: str | None) -> None:
         if replay_run_id is None:
             show_runs(engine.newest(), output=shell.output)
         else:
-            replay_run_id = whole_replay_id(engine.pipeline.database, replay_run_id)
+            replay_run_id = REPLAY.whole_in(engine.pipeline.database, replay_run_id)
             show_report(engine.report(replay_run_id), output=shell.output)
 
 
@@ -176,7 +174,7 @@ def _change(
 ) -> None:
     decision = decision_of(shell.settings, **given)
     with _engine(shell) as engine:
-        replay_run_id = whole_replay_id(engine.pipeline.database, replay_run_id)
+        replay_run_id = REPLAY.whole_in(engine.pipeline.database, replay_run_id)
         change(engine, replay_run_id, decision)
         show_report(engine.report(replay_run_id), output=shell.output)
 

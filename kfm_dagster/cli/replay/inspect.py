@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.completion import REPLAY
-from kfm_dagster.cli.ids import whole_replay_id
 from kfm_dagster.cli.replay.options import SelectionOptions, Shell, everywhere, selecting
 from kfm_dagster.cli.replay.output import show
 from kfm_dagster.cli.session import opened_pipeline
@@ -46,7 +45,7 @@ def inspect(
         known: Sequence[str] = MISMATCH_FIELDS
         default: Sequence[str] = MISMATCH_FIELDS
         if replay_run_id is not None:
-            replay_run_id = whole_replay_id(pipeline.database, replay_run_id)
+            replay_run_id = REPLAY.whole_in(pipeline.database, replay_run_id)
         if mismatches:
             units = _mismatches(engine, replay_run_id, rows)
         elif replay_run_id is not None:

@@ -9,8 +9,13 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.completion import DATASET
-from kfm_dagster.cli.confirm import confirm_option, require_confirmation
-from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of
+from kfm_dagster.cli.decision_options import (
+    actor_option,
+    change_ref_option,
+    confirm_option,
+    decision_of,
+    require_confirmation,
+)
 from kfm_dagster.cli.replay.inspect import MOST_ROWS
 from kfm_dagster.cli.replay.options import Shell, everywhere
 from kfm_dagster.cli.replay.output import show

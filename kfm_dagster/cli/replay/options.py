@@ -18,11 +18,9 @@ import click
 import yaml
 
 from kfm_dagster.cli.completion import DATASET, ERROR_CODE, UNIT
-from kfm_dagster.cli.confirm import confirm_option
-from kfm_dagster.cli.decision_options import REPLAY_REASON, actor_option, change_ref_option
-from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.cli.decision_options import REPLAY_REASON, actor_option, change_ref_option, confirm_option
+from kfm_dagster.cli.filter_options import option_group
 from kfm_dagster.cli.numbers import COUNT, POSITIVE
-from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.documents.yaml_text import read_yaml
@@ -147,7 +145,7 @@ class SelectionOptions:
         if not (typed := self.given.get("wal_id")):
             return {}
         with opened_pipeline(settings, read_only=True) as pipeline, pipeline.database.snapshot() as tx:
-            return {"wal_id": [whole_wal_id(tx, one) for one in typed]}
+            return {"wal_id": [UNIT.whole(tx, one) for one in typed]}
 
 
 _PARTS = {

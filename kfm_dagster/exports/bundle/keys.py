@@ -11,7 +11,6 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +49,6 @@ def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
 
     Raises ConfigurationError for a file that holds no key that can sign, or one that another passphrase protects.
     """
-    require_release_extra()
     passphrase = settings.signing_passphrase.get_secret_value() if settings.signing_passphrase else None
     if file := key or settings.signing_key:
         return _signer(file, passphrase, made=False)
@@ -63,7 +61,6 @@ def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequen
 
     Raises ConfigurationError when there is none.
     """
-    require_release_extra()
     if file is None and settings.signing_key is not None:
         return [_secret_key(settings.signing_key).extract_certificate()]
     where = file or settings.home / "keys" / _CERTIFICATE
@@ -75,17 +72,6 @@ def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequen
             next_step="name it with --certificate FILE, or correct KFM_HOME",
         )
     return _certificates(where)
-
-
-def require_release_extra() -> None:
-    """Raise ConfigurationError where the extra `release` is not installed."""
-    missing = [name for name in ("pysequoia", "matplotlib") if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            "a release bundle needs packages that are not installed",
-            observed=f"no {' and no '.join(missing)}",
-            next_step="pip install 'kfm-dagster[release]'",
-        )
 
 
 def _signer(file: Path, passphrase: str | None, *, made: bool) -> BundleSigner:

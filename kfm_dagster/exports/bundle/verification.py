@@ -67,7 +67,10 @@ def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedReleas
         # Without either of them nothing vouches for the other files; that it is missing is a fault already.
         if {MANIFEST, SIGNATURE} <= there:
             found = _signed(folder, certificates)
-            expected = (*found.manifest.files, _sums(found.manifest))
+            # `SHA256SUMS` follows from the manifest, whose signature vouches for it, too.
+            sums = found.manifest.sums()
+            of_sums = SummedFile(path=SUMS, size=len(sums), sha256=hashlib.sha256(sums).hexdigest())
+            expected = (*found.manifest.files, of_sums)
             present = (file for file in expected if file.path in there)
             faults += [fault for file in present for fault in _differences(folder, file)]
     except BundleFaultError as fault:
@@ -128,12 +131,6 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
     if manifest.signed_by != signed.fingerprint:
         raise BundleFaultError(f"{SIGNATURE} is of {signed.fingerprint}, and {MANIFEST} names {manifest.signed_by}")
     return VerifiedRelease(signed=signed, manifest=manifest)
-
-
-def _sums(manifest: Manifest) -> SummedFile:
-    """Return `SHA256SUMS` as it follows from the manifest, whose signature vouches for it, too."""
-    content = manifest.sums()
-    return SummedFile(path=SUMS, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def _differences(folder: Path, file: SummedFile) -> Iterator[str]:

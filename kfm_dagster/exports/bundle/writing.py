@@ -18,7 +18,7 @@ from typing import Any
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.exports.atomic_files import ExportFile, ForeignFileError, atomic_files, begins_with, sync_folder
+from kfm_dagster.exports.atomic_files import ForeignFileError, begins_with, sync_folder, write_document
 from kfm_dagster.exports.bundle import content
 from kfm_dagster.exports.bundle.content import (
     OPENING,
@@ -36,7 +36,7 @@ from kfm_dagster.exports.bundle.signature import sign_detached
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
-_CERTIFICATE = ExportFile(name="{}.cert.asc", opening=b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n")
+_CERTIFICATE = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
 
 
 def write_release(release: Release, folder: Path, signer: BundleSigner) -> Path:
@@ -53,7 +53,8 @@ def write_release(release: Release, folder: Path, signer: BundleSigner) -> Path:
         with _beside(folder) as part:
             _fill(part, release, signer)
             verify_release(part, [signer.certificate])
-            certificate = _write_certificate(folder, signer)
+            certificate = folder.with_name(f"{folder.name}.cert.asc")
+            write_document(certificate, str(signer.certificate), opening=_CERTIFICATE)
             _put(part, folder)
     except OSError as error:
         raise ConfigurationError(
@@ -144,13 +145,6 @@ def _beside(folder: Path) -> Iterator[Path]:
         yield part
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _write_certificate(folder: Path, signer: BundleSigner) -> Path:
-    file = ExportFile(name=_CERTIFICATE.name.format(folder.name), opening=_CERTIFICATE.opening)
-    with atomic_files(folder.parent, [file]) as (opened,):
-        opened.write(str(signer.certificate).encode().removeprefix(file.opening))
-    return folder.parent / file.name
 
 
 def _put(part: Path, folder: Path) -> None:

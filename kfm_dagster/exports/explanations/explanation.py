@@ -8,7 +8,7 @@ Belongs here: run ids, roots and re-executions, and the queries. Does not belong
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
@@ -82,7 +82,11 @@ class Explanations:
         """
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id
-        window = _window(reexecution) if reexecution else Window()
+        window = Window()
+        if reexecution:
+            # One that waits has not been at work yet.
+            since, until = reexecution.started_at or AFTER_ALL, reexecution.ended_at or AFTER_ALL
+            window = Window(since=since, until=until)
         accounts = node_accounts(self.run_states.of_run(root), self._intents(root), window)
         audit = AuditLog(self.database, clock=utc_now)
         lines = {one.stage: audit.of_stage(root, one.stage) for one in accounts}
@@ -120,7 +124,10 @@ class Explanations:
             rows = tx.run("explanation.runs_beginning", beginning=run, limit=limit)
             found: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
             of_unit = tx.run("explanation.runs_of_unit", name=run).scalars().all()
-        found |= {one.run_id: one for one in self._recorded(run, limit=limit)}
+        for one in self.reexecutions.beginning(run, limit=limit) if self.reexecutions else ():
+            # Of a root run that has recorded something.
+            if self.run_states.of_run(one.root_run_id) or self._intents(one.root_run_id):
+                found[one.run_id] = one
         run_id = whole_id(run, found.keys(), what="run id")
         if run_id is None and of_unit:
             return str(of_unit[0]), None
@@ -131,12 +138,6 @@ class Explanations:
                 next_step="copy the id from the Runs page of the UI, or ask for latest",
             )
         return run_id, found[run_id]
-
-    def _recorded(self, run: str, *, limit: int) -> Iterable[Reexecution]:
-        """Yield the re-executions whose id begins so and whose root run has recorded something."""
-        for one in self.reexecutions.beginning(run, limit=limit) if self.reexecutions else ():
-            if self.run_states.of_run(one.root_run_id) or self._intents(one.root_run_id):
-                yield one
 
     def _latest(self) -> str:
         with self.database.snapshot() as tx:
@@ -170,8 +171,3 @@ def _failing_gates(stage: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[F
                 observed=details["observed"],
                 expected=details["expected"],
             )
-
-
-def _window(run: Reexecution) -> Window:
-    """Return when a re-execution was at work; one that waits has not been yet."""
-    return Window(since=run.started_at or AFTER_ALL, until=run.ended_at or AFTER_ALL)

@@ -1,7 +1,5 @@
 """Searching the GeoParquet: what is meant is found, whatever crosses the antimeridian, and little is read for it."""
 
-# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
-
 from __future__ import annotations
 
 import random
@@ -30,7 +28,7 @@ from kfm_dagster.followers.geoparquet.rows import to_items
 from kfm_dagster.followers.geoparquet.search import Wanted, search
 from kfm_dagster_tests.catalog.envelopes import DAY, box, candidates, goes
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
-from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.followers.changes import change
 
 ABI = "goes-abi"

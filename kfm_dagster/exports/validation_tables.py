@@ -1,23 +1,12 @@
-"""The validation report for people: its figures as text, and all of it as one HTML page that makes no request.
+"""The tables of the validation report, and its figures as text, for a page and for a terminal.
 
-Does not belong here: the counts (`validation.py`), or a terminal's tables (`cli/validate.py`).
+Does not belong here: the counts (`validation.py`), a terminal's tables (`cli/validate.py`), pages (`console/pages.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any, NamedTuple
-
-OPENING = b'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Validation, '
-"""What every page begins with."""
-STYLE = (
-    "body{font:15px/1.4 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:.5rem 0 1.5rem}th,td{border:1px solid #bbb;padding:.2rem .6rem;"
-    "text-align:left}td.number{text-align:right;font-variant-numeric:tabular-nums}"
-)
-"""The one style of a page; who serves it names its digest."""
-
 
 BY_DAY = "KPIs by day (UTC)"
 
@@ -28,15 +17,6 @@ class ReportTable(NamedTuple):
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
-
-
-def validation_page(report: Mapping[str, Any]) -> str:
-    """Return the page of a report (`validation.validate_report`)."""
-    span = escape(report_span(report))
-    return (
-        f"{OPENING.decode()}{span}</title><style>{STYLE}</style></head>"
-        f"<body><h1>Validation, {span}</h1>{report_sections(report)}</body></html>\n"
-    )
 
 
 def report_span(report: Mapping[str, Any]) -> str:
@@ -76,12 +56,6 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
     )
 
 
-def report_sections(report: Mapping[str, Any]) -> str:
-    """Return the tables of a report as HTML for a page."""
-    audit = f"<p>Audit: {report['audit']['lines']} lines, head <code>{escape(report['audit']['head'])}</code></p>"
-    return "".join(map(_section, report_tables(report))) + audit
-
-
 def figure(value: Any) -> str:
     """Return a value of the report as text: six significant digits, and `none` for what was not there to count.
 
@@ -95,17 +69,3 @@ def figure(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {figure(one)}" for name, one in value.items())
     return str(value)
-
-
-def _section(table: ReportTable) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
-    nothing = f'<tr><td colspan="{len(table.columns)}">none</td></tr>'
-    return (
-        f"<h2>{escape(table.title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body or nothing}</tbody></table>"
-    )
-
-
-def _cell(value: Any) -> str:
-    kind = ' class="number"' if isinstance(value, (int, float)) else ""
-    return f"<td{kind}>{escape(figure(value))}</td>"
