@@ -61,6 +61,10 @@ class KfmError(Exception):
         return "; ".join(" ".join(part.split()) for part in parts)
 
 
+class UnknownNameError(KfmError):
+    """There is nothing of this name."""
+
+
 class ConfigurationError(KfmError):
     """The configuration is wrong."""
 

@@ -13,6 +13,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import TypeAlias
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -56,7 +57,9 @@ def decision_form(
     """
 
     def answer(request: Request, posted: Fields) -> Response:
-        actor = pages.sessions.require_actor(request)
+        actor = pages.sessions.actor_of(request)
+        if actor is None:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "sign in to decide; the console only reads without a token")
         values = given(list(posted.items()), known=(*_DECISION, *(posted if fields is None else fields)))
         reason, change_ref = (values.pop(name, "").strip() for name in _DECISION)
         make = partial(decision_in, pages.pipeline.settings.env) if is_override else Decision

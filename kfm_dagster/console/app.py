@@ -109,7 +109,7 @@ def console_app(
             *api.routes(pipeline),
         ],
         middleware=[
-            Middleware(_Hardened),
+            Middleware(_hardened),
             Middleware(BoundedRequests, exempt=(HEALTH,)),
             Middleware(WebGuard, hosts=hosts),
         ],
@@ -119,21 +119,20 @@ def console_app(
     return application
 
 
-class _Hardened:
-    """Puts HEADERS on every answer."""
+def _hardened(app: ASGIApp) -> ASGIApp:
+    """Put HEADERS on every answer."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def hardened(message: Message) -> None:
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, hardened)
+        await app(scope, receive, with_headers)
+
+    return answered
 
 
 def _refusal(error: Exception) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from kfm_dagster import __version__
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
-from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.errors import DependencyUnavailableError, UnknownNameError
 from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -35,10 +35,6 @@ _REFUSALS = {
     "404": "There is no such unit, or no such dataset.",
     "503": "The database or a store does not answer.",
 }
-
-
-class UnknownUnitError(KfmError):
-    """There is no such unit, or it has no Item."""
 
 
 class Record(NoddWalRecord):
@@ -82,7 +78,7 @@ def _unit(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def item(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the STAC Item of a unit. Raises UnknownUnitError where there is none."""
+    """Return the STAC Item of a unit. Raises UnknownNameError where there is none."""
     with pipeline.database.snapshot() as view:
         href = record_of(pipeline.ledger, given.get("wal_id", ""), tx=view).stac_item_href
     try:
@@ -92,16 +88,16 @@ def item(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
             "the catalog's place does not answer", observed=error, next_step="see KFM_CATALOG_URL"
         ) from error
     if content is None:
-        raise UnknownUnitError("the unit has no Item in the catalog", observed=given["wal_id"])
+        raise UnknownNameError("the unit has no Item in the catalog", observed=given["wal_id"])
     document: dict[str, Any] = json.loads(content)
     return document
 
 
 def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWalRecord:
-    """Return the record of a unit. Raises UnknownUnitError."""
+    """Return the record of a unit. Raises UnknownNameError."""
     record = ledger.get(wal_id, tx=tx)
     if record is None:
-        raise UnknownUnitError("there is no such unit", observed=repr(wal_id[:80]), next_step="search units")
+        raise UnknownNameError("there is no such unit", observed=repr(wal_id[:80]), next_step="search units")
     return record
 
 

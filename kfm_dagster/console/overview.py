@@ -52,7 +52,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         status = deployment_status(pipeline)
         if not as_page:
             return Response(json.dumps(json_row(status)), media_type=JSON)
-        counts = _totals(status)
+        counts = {one: sum(of_dataset[one] for of_dataset in status.units.values()) for one in Status}
         with pipeline.database.snapshot() as tx:
             oldest = pipeline.ledger.oldest_waiting(tx=tx)
         return pages.page(
@@ -96,10 +96,6 @@ def newest_boxes(ledger: LedgerQueries) -> Iterator[dict[str, Any]]:
 
 def _units_path(status: Status, row: Mapping[str, Any]) -> str | None:
     return f"/units?{urlencode({'dataset': row['dataset'], 'status': status})}" if row[status] else None
-
-
-def _totals(found: DeploymentStatus) -> dict[Status, int]:
-    return {status: sum(counts[status] for counts in found.units.values()) for status in Status}
 
 
 def _tiles(

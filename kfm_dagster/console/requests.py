@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
 from kfm_dagster.alerts.store import UnknownAlertError
-from kfm_dagster.console.operations import UnknownUnitError
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import (
     ContractError,
@@ -20,12 +19,11 @@ from kfm_dagster.errors import (
     DependencyUnavailableError,
     ExitCode,
     KfmError,
+    UnknownNameError,
 )
-from kfm_dagster.exports.explanations.explanation import UnknownRunError
 from kfm_dagster.governance.log import UnattributedDecisionError
 from kfm_dagster.recovery.replay.runs import UnknownReplayError
 from kfm_dagster.typed_numbers import LARGEST
-from kfm_dagster.views.rejections import UnknownMessageError
 
 
 class BadRequestError(KfmError):
@@ -39,10 +37,8 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
     (BadFilterError, 400),
     (UnattributedDecisionError, 400),
     (ContractError, 404),
-    (UnknownRunError, 404),
+    (UnknownNameError, 404),
     (UnknownReplayError, 404),
-    (UnknownUnitError, 404),
-    (UnknownMessageError, 404),
     (UnknownAlertError, 404),
     (DependencyUnavailableError, 503),
 )

@@ -136,13 +136,6 @@ class Sessions:
         """Forget who is signed in."""
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
-    def require_actor(self, request: Request) -> str:
-        """Return who decides by a form. Raises HTTPException where no person is signed in."""
-        actor = self.actor_of(request)
-        if actor is None:
-            raise HTTPException(HTTPStatus.FORBIDDEN, "sign in to decide; the console only reads without a token")
-        return actor
-
     def _signature(self, name: str, until: str) -> str:
         # Of the person's own token and this process: another token, or another start, ends the session.
         key = _PROCESS_KEY + self.tokens[name].get_secret_value().encode()

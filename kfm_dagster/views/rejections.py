@@ -13,7 +13,7 @@ from pydantic import Field
 
 from kfm_dagster.contracts.filters import OfDataset
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import KfmError
+from kfm_dagster.errors import UnknownNameError
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.ignored import IgnoredCount, KeptIgnoredRecord
 from kfm_dagster.ledger.rejections import MESSAGE_ID, KeptRejection, RejectionFilter, RejectionPlace
@@ -43,10 +43,6 @@ def _counts(parts: Parts, wanted: IgnoredFilter, _: str | None, __: int) -> Page
         return Page(rows=tx.rows(IgnoredCount, "deliveries.ignored_counts", dict(wanted)))
 
 
-class UnknownMessageError(KfmError):
-    """No message of that id was rejected."""
-
-
 def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: int) -> Page:
     """Return a page of rejections; `after` of a page gives the next one. Raises BadFilterError."""
     place = place_of(after, _CURSOR, _place)
@@ -55,10 +51,12 @@ def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: 
 
 
 def rejected_message(deliveries: Deliveries, landing: Landing, message_id: str) -> str:
-    """Return a message with a rejected record, as it came. Raises UnknownMessageError, ArtifactError."""
+    """Return a message with a rejected record, as it came. Raises UnknownNameError, ArtifactError."""
     digest = deliveries.rejected_landing(message_id)
     if digest is None:
-        raise UnknownMessageError(observed=repr(message_id[:80]), next_step="kfm wal rejected")
+        raise UnknownNameError(
+            "no message of that id was rejected", observed=repr(message_id[:80]), next_step="kfm wal rejected"
+        )
     return next(message.body for message in landing.read(digest) if message.message_id == message_id)
 
 

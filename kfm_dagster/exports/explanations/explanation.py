@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from kfm_dagster.contracts.identity import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
-from kfm_dagster.errors import KfmError
+from kfm_dagster.errors import UnknownNameError
 from kfm_dagster.exports.explanations.run_report import (
     AFTER_ALL,
     UNDER_OTHER_INPUTS,
@@ -62,10 +62,6 @@ class Reexecutions(Protocol):
 LATEST = "latest"
 
 
-class UnknownRunError(KfmError):
-    """Nothing is recorded of such a run."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Explanations:
     """Explains the runs of a database."""
@@ -78,7 +74,7 @@ class Explanations:
         """Return the account of a run: its id, its root's, an unambiguous prefix of either, or `latest`.
 
         A wal_id is the run that changed the unit last, an Item's id the run that wrote the Item as it stands. Raises
-        UnknownRunError when nothing is recorded of it, AmbiguousIdError when the prefix says too little.
+        UnknownNameError when nothing is recorded of it, AmbiguousIdError when the prefix says too little.
         """
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id
@@ -132,7 +128,8 @@ class Explanations:
         if run_id is None and of_unit:
             return str(of_unit[0]), None
         if run_id is None:
-            raise UnknownRunError(
+            raise UnknownNameError(
+                "nothing is recorded of such a run",
                 observed=run,
                 expected=f"a run id, the first {SHORTEST_PREFIX} characters of one, a wal_id, an Item's id, or latest",
                 next_step="copy the id from the Runs page of the UI, or ask for latest",
@@ -143,7 +140,7 @@ class Explanations:
         with self.database.snapshot() as tx:
             row = tx.run("explanation.latest_run", stage=f".{MessageParse.operator}@").one_or_none()
         if row is None:
-            raise UnknownRunError("no run has ingested anything yet", next_step="ingest something (kfm demo)")
+            raise UnknownNameError("no run has ingested anything yet", next_step="ingest something (kfm demo)")
         return str(row.run_id)
 
 
