@@ -111,7 +111,7 @@ def _tiles(
         kind = "bad" if units else "good"
         yield {"name": status.value, "value": f"{units:,}", "kind": kind, "path": f"/units?status={status}"}
     age = "none" if oldest is None else duration(max(found.at - oldest, timedelta(0)))
-    yield {"name": "oldest waiting", "value": age, "path": "/units?status=pending"}
+    yield {"name": "oldest waiting", "value": age, "kind": "", "path": "/units?status=pending"}
     for name, queue, path in (
         ("queue", settings.sqs_primary_queue, None),
         ("dead letters", settings.sqs_dlq_queue, "/rejected#dead"),
