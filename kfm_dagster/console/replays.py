@@ -67,7 +67,8 @@ def routes(pages: Pages) -> list[Route]:
 
     def discard_dry_run(request: Request) -> Response:
         wanted = _quarantined(parameters(request))
-        plan = plan_discard(pipeline.database, named_units(pipeline, wanted))
+        with pipeline.database.snapshot() as tx:
+            plan = plan_discard(named_units(pipeline, wanted), tx=tx)
         breakdown = [
             {"dataset": dataset, "error_code": code, "units": units}
             for (dataset, code), units in plan.breakdown.items()
@@ -120,7 +121,7 @@ def _discard(pipeline: Pipeline, _: Request, decision: Decision, fields: Fields)
     wanted = _quarantined((name, value) for name, value in fields.items() if name != "seen")
     wal_ids = named_units(pipeline, wanted)
     with pipeline.database.transaction() as tx:
-        plan = plan_discard(pipeline.database, wal_ids, tx=tx)
+        plan = plan_discard(wal_ids, tx=tx)
         plan.require_seen(fields.get("seen", ""))
         QuarantineCases(pipeline.database, clock=pipeline.clock).discard(plan.versions, decision=decision, tx=tx)
     return f"/units?{urlencode(wanted.query())}"

@@ -16,8 +16,7 @@ from kfm_dagster.errors import ExitCode, IllegalTransitionError, KfmError, Recor
 from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading
+from kfm_dagster.storage.database import Transaction
 
 
 class DiscardChangedError(KfmError):
@@ -52,10 +51,9 @@ class DiscardPlan:
             )
 
 
-def plan_discard(database: Database, wal_ids: Sequence[str], *, tx: Transaction | None = None) -> DiscardPlan:
+def plan_discard(wal_ids: Sequence[str], *, tx: Transaction) -> DiscardPlan:
     """Return what discarding the named units would come to. Changes nothing."""
-    with reading(database, tx) as view:
-        rows = view.run("evidence.discardable", wal_ids=sorted(set(wal_ids))).all()
+    rows = tx.run("evidence.discardable", wal_ids=sorted(set(wal_ids))).all()
     return DiscardPlan(
         named=len(set(wal_ids)),
         versions={WalId(row.wal_id): row.quarantined_version for row in rows},

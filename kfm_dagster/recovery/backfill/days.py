@@ -197,7 +197,7 @@ class Backfills:
         backfill_id = f"bf-{self.pipeline.clock():%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         with self.pipeline.ledger.database.transaction() as tx:
             self._create(backfill_id, selection, days, decision, tx)
-            return find_backfill(self.pipeline.ledger.database, backfill_id, tx=tx)
+        return find_backfill(self.pipeline.ledger.database, backfill_id)
 
     def _create(
         self,

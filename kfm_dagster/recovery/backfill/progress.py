@@ -21,7 +21,6 @@ from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.runs import ENDED, ReplayRun, ReplayState, UnknownReplayError
 from kfm_dagster.recovery.replay.selection import Mode
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.joining import reading
 
 
 @unique
@@ -118,9 +117,9 @@ class UnlistedDays:
     days: int
 
 
-def find_backfill(database: Database, backfill_id: str, *, tx: Transaction | None = None) -> Backfill:
+def find_backfill(database: Database, backfill_id: str) -> Backfill:
     """Return a backfill. Raises BackfillError when there is none."""
-    with reading(database, tx) as view, suppress(UnknownReplayError):
+    with database.snapshot() as view, suppress(UnknownReplayError):
         run = runs.get(view, backfill_id)
         if run.selection.spec.mode is Mode.BACKFILL:
             return _backfill(run, view)

@@ -24,7 +24,6 @@ from kfm_dagster.notifications.messages import Authenticity, SqsMessage
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.storage.joining import reading
 
 LOOK_LIMIT = 10_000
 """Dead letters that one look takes at most; SQS keeps 120,000 of a queue in flight."""
@@ -154,14 +153,14 @@ def classify(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[DeadLet
     parsed = [
         parse_message(message, verdict=verdict, **how) for message, verdict in zip(messages, verdicts, strict=True)
     ]
-    known = known_units(pipeline.ledger, {unit.wal_id for one in parsed for unit in one.envelopes})
+    with pipeline.database.snapshot() as tx:
+        known = known_units(pipeline.ledger, {unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
     return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
 
 
-def known_units(ledger: Ledger, wal_ids: Iterable[WalId], *, tx: Transaction | None = None) -> dict[WalId, KnownUnit]:
+def known_units(ledger: Ledger, wal_ids: Iterable[WalId], *, tx: Transaction) -> dict[WalId, KnownUnit]:
     """Return where units stand; one without a record is left out."""
-    with reading(ledger.database, tx) as view:
-        rows = view.run("dead_letters.standing", wal_ids=sorted(wal_ids), reason=ReplayReason.DLQ_DRAIN).all()
+    rows = tx.run("dead_letters.standing", wal_ids=sorted(wal_ids), reason=ReplayReason.DLQ_DRAIN).all()
     return {
         WalId(row.wal_id): KnownUnit(
             wal_id=WalId(row.wal_id),

@@ -158,7 +158,8 @@ def _reason_to_stop(
     work: DeadLetterWork, letters: Sequence[DeadLetter], let_in: set[WalId], stop_after: int | None
 ) -> tuple[End, str] | None:
     pipeline = work.pipeline
-    earlier = known_units(pipeline.ledger, let_in)
+    with pipeline.database.snapshot() as tx:
+        earlier = known_units(pipeline.ledger, let_in, tx=tx)
     differing = [mismatch for mismatch in pipeline.ledger.mismatches() if mismatch.replay_run_id == work.run_id]
     if not all(mismatch.permitted for mismatch in differing):
         return End.MISMATCH, f"{len(differing)} drained units gave another result than an earlier success"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +38,6 @@ from kfm_dagster.recovery.replay.selection import Mode, Selection
 from kfm_dagster.recovery.replay.units import Admission, AdmittedBatch, admit, frozen
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.storage.joining import reading, writing
 from kfm_dagster.views.view import json_row
 
 
@@ -95,7 +95,7 @@ class ReplayEngine:
 
         Raises GuardError when even looking is refused, and UnknownReplayReasonError for a reason in no vocabulary.
         """
-        with reading(self.pipeline.database, tx) as view:
+        with nullcontext(tx) if tx else self.pipeline.database.snapshot() as view:
             self.pipeline.ledger.check_reason(selection.replay_reason, tx=view)
             request = self._request(selection, change_ref)
             return look(request, registry=self.pipeline.registry, rules=self._rules(selection, view), tx=view)
@@ -117,7 +117,7 @@ class ReplayEngine:
         decision = self.attributed(selection, decision)
         if selection.spec.mode is Mode.BACKFILL:
             return Backfills(self.pipeline).start_selected(selection, decision).run
-        with writing(self.pipeline.database, tx) as change:
+        with nullcontext(tx) if tx else self.pipeline.database.transaction() as change:
             change.run("replay.lock")
             plan = self.plan(selection, change_ref=decision.change_ref, tx=change)
             plan.refuse()
