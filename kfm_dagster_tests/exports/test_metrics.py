@@ -7,7 +7,7 @@ address (`console/test_console_app.py`), OTLP (`cli/test_console_command.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -83,6 +83,14 @@ def exposed(pipeline: Pipeline) -> dict[str, frozenset[str]]:
         - OWN_LABELS
         for name in names
     }
+
+
+@pytest.fixture
+def pipeline(database_url: str, tmp_path: Path) -> Iterator[Pipeline]:
+    """A pipeline in which nothing has run, unlike that of the other exports."""
+    opened = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
+    yield opened
+    opened.close()
 
 
 def ingest(pipeline: Pipeline, items: list[StoredObject], objects: Path, *, run_id: str = "run") -> None:
