@@ -56,8 +56,9 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
             observed=f"--topic {topic}" if topic else "no --topic",
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
-    # The reader may have the dataset's name, and stays.
-    text = re.sub(r"(?m)^(?!  reader:)(.*)$", lambda line: _renamed(line[1], like, dataset), text)
+    # The reader may have the dataset's name, and stays; an address is of a page that there is, and stays, too.
+    named = rf"(?m)^  reader:.*$|https?://\S+|\b{re.escape(like)}\b"
+    text = re.sub(named, lambda found: dataset if found[0] == like else found[0], text)
     text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)
     text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
@@ -70,8 +71,3 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     text = re.sub(r"(?m)^(?:  #.*\n)*  peers: .*\n", "", text)
     text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text
-
-
-def _renamed(line: str, like: str, dataset: str) -> str:
-    """Return a line with another dataset's id; an address is of a page that there is, and stays."""
-    return re.sub(rf"(https?://\S+)|\b{re.escape(like)}\b", lambda found: found[1] or dataset, line)

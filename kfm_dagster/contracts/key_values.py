@@ -59,26 +59,20 @@ def contradictions(
     """Describe each value of the object (`values_of` a field) that is not the one its key asks for."""
     for field, by_group in declared.items():
         for group, by_text in by_group.items():
-            match = _first_match(by_text, groups.get(group))
+            text = groups.get(group)
+            matches = (re.fullmatch(pattern, text, re.ASCII) for pattern in by_text) if text is not None else ()
+            match = next(filter(None, matches), None)
             if match is None:
                 continue
-            expected = _alternatives(by_text[match.re.pattern], match)
+            listed = by_text[match.re.pattern]
+            expected = [
+                match.expand(one) if isinstance(one, str) else one
+                for one in (listed if isinstance(listed, list) else [listed])
+            ]
             for value in values_of(field):
                 if not any(_agrees(value, one) for one in expected):
                     asked = " or ".join(map(str, expected))
                     yield f"{field} is {value}, the key has {group} {match[0]}, which asks for {asked}"
-
-
-def _first_match(by_text: Mapping[str, Expected], text: str | None) -> re.Match[str] | None:
-    if text is None:
-        return None
-    return next((match for pattern in by_text if (match := re.fullmatch(pattern, text, re.ASCII))), None)
-
-
-def _alternatives(expected: Expected, match: re.Match[str]) -> list[Scalar | ValueRange]:
-    """Return the values of which one must agree, with the pattern's groups filled in."""
-    listed = expected if isinstance(expected, list) else [expected]
-    return [match.expand(one) if isinstance(one, str) else one for one in listed]
 
 
 def _agrees(value: object, expected: Scalar | ValueRange) -> bool:

@@ -75,9 +75,9 @@ class IntegrityCheck(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         objects, heads = self.pipeline.objects, ReadAhead()
-        reader = self.pipeline.readers.get(self.contract.metadata_extract.reader)
+        reader = self.pipeline.readers[self.contract.metadata_extract.reader]
         # A folder makes nobody wait, so nothing is kept of its files.
-        wanted = reader.first_bytes if objects.remote and reader else 0
+        wanted = reader.first_bytes if objects.remote else 0
         self.read_ahead[self.dataset] = heads
 
         def check(unit: Envelope) -> Envelope:

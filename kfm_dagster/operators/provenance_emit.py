@@ -32,7 +32,11 @@ def provenance_emit(
     `fence` tells, in the transaction that records, whose claim still stands. `occurred_at` is now, `started_at` is when
     the run claimed the batch (default: now).
     """
-    units = [LineageUnit.of(envelope) for envelope in batch if _has_lineage(envelope)]
+    units = [
+        LineageUnit.of(envelope)
+        for envelope in batch
+        if envelope.failure is None and envelope.stac is not None and envelope.stac.write_status in REGISTERED
+    ]
     run = IngestRun(
         run_id=run_id,
         started_at=rfc3339(started_at or occurred_at),
@@ -43,7 +47,3 @@ def provenance_emit(
         envelope.evolve(provenance=results[envelope.wal_id]) if envelope.wal_id in results else envelope
         for envelope in batch
     ]
-
-
-def _has_lineage(envelope: Envelope) -> bool:
-    return envelope.failure is None and envelope.stac is not None and envelope.stac.write_status in REGISTERED

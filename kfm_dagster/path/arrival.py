@@ -222,12 +222,11 @@ def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float
         return [f"shapes differ: {told}"]
     if path.points < min_points:
         return [f"{path.points} points; at least {min_points} make a path"]
-    return _values_at_fault(path) or [*_order_at_fault(path), *_too_long(path, sample_m)]
-
-
-def _too_long(path: BeamPath, sample_m: float) -> list[str]:
+    if faults := _values_at_fault(path):
+        return faults
     longest, most = float(np.max(path.d_ell)), sample_m / float(np.max(path.n_eff))
-    return [f"a d_ell of {longest:g} m; f_s asks for {most:g} m at most"] if longest > most else []
+    too_long = [f"a d_ell of {longest:g} m; f_s asks for {most:g} m at most"] if longest > most else []
+    return [*_order_at_fault(path), *too_long]
 
 
 def _values_at_fault(path: BeamPath) -> list[str]:

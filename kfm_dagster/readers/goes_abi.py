@@ -67,7 +67,10 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
     attributes, groups = native["attrs"], request.groups
     start, end = goes_granule.coverage(attributes)
     goes_granule.check_key(request, attributes, start, end)
-    numbers = _bands_of(groups)
+    # The bands that an object of this key has.
+    numbers = [float(groups["band"])] if "band" in groups else []
+    if groups["product"].startswith(_ALL_BANDS):
+        numbers = [float(band) for band in range(1, 17)]
     expect("scene_id", attributes.get("scene_id"), _SCENES[groups["scene"]][0])
     if numbers:
         expect("band_id", native.get("band_id"), numbers)
@@ -89,13 +92,6 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
         native=native,
         findings=findings,
     )
-
-
-def _bands_of(groups: Mapping[str, str]) -> list[float]:
-    """Give the numbers of the bands that an object of this key has."""
-    if groups["product"].startswith(_ALL_BANDS):
-        return [float(band) for band in range(1, 17)]
-    return [float(groups["band"])] if "band" in groups else []
 
 
 def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], _Findings]:

@@ -161,23 +161,19 @@ def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | N
     parameter = parameters().get((first.discipline, first.product.category, first.product.number))
     if parameter is None or parameter.no_coverage is None:
         return None
+    # The values of a field that are none (classification extension 2.0.0).
+    names: dict[int | None, str] = {parameter.missing: "missing"}
+    both = parameter.no_coverage in names
+    names[parameter.no_coverage] = "missing-or-no-coverage" if both else "no-coverage"
     band = {
         "name": request.groups.get("product", parameter.abbreviation),
         "description": parameter.name,
         "unit": parameter.unit,
         "nodata": parameter.no_coverage,
-        "classification:classes": _classes(parameter),
+        "classification:classes": [{"value": value, "name": name, "nodata": True} for value, name in names.items()],
         "mrms:period": parameter.period,
     }
     return [{name: value for name, value in band.items() if value != ""}]
-
-
-def _classes(parameter: Parameter) -> list[dict[str, Any]]:
-    """Name the values of a field that are none (classification extension 2.0.0)."""
-    names: dict[int | None, str] = {parameter.missing: "missing"}
-    both = parameter.no_coverage in names
-    names[parameter.no_coverage] = "missing-or-no-coverage" if both else "no-coverage"
-    return [{"value": value, "name": name, "nodata": True} for value, name in names.items()]
 
 
 def _of_key(request: ReadRequest) -> dict[str, Any]:

@@ -118,7 +118,8 @@ class _Reports:
                 latest = line[28:56]
                 self.kinds[latest] = self.kinds.pop(latest) if latest in self.kinds else self._kind(line)
             first, last = min(first, time), max(last, time)
-            if line[:4] != b"%04d" % size and not _is_padded(line[:4], size):
+            # Real reports leave off blanks at their end.
+            if line[:4] != b"%04d" % size and not (line[:4].isdigit() and size <= int(line[:4]) <= size + MAX_PADDING):
                 self.odd += 1
         self.first, self.last = first, last
         self.records += len(lines)
@@ -218,11 +219,6 @@ def _read(source: ByteSource, *, station: bytes) -> _Reports:
     else:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the {source.size} bytes")
     return reports
-
-
-def _is_padded(stated: bytes, size: int) -> bool:
-    """Tell whether a report of `size` bytes after the mandatory ones has what it states, but for blanks at its end."""
-    return stated.isdigit() and size <= int(stated) <= size + MAX_PADDING
 
 
 def _take_last(reports: _Reports, rest: bytes) -> None:

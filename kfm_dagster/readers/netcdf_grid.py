@@ -62,7 +62,9 @@ def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
     valid = times(header, clock) if clock else None
     findings: Findings = []
     start, end = _interval(header, valid, findings)
-    _check_date(request.groups, start)
+    date = request.groups.get("date", "")
+    if not rfc3339(start).translate({ord(sign): None for sign in "-:T"}).startswith(date):
+        raise ReadError(MetadataIssue.TIME_MISMATCH, f"the file begins at {rfc3339(start)}, the key says {date}")
     return HeaderMetadata(
         start=start,
         end=end,
@@ -106,12 +108,6 @@ def _moment(value: object) -> datetime | None:
         return moment and (moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
     except (OverflowError, ValueError):
         return None
-
-
-def _check_date(groups: Mapping[str, str], start: datetime) -> None:
-    date = groups.get("date", "")
-    if not rfc3339(start).translate({ord(sign): None for sign in "-:T"}).startswith(date):
-        raise ReadError(MetadataIssue.TIME_MISMATCH, f"the file begins at {rfc3339(start)}, the key says {date}")
 
 
 def _outline(x: GridAxis, y: GridAxis) -> Mapping[str, Any]:

@@ -165,17 +165,14 @@ def _check_times(chunk: Chunk, start: datetime) -> None:
     header = chunk.header.time if chunk.header else start
     first, last = (radial.time if radial else start for radial in (chunk.first, chunk.last))
     in_order = first <= last or chunk.first is None
-    if abs(header - start) > TIME_TOLERANCE or not in_order or not _within_volume(first, last, start):
+    within_volume = start - TIME_TOLERANCE <= first and last <= start + LONGEST_VOLUME
+    if abs(header - start) > TIME_TOLERANCE or not in_order or not within_volume:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
             f"the key says {start:%Y-%m-%dT%H:%M:%SZ}; the chunk says {header:%Y-%m-%dT%H:%M:%SZ} in its header and "
             f"{first:%Y-%m-%dT%H:%M:%SZ} to {last:%Y-%m-%dT%H:%M:%SZ} in its radials; expected the header within "
             f"{TIME_TOLERANCE.seconds} s, the radials within {LONGEST_VOLUME.seconds} s",
         )
-
-
-def _within_volume(first: datetime, last: datetime, start: datetime) -> bool:
-    return start - TIME_TOLERANCE <= first and last <= start + LONGEST_VOLUME
 
 
 def _last_words(chunk: Chunk) -> str:

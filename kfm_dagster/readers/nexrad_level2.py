@@ -12,7 +12,7 @@ whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
 from __future__ import annotations
 
 import bz2
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -225,7 +225,9 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
 def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     radial, end, (state, operability, build) = volume.radial, volume.end, volume.status
     planned = volume.pattern.elevations if volume.pattern else ()
-    angles = _distinct(planned[: end.radial.cut] if end.radial else planned)
+    made = planned[: end.radial.cut] if end.radial else planned
+    # A binary angle: what points below the horizon counts from the full turn. Several cuts may have one angle.
+    angles = sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in made})
     check_cuts(kind, angles)
     optional = {
         # An all-zero message 5 is real (2005): the radial's own pattern number comes first.
@@ -249,9 +251,3 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
         "nexrad:archive-version": volume.header.magic.removesuffix("."),
         "nexrad:compression": volume.compression,
     } | {name: value for name, value in optional.items() if value is not None}
-
-
-def _distinct(angles: Sequence[float]) -> list[float]:
-    """Distinct target elevations in degrees, ascending; the pattern has one for each cut, in the order of the cuts."""
-    # A binary angle: what points below the horizon counts from the full turn.
-    return sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in angles})

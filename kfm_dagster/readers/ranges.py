@@ -74,7 +74,7 @@ class BlockCache:
         indices = self._indices(start, length)
         missing = [index for index in indices if index not in self._blocks]
         if missing:
-            self._fetch(self._with_tail(missing))
+            self._fetch(sorted({*missing, *self._tail}) if missing[-1] in self._tail else missing)
         return b"".join(self._blocks[index] for index in indices)[offset : offset + length]
 
     def _indices(self, start: int, length: int) -> range:
@@ -85,9 +85,6 @@ class BlockCache:
         if len(indices) > self._max_blocks:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a header read of {length} bytes is too large")
         return indices
-
-    def _with_tail(self, missing: list[int]) -> list[int]:
-        return sorted({*missing, *self._tail}) if missing[-1] in self._tail else missing
 
     def _fetch(self, missing: list[int]) -> None:
         if len(self._blocks) + len(missing) > self._max_blocks:

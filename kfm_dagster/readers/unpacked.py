@@ -97,15 +97,12 @@ class Unpacked:
         """Bytes [start, start + length), fewer only at the end. Raises ReadError past the limit."""
         end = start + length
         while (reached := self._start + len(self._data)) < end and not self._ended:
-            self._forget(start)
+            gone = min(start - self._start, len(self._data))
+            del self._data[:gone]
+            self._start += gone
             # What is passed over on the way to the start is not unpacked at once.
             self._grow(max(end - max(reached, start), self._step))
         return bytes(self._data[start - self._start : max(end - self._start, 0)])
-
-    def _forget(self, start: int) -> None:
-        gone = min(start - self._start, len(self._data))
-        del self._data[:gone]
-        self._start += gone
 
     def _grow(self, wanted: int) -> None:
         if self._start + len(self._data) >= self._limit:

@@ -181,24 +181,18 @@ def test_a_product_that_was_made_after_it_was_stored_is_refused(
 
 
 @pytest.mark.clause("BEY-04")
-def test_how_long_an_index_may_precede_its_object_is_the_contracts() -> None:
-    storage = HRRR.storage.model_copy(
-        update={"sidecars": [HRRR.storage.sidecars[0].model_copy(update={"may_precede_seconds": 60})]}
-    )
+@pytest.mark.parametrize(("seconds", "expected"), [(60, []), (61, ["sidecar_outdated"])])
+def test_how_long_an_index_may_precede_its_object_is_the_contracts(seconds: int, expected: list[str]) -> None:
+    sidecar = HRRR.storage.sidecars[0].model_copy(update={"may_precede_seconds": 60})
+    contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"sidecars": [sidecar]})})
     made = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=START))
+    beside = Dated(START - timedelta(seconds=seconds))
 
     def reader(request: ReadRequest) -> HeaderMetadata:
         request.sidecar(".idx")
         return header()
 
-    for seconds, expected in ((60, []), (61, ["sidecar_outdated"])):
-        found = extract(
-            reader,
-            of=made,
-            contract=HRRR.model_copy(update={"storage": storage}),
-            open_sidecar=lambda _, seconds=seconds: Dated(START - timedelta(seconds=seconds)),  # type: ignore[misc]
-        )
-        assert codes(found) == expected
+    assert codes(extract(reader, of=made, contract=contract, open_sidecar=lambda _: beside)) == expected
 
 
 @pytest.mark.clause("OPR-07")

@@ -42,24 +42,6 @@ def test_a_file_may_span_a_year_s_end() -> None:
     assert GRAMMAR.contract.storage.day_prefixes(date(2025, 12, 31)) == ["GLM-L2-LCFA/2025/365/"]
 
 
-@pytest.mark.parametrize(
-    ("satellite", "slot", "box"),
-    [
-        (16, "GOES-East", (-141.56, -66.56, -8.44, 66.56)),
-        (17, "GOES-West", (156.44, -66.56, -70.44, 66.56)),
-    ],
-)
-def test_samples_read_as_what_they_are(satellite: int, slot: str, box: tuple[float, ...]) -> None:
-    key, content = sample(satellite=satellite, flashes=3)
-    header = read(key, content)
-    assert (header.start, header.end) == (START, START + timedelta(seconds=20))
-    assert header.properties["goes:orbital-slot"] == slot
-    assert header.properties["goes:product"] == "GLM-L2-LCFA"
-    assert [header.properties[f"glm:{name}-count"] for name in ("flash", "group", "event")] == [3, 6, 18]
-    assert bounding_box(header.geometry) == pytest.approx(box, abs=1e-5)
-    assert len(content) < 150_000
-
-
 @pytest.mark.clause("OPR-28")
 def test_an_item_describes_its_lists_and_its_detector() -> None:
     key, content = sample(satellite=18, flashes=2)

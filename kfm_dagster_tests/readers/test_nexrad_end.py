@@ -15,7 +15,7 @@ import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.samples.nexrad_level2 import DURATION, MOMENTS, make_nexrad_level2
+from kfm_dagster.demo.samples.nexrad_level2 import DURATION, MOMENTS
 from kfm_dagster.operators.integrity_check import apply_severities
 from kfm_dagster.readers import nexrad_end
 from kfm_dagster.readers.base import HeaderMetadata
@@ -37,16 +37,6 @@ from kfm_dagster_tests.readers.nexrad_bytes import (
 )
 from kfm_dagster_tests.readers.reading import Outcome, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
-
-
-@pytest.fixture(scope="module")
-def volume() -> bytes:
-    return make_nexrad_level2(site=SITE, start=START)[1]
-
-
-@pytest.fixture(scope="module")
-def uncompressed(volume: bytes) -> bytes:
-    return unpack(volume)
 
 
 def outcome(content: bytes, key: Mapping[str, str] | None = None) -> Outcome:
