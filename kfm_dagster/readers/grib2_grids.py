@@ -1,7 +1,7 @@
 """GRIB2 grids: from section 3 to a footprint and the projection fields of STAC.
 
 Belongs here: grid definition templates 3.0, 3.10, 3.20, 3.30 and 3.40, and the earth shapes of code table 3.2. Does not
-belong here: finding section 3 (`grib2_sections.py`), outlines as GeoJSON (`grib2_outlines.py`). Octet numbers are those
+belong here: finding section 3 (`grib2_sections.py`), outlines as GeoJSON (`geometry.py`). Octet numbers are those
 of WMO-No. 306, volume I.2, counted from 1.
 
 Latitudes on the model's own earth (mostly a sphere) are taken as WGS 84 latitudes without a datum shift, as ecCodes
@@ -23,11 +23,11 @@ from pyproj.exceptions import CRSError, ProjError
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.geometry import rectangle
-from kfm_dagster.readers.grib2_outlines import (
+from kfm_dagster.readers.geometry import (
     border,
     first_column,
     footprint,
+    rectangle,
     thinned,
     unwrapped,
     wrap,

@@ -24,9 +24,9 @@ from kfm_dagster.demo.samples.grib2_messages import (
 )
 from kfm_dagster.demo.samples.hrrr import PRODUCTS, REGIONS, make_hrrr
 from kfm_dagster.readers.base import HeaderMetadata, ReadError
+from kfm_dagster.readers.geometry import first_column
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES
 from kfm_dagster.readers.grib2_grids import describe_grid
-from kfm_dagster.readers.grib2_outlines import first_column
 from kfm_dagster.readers.grib2_properties import duration
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.reading import code_of, header_of
