@@ -20,7 +20,7 @@ from kfm_dagster.defs.run_storage import listing_days, run_slots
 from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ingest.maintenance import attempt
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.requested_runs import RequestedRuns
+from kfm_dagster.ingest.process_state import RequestedRuns
 from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 from kfm_dagster.recovery.backfill.scheduled import begin_due_listings

@@ -31,7 +31,7 @@ def evidence_job() -> dg.JobDefinition:
     @redacted
     def collect(pipeline: PipelineResource) -> int:
         refuse_foreign_roots(pipeline)
-        collector, collected = EvidenceCollector.of(pipeline.get()), 0
+        collector, collected = EvidenceCollector(pipeline.get()), 0
         while bundles := collector.collect():
             collected += bundles
         return collected

@@ -38,7 +38,7 @@ def feed_check() -> dg.AssetChecksDefinition:
     @redacted
     def feeds_are_whole(pipeline: PipelineResource) -> dg.AssetCheckResult:
         opened = pipeline.get()
-        FeedWatch.of(opened).look()
+        FeedWatch(opened).look()
         return dg.AssetCheckResult(severity=dg.AssetCheckSeverity.WARN, **_found(gap_picture(opened, days=DAYS)))
 
     return feeds_are_whole
@@ -58,7 +58,7 @@ def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
     @one_line
     def nodd_gaps(context: dg.ScheduleEvaluationContext) -> dg.SkipReason:
         opened = pipeline.get()
-        report = FeedWatch.of(opened).look()
+        report = FeedWatch(opened).look()
         picture = gap_picture(opened, days=DAYS)
         first_of_day = opened.clock().hour == 0 and bool(picture.rows)
         if report.changed or report.closed or first_of_day:

@@ -8,8 +8,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_key, asset_keys, slug
 from kfm_dagster.defs.run_tags import LANE_TAG, dataset_tags
-from kfm_dagster.ingest.path_arrivals import NODE
-from kfm_dagster.ingest.path_days import radars
+from kfm_dagster.ingest.path_arrivals import NODE, radars
 
 INGEST_JOB = "ingest"
 PATH_JOB = "path_arrival"

@@ -17,8 +17,7 @@ from kfm_dagster.defs.jobs import PATH_JOB
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_tags import DATASET_TAG, dataset_tags
 from kfm_dagster.defs.stage_run import run_stage
-from kfm_dagster.ingest.path_arrivals import GATES, NODE, PathArrivals
-from kfm_dagster.ingest.path_days import days_to_compute, radars
+from kfm_dagster.ingest.path_arrivals import GATES, NODE, PathArrivals, days_to_compute, radars
 from kfm_dagster.ingest.pipeline import Pipeline
 
 DESCRIPTION = (

@@ -24,7 +24,7 @@ from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, un
 from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
-from kfm_dagster.ingest.requested_runs import RequestedRuns
+from kfm_dagster.ingest.process_state import RequestedRuns
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.ledger.store import Ledger

@@ -26,8 +26,8 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
-from kfm_dagster.ingest.listing_intake import enter_listed
 from kfm_dagster.ingest.node import ChainNode, in_chunks
+from kfm_dagster.ingest.recording import enter_listed
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import IgnoreReason, parse_listed
 from kfm_dagster.run_state.inputs_hash import InputReference
@@ -151,7 +151,9 @@ class MessageParse(ChainNode):
         """
         try:
             self.listing = sorted(self._list(), key=lambda listed: listed.uri)
-            kept = self.pipeline.stages.artifacts.put(_listing_lines(self.listing), suffix="ndjson")
+            # The same objects in the same versions give the same bytes.
+            lines = b"".join(orjson.dumps(listed, option=orjson.OPT_APPEND_NEWLINE) for listed in self.listing)
+            kept = self.pipeline.stages.artifacts.put(lines, suffix="ndjson")
         except Exception as error:
             return error
         return ManifestEntry(uri=kept.uri, checksum=kept.sha256)
@@ -252,25 +254,25 @@ class MessageParse(ChainNode):
 
     def _enter(self, chunk: Sequence[Envelope]) -> bool:
         with self.pipeline.database.transaction() as tx:
-            entered = enter_listed(self.pipeline.ledger, chunk, tx)
-            for unit in entered.refused:
-                self._count_left_out(unit.key, ParseIssue.DATABASE_REFUSED.value)
+            ensured, requeued = enter_listed(self.pipeline.ledger, chunk, tx)
+            for unit in chunk:
+                if unit.wal_id in ensured.refused:
+                    self._leave_out(unit.key, ParseIssue.DATABASE_REFUSED.value)
             return self.account is None or self.account.counted(
-                tx, listed=len(chunk), created=len(entered.created), requeued=len(entered.requeued)
+                tx, listed=len(chunk), created=len(ensured.created), requeued=len(requeued)
             )
 
     def _list(self) -> Iterator[ListedObject]:
         try:
             day = date.fromisoformat(self.partition)
-            yield from self.pipeline.objects.list_day(self.contract, day, left_out=self._leave_out)
+            yield from self.pipeline.objects.list_day(
+                self.contract, day, left_out=lambda key, kind: self._leave_out(key, _WHY_LEFT_OUT[kind])
+            )
         except StoreAccessError as error:
             # One bucket costs the others nothing: what they hold enters the ledger, and then the listing fails.
             self._refused = error
 
-    def _leave_out(self, key: str, kind: KeyKind) -> None:
-        self._count_left_out(key, _WHY_LEFT_OUT[kind])
-
-    def _count_left_out(self, key: str, reason: str) -> None:
+    def _leave_out(self, key: str, reason: str) -> None:
         counted = self._left_out.setdefault(reason, {"keys": 0, "first": key})
         counted["keys"] = int(counted["keys"]) + 1
 
@@ -298,17 +300,4 @@ def kept_listing(artifacts: Artifacts, kept: Mapping[str, str]) -> list[ListedOb
     """Return the listing that a manifest's entry names. Raises ArtifactError."""
     content = artifacts.get(ArtifactReference(uri=kept["uri"], sha256=kept["checksum"]))
     lines = [orjson.loads(line) for line in content.splitlines()]
-    return [
-        ListedObject(
-            uri=line["uri"],
-            size=line["size"],
-            etag=line["etag"],
-            last_modified=datetime.fromisoformat(line["last_modified"]),
-        )
-        for line in lines
-    ]
-
-
-def _listing_lines(listing: Sequence[ListedObject]) -> bytes:
-    """Return a listing as lines of JSON: the same objects in the same versions give the same bytes."""
-    return b"".join(orjson.dumps(listed, option=orjson.OPT_APPEND_NEWLINE) for listed in listing)
+    return [ListedObject(**line | {"last_modified": datetime.fromisoformat(line["last_modified"])}) for line in lines]

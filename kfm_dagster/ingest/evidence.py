@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -19,22 +18,17 @@ from obstore.exceptions import BaseError
 
 from kfm_dagster.catalog.store import CatalogUndoError
 from kfm_dagster.contracts.issues import IntegrityIssue
-from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError, KfmError
-from kfm_dagster.ingest.evidence_bundle import FoundMessage, FoundObject, ObjectState, bundle_of
-from kfm_dagster.ingest.orphans import OrphanedItems
+from kfm_dagster.ingest.evidence_bundle import Announced, ObjectState, bundle_of, found_object
+from kfm_dagster.ingest.orphans import take_back_orphans
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.threads import Threads
-from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase, QuarantineCases
+from kfm_dagster.ledger.cases import DueCase, QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
-from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.object_handle import ObjectReadError
-from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Store
 
 FOLDER = "evidence"
@@ -50,42 +44,16 @@ _OVERWRITTEN = frozenset({LedgerCode.STALE_EVENT.value, LedgerCode.SUPERSEDED.va
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Facts:
-    case: DueCase
-    record: NoddWalRecord
-    history: Sequence[HistoryEntry]
-    message: FoundMessage | None
+_Facts = tuple[DueCase, NoddWalRecord, Sequence[HistoryEntry], Announced | None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EvidenceCollector:
     """Collects the evidence of a deployment's cases."""
 
-    cases: QuarantineCases
-    bundles: Artifacts
-    landing: Landing
-    objects: ObjectStores
-    registry: ContractRegistry
-    orphans: OrphanedItems
-    threads: Threads
-    withholding: bool
-    """Whether sensitive areas are set, so that the content of no object may be shown."""
-
-    @classmethod
-    def of(cls, pipeline: Pipeline) -> EvidenceCollector:
-        """Return the collector of a deployment."""
-        stages = pipeline.stages.lifecycle.store
-        return cls(
-            cases=QuarantineCases(pipeline.database, clock=pipeline.clock),
-            bundles=evidence_bundles(pipeline.store),
-            landing=pipeline.landing,
-            objects=pipeline.objects,
-            registry=pipeline.registry,
-            orphans=OrphanedItems(catalog=pipeline.catalog, ledger=pipeline.ledger, stages=stages),
-            threads=pipeline.threads,
-            withholding=pipeline.settings.sensitive_areas is not None,
-        )
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+        self._bundles = evidence_bundles(pipeline.store)
 
     def collect(self, *, limit: int = LIMIT) -> int:
         """Make the evidence of quarantined units that have none, oldest first; return the number of bundles.
@@ -94,7 +62,7 @@ class EvidenceCollector:
         the next call, as an Item that cannot be taken back leaves its case; an object that cannot be read is what the
         evidence says. What cannot be made of one case's message or object is left out with a note (SEC-12).
         """
-        due = self.cases.due(limit=limit)
+        due = self._cases.due(limit=limit)
         end = time.monotonic() + BUDGET_SECONDS
         collected = 0
         for start in range(0, len(due), _PART):
@@ -110,7 +78,7 @@ class EvidenceCollector:
     def _without_orphans(self, part: Sequence[DueCase]) -> Sequence[DueCase]:
         """Take back the units' Items without lineage; return the cases of units that have no Item any more."""
         try:
-            self.orphans.take_back({case.wal_id for case in part})
+            take_back_orphans(self._pipeline, {case.wal_id for case in part})
         except CatalogUndoError as error:
             _LOG.warning("%s", error)
             return [case for one in part if len(part) > 1 for case in self._without_orphans([one])]
@@ -118,67 +86,72 @@ class EvidenceCollector:
 
     def _collect(self, due: Sequence[DueCase]) -> int:
         def store(facts: _Facts) -> ArtifactReference:
+            case, record, history, message = facts
             try:
-                observed = self._look(facts.record, reason=facts.case.reason)
-                content = bundle_of(facts.case, facts.record, facts.history, found=observed, message=facts.message)
+                observed = self._look(record, reason=case.reason)
+                content = bundle_of(case, record, history, found=observed, message=message)
             except KfmError:  # of the deployment, so of every case
                 raise
             except Exception as error:  # of this case's message or object, so of no other case
                 shown = redacted_error(error)
-                _LOG.exception("the evidence of %s has no message and no object", facts.record.wal_id, exc_info=shown)
-                note = FoundObject(state=ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
-                content = bundle_of(facts.case, facts.record, facts.history, found=note, message=None)
-            return self.bundles.put(content, suffix="json")
+                _LOG.exception("the evidence of %s has no message and no object", record.wal_id, exc_info=shown)
+                note = found_object(ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
+                content = bundle_of(case, record, history, found=note, message=None)
+            return self._bundles.put(content, suffix="json")
 
         known = self._facts(due)
-        stored = self.threads.concurrently(store, known)
-        return self.cases.attach(zip((facts.case for facts in known), stored, strict=True))
+        stored = self._pipeline.threads.concurrently(store, known)
+        return self._cases.attach(zip((case for case, *_ in known), stored, strict=True))
 
     def _facts(self, due: Sequence[DueCase]) -> list[_Facts]:
-        histories = self.cases.histories(case.wal_id for case in due)
+        histories = self._cases.histories(case.wal_id for case in due)
         # As it stood when it was quarantined, wherever the record is by now.
         until = [(case, histories[case.wal_id][: case.version]) for case in due]
         records = [(case, replay_history(history), history) for case, history in until]
         messages = self._messages([record for _, record, _ in records])
-        return [
-            _Facts(case=case, record=record, history=history, message=messages.get(record.sqs_message_id or ""))
-            for case, record, history in records
-        ]
+        return [(*known, messages.get(known[1].sqs_message_id or "")) for known in records]
 
-    def _messages(self, records: Sequence[NoddWalRecord]) -> Mapping[str, FoundMessage]:
-        deliveries = self.cases.messages(record.sqs_message_id for record in records if record.sqs_message_id)
+    def _messages(self, records: Sequence[NoddWalRecord]) -> Mapping[str, Announced]:
+        deliveries = self._cases.messages(record.sqs_message_id for record in records if record.sqs_message_id)
         landed: dict[str, Mapping[str, SqsMessage] | str] = {}
         for digest in sorted({delivery.landing for delivery in deliveries.values()}):
             try:
-                landed[digest] = {message.message_id: message for message in self.landing.read(digest)}
+                landed[digest] = {message.message_id: message for message in self._pipeline.landing.read(digest)}
             except ArtifactError as error:
                 landed[digest] = str(error)
-        return {name: _found_message(delivery, landed[delivery.landing]) for name, delivery in deliveries.items()}
+        found: dict[str, Announced] = {}
+        for name, delivery in deliveries.items():
+            batch = landed[delivery.landing]
+            absent = "the landed batch does not hold the message"
+            found[name] = (delivery, batch if isinstance(batch, str) else batch.get(delivery.message_id, absent))
+        return found
 
-    def _look(self, record: NoddWalRecord, *, reason: str) -> FoundObject:
+    def _look(self, record: NoddWalRecord, *, reason: str) -> Mapping[str, Any]:
         """Look at the object as it stands: its head, and both ends where they may be shown."""
         if reason in _OVERWRITTEN:
-            return FoundObject(state=ObjectState.OVERWRITTEN, why=reason)
+            return found_object(ObjectState.OVERWRITTEN, why=reason)
         try:
-            contract = self.registry[record.dataset]
+            contract = self._pipeline.registry[record.dataset]
         except ContractError:
-            return FoundObject(state=ObjectState.UNREADABLE, why="the dataset has no contract any more")
-        shown = _may_be_shown(contract, record) and not self.withholding
+            return found_object(ObjectState.UNREADABLE, why="the dataset has no contract any more")
+        # Content stays out of evidence where governance or a sensitive area keeps it from people.
+        shown = not (
+            contract.governed
+            or record.last_error_code == LedgerCode.GOVERNANCE_HARD_FAIL
+            or self._pipeline.settings.sensitive_areas is not None
+        )
         try:
-            handle = self.objects.open(contract, record.object_uri)
+            handle = self._pipeline.objects.open(contract, record.object_uri)
             head, first = handle.probe(EDGE_BYTES) if shown else (handle.head(), b"")
             # An object shorter than both ends is told by its first bytes and what follows them.
             start = max(head.size - EDGE_BYTES, len(first))
             last = handle.read(start, head.size - start) if shown and start < head.size else b""
         except ObjectReadError as error:
             absent = error.code is IntegrityIssue.MISSING_OBJECT
-            return FoundObject(state=ObjectState.ABSENT if absent else ObjectState.UNREADABLE, why=str(error.observed))
-        return FoundObject(
-            state=ObjectState.PRESENT if shown else ObjectState.WITHHELD,
-            size=head.size,
-            version=head.etag,
-            content_type=head.content_type,
-            last_modified=head.last_modified,
+            return found_object(ObjectState.ABSENT if absent else ObjectState.UNREADABLE, why=str(error.observed))
+        return found_object(
+            ObjectState.PRESENT if shown else ObjectState.WITHHELD,
+            head=head,
             first=first,
             last=last,
         )
@@ -193,18 +166,3 @@ def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:
     """Read a bundle back. Raises ArtifactError when it is gone or is not the one that was stored."""
     content: dict[str, Any] = orjson.loads(evidence_bundles(store).get(reference))
     return content
-
-
-def _found_message(delivery: AnnouncingMessage, batch: Mapping[str, SqsMessage] | str) -> FoundMessage:
-    if isinstance(batch, str):
-        return FoundMessage(delivery=delivery, landed=None, why=batch)
-    message = batch.get(delivery.message_id)
-    why = None if message else "the landed batch does not hold the message"
-    return FoundMessage(delivery=delivery, landed=message, why=why)
-
-
-def _may_be_shown(contract: DatasetContract, record: NoddWalRecord) -> bool:
-    """Tell whether content may stand in evidence: not where governance keeps it from anybody."""
-    governance = contract.governance
-    restricted = governance.sensitivity != "none" or governance.indigenous_data_flag
-    return not restricted and record.last_error_code != LedgerCode.GOVERNANCE_HARD_FAIL

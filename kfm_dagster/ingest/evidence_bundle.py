@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum, unique
 from functools import lru_cache
 from typing import Any
@@ -25,6 +24,7 @@ from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord
 from kfm_dagster.ledger.search import OPERATORS
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.redaction import redact
+from kfm_dagster.storage.object_handle import ObjectHead
 
 KIND = "kfm.nodd.evidence/v1"
 MAX_BODY_CHARACTERS = 16_384
@@ -54,27 +54,24 @@ class ObjectState(StrEnum):
     """It is there; governance keeps its content out of the evidence."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundObject:
-    """The object as found: size in bytes, first and last bytes where they may be shown."""
-
-    state: ObjectState
-    why: str | None = None
-    size: int | None = None
-    version: str | None = None
-    content_type: str | None = None
-    last_modified: datetime | None = None
-    first: bytes = b""
-    last: bytes = b""
+Announced = tuple[AnnouncingMessage, SqsMessage | str]
+"""The message that announced a unit: its delivery, and as it was landed, or why the landing zone does not have it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundMessage:
-    """The message that announced the unit; `landed` None: the landing zone has it no more, and `why` says so."""
-
-    delivery: AnnouncingMessage
-    landed: SqsMessage | None
-    why: str | None = None
+def found_object(
+    state: ObjectState, *, why: str | None = None, head: ObjectHead | None = None, first: bytes = b"", last: bytes = b""
+) -> dict[str, Any]:
+    """Return what a bundle says of the object as found; `first` and `last` are its ends where they may be shown."""
+    return {
+        "state": state,
+        "why": None if why is None else redact(why),
+        "size": head and head.size,
+        "version": head and head.etag,
+        "content_type": head and head.content_type,
+        "last_modified": head and rfc3339(head.last_modified),
+        "first_hex": first.hex(),
+        "last_hex": last.hex(),
+    }
 
 
 def bundle_of(
@@ -82,8 +79,8 @@ def bundle_of(
     record: NoddWalRecord,
     history: Sequence[HistoryEntry],
     *,
-    found: FoundObject,
-    message: FoundMessage | None,
+    found: Mapping[str, Any],
+    message: Announced | None,
 ) -> bytes:
     """Return the bundle as JSON text; `record` and `history` are those of the moment of the quarantine."""
     key = record.object_uri.split("://", 1)[-1].split("/", 1)[-1]
@@ -114,8 +111,8 @@ def bundle_of(
             "sequencer": record.sequencer,
             "event_time": rfc3339(record.event_time),
         },
-        "found": _found(found),
-        "message": None if message is None else _message(message, record, spared={key, quote(key), quote_plus(key)}),
+        "found": found,
+        "message": None if message is None else _message(*message, record, spared={key, quote(key), quote_plus(key)}),
         "history": [_change(entry) for entry in history],
     }
     return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
@@ -227,33 +224,21 @@ def _failed_operator(record: NoddWalRecord) -> str | None:
     return next((name for column, name in _OPERATORS.items() if getattr(record, column) == "failed"), None)
 
 
-def _found(found: FoundObject) -> dict[str, Any]:
-    return {
-        "state": found.state,
-        "why": None if found.why is None else redact(found.why),
-        "size": found.size,
-        "version": found.version,
-        "content_type": found.content_type,
-        "last_modified": None if found.last_modified is None else rfc3339(found.last_modified),
-        "first_hex": found.first.hex(),
-        "last_hex": found.last.hex(),
-    }
-
-
-def _message(message: FoundMessage, record: NoddWalRecord, *, spared: Collection[str]) -> dict[str, Any]:
-    landed = message.landed
-    body = None if landed is None else redacted(_own_body(landed.body, record), spared=spared)
+def _message(
+    delivery: AnnouncingMessage, landed: SqsMessage | str, record: NoddWalRecord, *, spared: Collection[str]
+) -> dict[str, Any]:
+    body = None if isinstance(landed, str) else redacted(_own_body(landed.body, record), spared=spared)
     if len(orjson.dumps(body)) > MAX_BODY_CHARACTERS:
         body = orjson.dumps(body).decode()[:MAX_BODY_CHARACTERS] + "…"
     return {
-        "message_id": message.delivery.message_id,
-        "queue": message.delivery.queue,
-        "receive_count": message.delivery.receive_count,
-        "first_received_at": rfc3339(message.delivery.first_received_at),
-        "landing": message.delivery.landing,
-        "sent_at": None if landed is None or landed.sent_at is None else rfc3339(landed.sent_at),
+        "message_id": delivery.message_id,
+        "queue": delivery.queue,
+        "receive_count": delivery.receive_count,
+        "first_received_at": rfc3339(delivery.first_received_at),
+        "landing": delivery.landing,
+        "sent_at": None if isinstance(landed, str) or landed.sent_at is None else rfc3339(landed.sent_at),
         "body": body,
-        "why_no_body": message.why,
+        "why_no_body": landed if isinstance(landed, str) else None,
     }
 
 

@@ -9,20 +9,18 @@ contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the ro
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from kfm_dagster.contracts.cadence import HOUR, LEAST_CADENCE, pace_of, product_hours, products_of, settled_until
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Coverage
-from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.arrivals import count_day, counted_days
-from kfm_dagster.ledger.gaps import FeedWindow, FollowedProduct, Gaps
+from kfm_dagster.ledger.gaps import FeedWindow, FollowedProduct
 from kfm_dagster.ledger.rows import key_groups
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.facts import partition_facts
@@ -44,27 +42,13 @@ class FeedReport:
     days: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FeedWatch:
-    """The feeds of a deployment that are followed."""
+    """The feeds of a deployment that are followed. Nothing of a feed that is a sample can be missing."""
 
-    gaps: Gaps
-    registry: ContractRegistry
-    switches: KillSwitches
-    clock: Callable[[], datetime]
-    sampled: bool = False
-    """Whether the feed is a sample: nothing of it can be missing."""
-
-    @classmethod
-    def of(cls, pipeline: Pipeline) -> FeedWatch:
-        """Return the watch of a deployment."""
-        return cls(
-            gaps=pipeline.gaps,
-            registry=pipeline.registry,
-            switches=pipeline.ledger.switches,
-            clock=pipeline.clock,
-            sampled=pipeline.settings.feed is FeedKind.SAMPLE,
-        )
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.gaps, self.clock = pipeline.gaps, pipeline.clock
+        self._sampled = pipeline.settings.feed is FeedKind.SAMPLE
 
     def follow(self, contract: DatasetContract, units: Iterable[Envelope], tx: Transaction) -> None:
         """Note since when the products of announced units are followed.
@@ -96,17 +80,6 @@ class FeedWatch:
         hours = product_hours(contract.coverage, facts.day, facts.counts, at=now, followed=facts.followed)
         return self.gaps.record(contract.id, hours, at=now, run_id=run_id)
 
-    def record_days(self, contract: DatasetContract, days: Sequence[date]) -> FeedReport:
-        """Count days in the ledger and note what they lack."""
-        changed = closed = 0
-        for day in days:
-            with self.gaps.database.snapshot() as view:
-                facts = partition_facts(contract, day.isoformat(), tx=view)
-            if facts is not None:
-                new, over = self.record_day(contract, facts)
-                changed, closed = changed + new, closed + over
-        return FeedReport(changed=changed, closed=closed, days=len(days))
-
     def look(self) -> FeedReport:
         """Look at the days of followed datasets whose hours have settled since the last look, and at those with holes.
 
@@ -117,10 +90,15 @@ class FeedWatch:
         for contract, coverage, feeds in self._followed():
             until = settled_until(coverage, self.clock())
             days = self._days_to_look_at(contract, feeds, until)
-            report = self.record_days(contract, days)
+            for day in days:
+                with self.gaps.database.snapshot() as view:
+                    facts = partition_facts(contract, day.isoformat(), tx=view)
+                if facts is not None:
+                    new, over = self.record_day(contract, facts)
+                    changed, closed = changed + new, closed + over
             self.gaps.looked(contract.id, until=until)
             self._count_arrivals(contract, feeds, until)
-            changed, closed, looked = changed + report.changed, closed + report.closed, looked + report.days
+            looked += len(days)
         return FeedReport(changed=changed, closed=closed, days=looked)
 
     def watch(self, due: datetime | None = None) -> datetime | None:
@@ -129,7 +107,7 @@ class FeedWatch:
         A deployment that follows nothing asks for its feeds every five minutes, and for nothing else.
         """
         now = self.clock()
-        if self.sampled or (due is not None and now < due):
+        if self._sampled or (due is not None and now < due):
             return due
         windows, pause = [], NO_FEED
         for contract, coverage, feeds in self._followed():
@@ -154,13 +132,13 @@ class FeedWatch:
 
     def _followed(self) -> Iterator[tuple[DatasetContract, Coverage, Sequence[FollowedProduct]]]:
         """Yield the datasets that are followed and on, with their products."""
-        if self.sampled or not (feeds := self.gaps.feeds()):
+        if self._sampled or not (feeds := self.gaps.feeds()):
             return
-        off = KillSwitchPolicy.now(self.switches)
+        off = KillSwitchPolicy.now(self._pipeline.ledger.switches)
         by_dataset: dict[str, list[FollowedProduct]] = defaultdict(list)
         for feed in feeds:
             by_dataset[feed.dataset].append(feed)
-        for contract in self.registry:
+        for contract in self._pipeline.registry:
             if contract.coverage is not None and contract.id in by_dataset and off.of(contract.id) is None:
                 yield contract, contract.coverage, by_dataset[contract.id]
 

@@ -12,27 +12,35 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.kill_switch_policy import ALL_ON, KillSwitchPolicy, units_in_flight
-from kfm_dagster.ingest.late_sidecar import complete
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
+from kfm_dagster.ingest.read_again import close, complete
 from kfm_dagster.ingest.recording import created_of, ensure_units, record_messages
-from kfm_dagster.ingest.verified_messages import of_known_senders, verdicts_on
-from kfm_dagster.ingest.volume_end import close
+from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.notifications.messages import SenderVerdict, SqsMessage
+from kfm_dagster.notifications.messages import Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, in_parts, weight
-from kfm_dagster.notifications.sqs import FIRST_WAIT_SECONDS
+from kfm_dagster.notifications.sqs import FIRST_WAIT_SECONDS, Queue
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.telemetry.traces import is_tracing, record_receive
+
+if TYPE_CHECKING:
+    from kfm_dagster.notifications.authenticity import Signatures
+
+CERTIFICATE_WAIT_SECONDS = 60.0
+"""How long a message waits for its certificate at first (KFM_RETRY_BACKOFF_SECONDS overrides it)."""
+WAIT_FACTOR = 4
+"""Each wait is so many times the one before: five receives, after which a queue gives up, last for almost six hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +141,7 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPo
     for part in in_parts(messages, weight, (PART_BYTES, PART_UNITS)):
         verdicts = verdicts_on(part, deliveries=pipeline.deliveries, signatures=pipeline.signatures)
         first_wait = pipeline.settings.retry_backoff_seconds
-        known = of_known_senders(zip(part, verdicts, strict=True), queue=pipeline.queue, first_wait=first_wait)
+        known = _of_known_senders(zip(part, verdicts, strict=True), queue=pipeline.queue, first_wait=first_wait)
         report = report.joined(IntakeReport(unverified=len(part) - len(known)))
         if known:
             report = report.joined(_record(pipeline, known, off))
@@ -213,3 +221,30 @@ def _visibility(
         elif one.rejections and not one.envelopes:
             changes.append((message.receipt_handle or "", 0))
     return changes
+
+
+def verdicts_on(
+    messages: Sequence[SqsMessage], *, deliveries: Deliveries, signatures: Signatures
+) -> list[SenderVerdict]:
+    """Return a verdict on each message, in their order; one that was verified before is not verified again."""
+    verified = deliveries.verified(message.message_id for message in messages)
+    return signatures.verdicts(messages, verified=verified)
+
+
+def _of_known_senders(
+    judged: Iterable[tuple[SqsMessage, SenderVerdict]], *, queue: Queue, first_wait: float | None
+) -> list[tuple[SqsMessage, SenderVerdict]]:
+    """Return the messages on which there is a verdict; the others go back to the queue and wait."""
+    known: list[tuple[SqsMessage, SenderVerdict]] = []
+    waits: list[tuple[str, int]] = []
+    for message, verdict in judged:
+        if verdict.authenticity is Authenticity.UNKNOWN:
+            first = CERTIFICATE_WAIT_SECONDS if first_wait is None else first_wait
+            # The queue bounds it to what SQS allows.
+            wait = int(first * WAIT_FACTOR ** min(max(message.receive_count - 1, 0), 8))
+            waits.append((message.receipt_handle or "", wait))
+        else:
+            known.append((message, verdict))
+    if waits:
+        queue.change_visibility(waits)
+    return known

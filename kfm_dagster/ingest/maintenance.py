@@ -1,7 +1,8 @@
 """Maintenance: what the sensor `nodd_ledger` and workers do for the ledger besides ingesting.
 
-Belongs here: the order. Does not belong here: who is dead (`defs/run_storage.py`, `worker/run_locks.py`), or what is
-run next (`plan.py`, `worker/resident.py`).
+What runs that died held and intended is given back first, before anything new is planned (WSM-11). Belongs here: the
+order. Does not belong here: who is dead (`defs/run_storage.py`, `worker/run_locks.py`), runs that failed
+(`rollback.py`), or what is run next (`plan.py`, `worker/resident.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.errors import DatabaseUnavailableError, KfmError
+from kfm_dagster.idempotent_node.wal import Intents
 from kfm_dagster.ingest.feed_watch import FeedWatch
-from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.redaction import redacted_error
+from kfm_dagster.redaction import error_text, redacted_error
+from kfm_dagster.stages.lifecycle import StageLifecycle
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ def look_after(
             due.update(ledger.retry_due(now=pipeline.clock(), limit=limit, tx=tx))
 
     def watch() -> None:
-        state.feeds_due = FeedWatch.of(pipeline).watch(state.feeds_due)
+        state.feeds_due = FeedWatch(pipeline).watch(state.feeds_due)
 
     def publish() -> None:
         if (failure := pipeline.lineage.flush()) is not None:
@@ -78,3 +80,37 @@ def attempt(name: str, step: Callable[[], Result], warn: Callable[[str], None]) 
         _LOG.exception("%s fails", name, exc_info=redacted_error(error))
         warn(f"{name} fails: {error if isinstance(error, KfmError) else type(error).__name__}")
         return None
+
+
+def give_back(
+    ledger: Ledger,
+    *,
+    intents: Intents,
+    lifecycle: StageLifecycle,
+    dead: Callable[[Iterable[str]], Collection[str]],
+    warn: Callable[[str], None],
+) -> None:
+    """Take back the claims of dead runs and of expired leases, the latter also when `dead` fails.
+
+    `dead` chooses from root run ids those that nobody works for. What dead runs intended has failed; it is given up
+    once a later run has done the same node's work.
+    """
+    without_claims: Collection[str] = ()
+    without_intents: Collection[str] = ()
+    without_stages: Collection[str] = ()
+    try:
+        without_claims = dead(ledger.in_progress_runs())
+        without_intents = dead(intents.pending_runs())
+        without_stages = dead(lifecycle.store.unfinished_runs())
+    except Exception as error:
+        warn(f"Dagster's run storage does not say which runs are dead: {error_text(error)}")
+    intents.fail_runs(without_intents)
+    lifecycle.close(without_stages)
+    intents.give_up_overtaken()
+    with ledger.database.transaction() as tx:
+        report = ledger.release_lost(run_ids=without_claims, tx=tx)
+    if report.requeued or report.quarantined:
+        warn(
+            f"gave back {len(report.requeued)} units of dead runs or expired leases, "
+            f"quarantined {len(report.quarantined)}"
+        )

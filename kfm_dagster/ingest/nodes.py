@@ -31,6 +31,7 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.metadata_extract import unreadable as metadata_unreadable
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
+from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
@@ -75,7 +76,7 @@ class IntegrityCheck(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         objects, heads = self.pipeline.objects, ReadAhead()
-        reader = self.pipeline.readers[self.contract.metadata_extract.reader]
+        reader = READERS[self.contract.metadata_extract.reader]
         # A folder makes nobody wait, so nothing is kept of its files.
         wanted = reader.first_bytes if objects.remote else 0
         self.read_ahead[self.dataset] = heads
@@ -90,8 +91,7 @@ class IntegrityCheck(ChainNode):
         def fail(unit: Envelope, error: Exception) -> Envelope:
             return unit.evolve(integrity=integrity_unreadable(self.contract, error))
 
-        alone = each_alone(check, fail=fail)
-        return self.each(alone)
+        return self.each(each_alone(check, fail=fail))
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -132,7 +132,7 @@ class MetadataExtract(ChainNode):
                 contract=self.contract,
                 grammar=grammar,
                 source=handle,
-                readers=self.pipeline.readers,
+                readers=READERS,
                 open_sidecar=lambda suffix: objects.open_sidecar(self.contract, unit.object_uri, suffix),
             )
             found = unit.evolve(metadata=metadata)
@@ -141,8 +141,7 @@ class MetadataExtract(ChainNode):
         def fail(unit: Envelope, error: Exception) -> Envelope:
             return unit.evolve(metadata=metadata_unreadable(self.contract, error))
 
-        alone = each_alone(extract, fail=fail)
-        return self.each(alone)
+        return self.each(each_alone(extract, fail=fail))
 
     @override
     def params(self) -> Mapping[str, Any]:
@@ -299,7 +298,7 @@ class Settle(ChainNode):
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         self.report = self.pipeline.ledger.settle(made, run_id=self.run_id, tx=tx)
         if not self.sampled:
-            FeedWatch.of(self.pipeline).follow(self.contract, made, tx)
+            FeedWatch(self.pipeline).follow(self.contract, made, tx)
         return made
 
     @override
@@ -331,7 +330,7 @@ class Settle(ChainNode):
         if any(unit.raw.sqs_message_id for unit in batch):
             self.pipeline.acknowledger.acknowledge(retrying=self.report.failed)
         if self.partition_facts is not None:
-            FeedWatch.of(self.pipeline).record_day(self.contract, self.partition_facts, run_id=self.run_id)
+            FeedWatch(self.pipeline).record_day(self.contract, self.partition_facts, run_id=self.run_id)
         self.pipeline.following.catch_up(self.pipeline.followers)
         flush_traces()
 

@@ -3,8 +3,8 @@
 It reads what the chain's metadata nodes have stored, in whatever runs they did so, and stands beside the chain: no unit
 waits for it, and none fails by it. It is a stage as those of the chain are: the pipeline card says what G3, G4 and G7
 lead to. The batch that it hands on names the units and what took them out; what was computed is in the table.
-Belongs here: the node. Does not belong here: the table's form (`arrival_table.py`), the beams (`path/`), the gates'
-rules (`stages/gates/path_rules.py`), Dagster.
+Belongs here: the node, and which days it is due for. Does not belong here: the table's form (`arrival_table.py`), the
+beams (`path/`), the gates' rules (`stages/gates/path_rules.py`), asking Dagster for a day (`defs/path_arrival.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,15 @@ import orjson
 from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ingest.arrival_table import to_parquet
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MetadataExtract
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.path.quantities import as_array_quantities
 from kfm_dagster.path.refractivity import Floats, PathError
 from kfm_dagster.path.volume import PathArrival, PathOptions, facts_of, path_arrival
@@ -45,8 +50,22 @@ from kfm_dagster.storage.database import Transaction
 NODE = "path_arrival"
 READER = "nexrad-level2"
 """The reader whose datasets have beams."""
+LOOKS_BACK = timedelta(days=2)
+"""Metadata older than this have been asked for long since, or by a person."""
+PAUSE = timedelta(minutes=10)
+"""Between two tables of one day, whose volumes may come one by one."""
+AT_WORK = (Status.PENDING, Status.IN_PROGRESS, Status.FAILED)
 GATES = (Gate.G3, Gate.G4, Gate.G7)
 """What the path quantities are held against."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathDay:
+    """A dataset's day to compute; `content_hash` is that of the metadata that were added last."""
+
+    dataset: str
+    day: str
+    content_hash: str
 
 
 @dataclass(kw_only=True)
@@ -197,3 +216,28 @@ def _covariances(found: Mapping[WalId, PathArrival]) -> dict[WalId, dict[str, Fl
                 **{f"T_arr and Phi at {arrival.elevation_deg:g} degrees": matrix for arrival, matrix in of_beams},
             }
     return {wal_id: shared[id(each.phase_covariance)] for wal_id, each in found.items()}
+
+
+def radars(registry: ContractRegistry) -> list[DatasetContract]:
+    """Return the datasets of radar volumes: those with beams."""
+    return [contract for contract in registry if contract.metadata_extract.reader == READER]
+
+
+def days_to_compute(ledger: Ledger, nodes: IdempotentNodes, *, at: datetime) -> list[PathDay]:
+    """Return the days with metadata newer than their table, no unit that is still at work, and no table of late."""
+
+    def has_ended(dataset: str, day: str) -> bool:
+        counts = ledger.day(dataset=dataset, partition=day).counts
+        return not any(counts[status] for status in AT_WORK)
+
+    return [
+        PathDay(dataset=contract.id, day=day, content_hash=output.content_hash)
+        for contract in radars(ledger.registry)
+        for day, output in nodes.outputs_ahead(
+            f"{contract.id}.{MetadataExtract.operator}",
+            later=f"{contract.id}.{NODE}",
+            since=at - LOOKS_BACK,
+            before=at - PAUSE,
+        ).items()
+        if output.record["units"] and has_ended(contract.id, day)
+    ]

@@ -1,27 +1,49 @@
-"""Recording: what a batch of parsed messages leaves in the ledger, no matter which queue it came from.
+"""Recording: what a batch of parsed messages or of listed objects leaves in the ledger.
 
-Belongs here: units, deliveries and rejections of messages, in the caller's transaction, so that a message is never
-received without a trace; and what becomes of that which the database refuses: it is rejected with the database's words
-and costs the others nothing. Does not belong here: receiving (`intake.py`), the dead-letter queue (`recovery/`).
+Belongs here: units, deliveries and rejections, in the caller's transaction, so that a message is never received without
+a trace, whichever queue it came from; and what becomes of that which the database refuses: it is rejected with the
+database's words and costs the others nothing. Does not belong here: receiving (`intake.py`), the dead-letter queue
+(`recovery/`), listing (`storage/objects.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
 
-from kfm_dagster.contracts.envelope import Envelope, Lane
+from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.ingest.read_again import close
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredRecord
+from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.reports import EnsureResult
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import ParsedMessage
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.refusal import write_all_but_refused
 from kfm_dagster.telemetry.totals import RecordUse, Total, Totals
+
+_LOG = logging.getLogger(__name__)
+
+
+def enter_listed(ledger: Ledger, chunk: Sequence[Envelope], tx: Transaction) -> tuple[EnsureResult, Collection[WalId]]:
+    """Give listed objects their records, in the bulk lane, and let failed ones in again. Entering twice is no harm.
+
+    Returns what became of the units, and those that were let in again.
+    """
+    ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
+    failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
+    requeued = ledger.requeue(failed, reason=ReplayReason.BACKFILL, tx=tx)
+    close(ledger, (unit for unit in chunk if unit.wal_id in ensured.created), tx)
+    for unit in chunk:
+        if unit.wal_id in ensured.refused:
+            _LOG.warning("the database refuses %s: %s", unit.object_uri, ensured.refused[unit.wal_id])
+    return ensured, requeued
 
 
 def ensure_units(

@@ -43,17 +43,6 @@ class _TakenOverError(Exception):
     """Another process of the run works on the stage that failed, or has ended it."""
 
 
-class RunStateKeptError(KfmError):
-    """A run is rolled back, and run-state was not told."""
-
-    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
-
-    def __init__(self, rollback: Rollback, *, observed: object) -> None:
-        """Keep what was taken back: in the database all of it is."""
-        self.rollback = rollback
-        super().__init__(observed=observed, next_step="tell run-state again")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback:
     """What was taken back of a run in a dataset: by stage, the last one first, and the units' claims."""
@@ -86,8 +75,8 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
     Nothing is done where the card knows no rollback, the stage itself could not be compensated, or the run handed an
     earlier one's work on. Raises ClaimsLostError, and what the catalog and the database raise; then nothing is taken
-    back in the database, and the units' next attempt finds and completes what stands. Raises RunStateKeptError where
-    everything is, and only what follows the commit was not done: run-state outside the database.
+    back in the database, and the units' next attempt finds and completes what stands. Where everything is, and only
+    what follows the commit was not done, run-state outside the database is told once more.
     """
     states = list(_standing(node))
     with node.pipeline.database.snapshot() as tx:
@@ -113,38 +102,40 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     except Exception as error:
         if rollback is None or failed is None or not _is_audited(node, failed):
             raise
-        raise RunStateKeptError(rollback, observed=error_text(error)) from redacted_error(error)
+        _LOG.warning("run %s: run-state was not told: %s", node.run_id, error_text(error))
+        _tell_run_state_again(node)
     return rollback
 
 
 def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Roll back; where that is impossible, say so in log and audit, and leave it to the units' next attempt.
-
-    Run-state that was not told is told once more. Where that fails, too, log and audit say so, because a re-execution
-    of the run would take the outputs for its own as if they stood.
-    """
+    """Roll back; where that is impossible, say so in log and audit, and leave it to the units' next attempt."""
     try:
         return roll_back(node, because)
-    except RunStateKeptError as stands:
-        try:
-            states = list(_standing(node))
-            with node.pipeline.database.transaction() as tx:
-                _take_back_run_state(node, states, tx)
-        except Exception as error:
-            _LOG.exception(
-                "run %s is rolled back in %s, run-state not taken back",
-                node.run_id,
-                node.dataset,
-                exc_info=redacted_error(error),
-            )
-            _audit_failure(node, "run-state not taken back", error)
-        return stands.rollback
     except Exception as error:
         _LOG.exception(
             "run %s could not be rolled back in %s", node.run_id, node.dataset, exc_info=redacted_error(error)
         )
         _audit_failure(node, "run not rolled back", error)
         return None
+
+
+def _tell_run_state_again(node: ChainNode) -> None:
+    """Take back the run-state that stays after a rollback; where that fails, too, log and audit have it.
+
+    A re-execution of the run would take the outputs for its own as if they were current.
+    """
+    try:
+        states = list(_standing(node))
+        with node.pipeline.database.transaction() as tx:
+            _take_back_run_state(node, states, tx)
+    except Exception as error:
+        _LOG.exception(
+            "run %s is rolled back in %s, run-state not taken back",
+            node.run_id,
+            node.dataset,
+            exc_info=redacted_error(error),
+        )
+        _audit_failure(node, "run-state not taken back", error)
 
 
 def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:

@@ -15,7 +15,7 @@ from typing import Any
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.ingest.chain import run_chain
 from kfm_dagster.ingest.evidence import EvidenceCollector
-from kfm_dagster.ingest.intake import IntakeReport, take_in
+from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
 from kfm_dagster.ingest.maintenance import look_after
 from kfm_dagster.ingest.nodes import MessageParse, Source
@@ -147,9 +147,9 @@ class Worker:
         # What is of tomorrow waits until its day begins.
         for key in sorted(key for key in taken.work | left if key[1] <= self._today):
             self._work_off(key)
-        idle = not left and _is_empty(taken)
+        idle = not left and taken.received == 0 and not taken.full
         if idle or time.monotonic() >= self._next_evidence:
-            EvidenceCollector.of(self.pipeline).collect()
+            EvidenceCollector(self.pipeline).collect()
             self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
         if taken.off or taken.full:
             # Nothing was received, so nothing was waited for.
@@ -240,10 +240,6 @@ class Worker:
         until = time.monotonic() + seconds
         while not self._stopping and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, REST_STEP_SECONDS))
-
-
-def _is_empty(taken: IntakeReport) -> bool:
-    return taken.received == 0 and not taken.full
 
 
 def _line(error: Exception) -> str:

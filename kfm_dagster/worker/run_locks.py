@@ -2,7 +2,7 @@
 
 A run of a worker is unknown to Dagster, and its lease lasts for minutes after a kill. So each has a file, locked while
 it is at work: one that nobody holds is of a run whose process is gone. Only this machine's files are looked at, because
-a lock may not be seen over a network file system. Does not belong here: what dead runs held (`ingest/lost_runs.py`).
+a lock may not be seen over a network file system. Does not belong here: what dead runs held (`ingest/maintenance.py`).
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def _ingest(home: Path, dataset: str, objects: list[StoredObject]) -> None:
     work_until_done(pipeline)
     warnings: list[str] = []
     look_after(pipeline, ProcessState(), pipeline.ledger, dead=lambda _: (), warn=warnings.append)
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     assert (warnings, cases.due(limit=1)) == ([], [])
     assert len(cases.find(CaseState.OPEN)) == own_tx(pipeline.ledger).counts()[dataset][Status.QUARANTINED]

@@ -65,7 +65,7 @@ def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     run_chain(pipeline, "nexrad-l2", PARTITION, "backfill", Source.LISTING)
     own_tx(pipeline.ledger).release_lost(run_ids=[record.ingest_run_id])
     work_until_done(pipeline)
-    assert EvidenceCollector.of(pipeline).collect() == 0
+    assert EvidenceCollector(pipeline).collect() == 0
     after = {one.object_version: one for one in own_tx(pipeline.ledger).find()}
     assert after[record.object_version] == record
     assert QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN) == cases

@@ -127,7 +127,7 @@ def test_both_ends_of_an_object_are_kept_and_no_byte_twice(pipeline: Pipeline, o
     items = [replaced(item, content) for item, content in zip(volumes(len(sizes)), contents, strict=True)]
     put(objects, items)
     quarantine_by_hand(pipeline, *items)
-    assert EvidenceCollector.of(pipeline).collect() == len(items)
+    assert EvidenceCollector(pipeline).collect() == len(items)
     found = bundles(pipeline)
     for item, content in zip(items, contents, strict=True):
         kept = found[item.uri]["found"]
@@ -145,7 +145,7 @@ def test_a_unit_that_a_newer_version_overtook_is_kept_without_reading_the_object
     announce_all(pipeline, old)
     take(pipeline, announce([_later(new)], registry=pipeline.registry))
     monkeypatch.setattr(type(pipeline.objects), "open", _must_not_be_called)
-    assert EvidenceCollector.of(pipeline).collect() == 1
+    assert EvidenceCollector(pipeline).collect() == 1
     [bundle] = bundles(pipeline).values()
     assert (bundle["reason"], bundle["found"]["state"]) == ("superseded", "overwritten")
     assert bundle["message"]["body"]["Message"]["Records"][0]["s3"]["object"]["key"] == old.key
@@ -171,17 +171,17 @@ def test_what_governance_keeps_back_is_not_in_the_evidence(
         # Where the object was observed is not known, or it met one.
         pipeline.settings = pipeline.settings.model_copy(update={"sensitive_areas": Path("areas.geojson")})
         quarantine_by_hand(pipeline, item)
-        EvidenceCollector.of(pipeline).collect()
+        EvidenceCollector(pipeline).collect()
     elif why != "hard fail":
         change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
         pipeline.registry = _governed(pipeline.registry, **change)
         quarantine_by_hand(pipeline, item)
-        EvidenceCollector.of(pipeline).collect()
+        EvidenceCollector(pipeline).collect()
     else:
         announce_all(pipeline, item)
         claimed = own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=PARTITION, run_id="run-1", limit=1)
         own_tx(pipeline.ledger).settle([_refused(unit) for unit in claimed], run_id="run-1")
-        EvidenceCollector.of(pipeline).collect()
+        EvidenceCollector(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     assert (bundle["found"]["state"], bundle["found"]["size"]) == ("withheld", len(item.announced))
     assert (bundle["found"]["first_hex"], bundle["found"]["last_hex"]) == ("", "")
@@ -222,7 +222,7 @@ def test_a_message_is_kept_without_its_secrets_however_deep_they_are(pipeline: P
     take(pipeline, _with_body(message, json.dumps(body)))
     [record] = own_tx(pipeline.ledger).find()
     own_tx(pipeline.ledger).quarantine([record.wal_id], reason_code="looked_odd", decision=JANE)
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     text = json.dumps(bundle)
     assert [leak for leak in LEAKS if leak in text] == []
@@ -261,7 +261,7 @@ def test_a_unit_has_its_own_record_of_a_message_of_many_and_no_other(
     records = {record.object_version: record for record in own_tx(pipeline.ledger).find()}
     units = [records[item.event().etag] for item in (older, items[0], items[-1])]
     own_tx(pipeline.ledger).quarantine([unit.wal_id for unit in units], reason_code="looked_odd", decision=JANE)
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
     for unit, item in zip(units, (older, items[0], items[-1]), strict=True):
         case = next(case for case in own_tx(cases_of(pipeline)).of(unit.wal_id) if case.reason == "looked_odd")
         assert case.evidence_file is not None
@@ -317,13 +317,13 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
             else:
                 patch.setattr(QuarantineCases, "attach", _dying)
             with pytest.raises(CrashError):
-                EvidenceCollector.of(pipeline).collect()
+                EvidenceCollector(pipeline).collect()
     [case] = cases_of(pipeline).find(CaseState.OPEN)
     assert (case.evidence_file, case.collected_at) == (None, None)
-    assert EvidenceCollector.of(pipeline).collect() == 1
+    assert EvidenceCollector(pipeline).collect() == 1
     [bundle] = bundles(pipeline).values()
     assert bundle["found"]["state"] == "present"
-    assert EvidenceCollector.of(pipeline).collect() == 0
+    assert EvidenceCollector(pipeline).collect() == 0
     stored = [path for path in (Path(pipeline.settings.storage) / "evidence").rglob("*") if path.is_file()]
     # The same facts are the same file, so not even an orphan is left.
     assert len(stored) == 1
@@ -352,7 +352,7 @@ def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
         return look(case, record, history, found=found, message=message)
 
     monkeypatch.setattr(evidence, "bundle_of", of_all_but_one)
-    assert EvidenceCollector.of(pipeline).collect() == 3
+    assert EvidenceCollector(pipeline).collect() == 3
     found = bundles(pipeline)
     assert (found[odd.uri]["found"]["state"], found[odd.uri]["message"]) == ("unreadable", None)
     assert "OverflowError" in found[odd.uri]["found"]["why"]
@@ -366,7 +366,7 @@ def test_two_collectors_at_once_give_a_case_one_bundle(pipeline: Pipeline, objec
     quarantine_by_hand(pipeline, item)
     other = cases_of(pipeline)
     [due] = other.due(limit=5)
-    assert EvidenceCollector.of(pipeline).collect() == 1
+    assert EvidenceCollector(pipeline).collect() == 1
     [case] = own_tx(other).of(due.wal_id)
     assert case.evidence_file is not None
     late = type(case.evidence_file)(uri=f"evidence/{'0' * 2}/{'0' * 64}.json", sha256="0" * 64)
@@ -383,8 +383,8 @@ def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
     quarantine_by_hand(pipeline, item)
     with monkeypatch.context() as patch:
         patch.setattr(obstore, "put" if what == "artifact store" else "get", _unavailable)
-        assert EvidenceCollector.of(pipeline).collect() == 0
-    assert EvidenceCollector.of(pipeline).collect() == 1
+        assert EvidenceCollector(pipeline).collect() == 0
+    assert EvidenceCollector(pipeline).collect() == 1
 
 
 def _unavailable(*_: object, **__: object) -> Any:
@@ -395,7 +395,7 @@ def test_a_message_that_the_landing_zone_lost_is_said_to_be_lost(pipeline: Pipel
     quarantine_by_hand(pipeline, missing(volumes(1)[0]))
     for path in (Path(pipeline.settings.storage) / "landing").rglob("*.gz"):
         path.unlink()
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     assert bundle["message"]["body"] is None
     assert "a landed batch is gone" in bundle["message"]["why_no_body"]
@@ -426,7 +426,7 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
     )
     assert moved == {record.wal_id}
     run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
     [case] = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "jane", "CHG-7")
     assert case.evidence_file is not None
@@ -463,4 +463,4 @@ def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline:
 def test_nothing_is_asked_of_a_ledger_without_due_cases(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("histories", "messages", "attach"):
         monkeypatch.setattr(QuarantineCases, name, _must_not_be_called)
-    assert EvidenceCollector.of(pipeline).collect() == 0
+    assert EvidenceCollector(pipeline).collect() == 0

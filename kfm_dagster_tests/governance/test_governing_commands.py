@@ -338,7 +338,7 @@ def test_quarantine_show_tells_the_evidence_to_people_and_to_scripts(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"AR2V0006." + bytes(range(256)) * 8)
     assert "not collected yet" in call("quarantine", "show", unit.wal_id).out
-    EvidenceCollector.of(deployment).collect()
+    EvidenceCollector(deployment).collect()
     [document] = call("quarantine", "show", unit.wal_id, "--json").rows
     [case] = document["cases"]
     assert (case["state"], case["reason"], case["evidence"]["found"]["size"]) == ("open", "looked_odd", 2057)

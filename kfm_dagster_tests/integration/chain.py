@@ -254,7 +254,7 @@ def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = So
         pending = pipeline.ledger.pending_by_partition()
         if not pending:
             pipeline.acknowledger.acknowledge()
-            EvidenceCollector.of(pipeline).collect()
+            EvidenceCollector(pipeline).collect()
             return
         for entry in pending:
             run_chain(pipeline, entry.dataset, entry.partition, f"round-{number}-{entry.partition}", source)

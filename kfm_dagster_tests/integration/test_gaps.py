@@ -180,7 +180,7 @@ def test_a_product_is_followed_since_its_first_announced_unit_and_no_settled_hou
         noted: dict[str, datetime] = {}
         monkeypatch.setattr(type(pipeline.gaps), "follow", lambda self, dataset, first, *, tx: noted.update(first))
         with pipeline.database.transaction() as tx:
-            FeedWatch.of(pipeline).follow(pipeline.registry[DATASET], units, tx)
+            FeedWatch(pipeline).follow(pipeline.registry[DATASET], units, tx)
         return noted.get("volumes")
 
     # The last hour that has settled is the one from 11:00.
@@ -198,11 +198,11 @@ def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
     holed(pipeline, objects)
     ingested(pipeline, [volumes(12)[HOLE]], "third")
     assert pipeline.gaps.list(since=MIDNIGHT) == []
-    assert FeedWatch.of(pipeline).look().changed == 0
+    assert FeedWatch(pipeline).look().changed == 0
     at(pipeline, LATER + timedelta(minutes=29, seconds=59))
-    assert FeedWatch.of(pipeline).look().changed == 0
+    assert FeedWatch(pipeline).look().changed == 0
     at(pipeline, LATER + timedelta(minutes=30))
-    assert FeedWatch.of(pipeline).look().changed == 1
+    assert FeedWatch(pipeline).look().changed == 1
     assert [gap.hour.hour for gap in pipeline.gaps.list(since=MIDNIGHT)] == [12]
     # A late announcement closes it, in whatever run.
     item = volumes(13)[12]
@@ -216,13 +216,13 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
-    assert FeedWatch.of(pipeline).watch() is not None
+    assert FeedWatch(pipeline).watch() is not None
     holed(pipeline, objects)
     for minutes, silent in ((0, False), (119, False), (120, True)):
         at(pipeline, LATER + timedelta(minutes=minutes))
-        due = FeedWatch.of(pipeline).watch()
+        due = FeedWatch(pipeline).watch()
         # The next one cannot come about within a cadence.
-        assert FeedWatch.of(pipeline).watch(due) == due
+        assert FeedWatch(pipeline).watch(due) == due
         kinds = {gap.kind for gap in pipeline.gaps.list(since=MIDNIGHT)}
         assert (GapKind.SILENCE in kinds) is silent
 
@@ -250,7 +250,7 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
         ]
         monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda self: feeds)
         seen.clear()
-        due = FeedWatch.of(pipeline).watch()
+        due = FeedWatch(pipeline).watch()
         assert due is not None
         return sorted(seen), due - LATER
 
@@ -269,7 +269,7 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
     for when, looked in ((timedelta(microseconds=-1), False), (timedelta(), True)):
         seen.clear()
         at(pipeline, LATER + LEAST_CADENCE + when)
-        FeedWatch.of(pipeline).watch(LATER + LEAST_CADENCE)
+        FeedWatch(pipeline).watch(LATER + LEAST_CADENCE)
         assert bool(seen) is looked
     at(pipeline, LATER)
     pipeline.ledger.switches.engage(DATASET, Decision(actor="ada", reason="x"))
@@ -297,7 +297,7 @@ def test_the_days_since_the_last_look_and_those_with_holes_are_looked_at_eight_d
         monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda _: feeds)
         monkeypatch.setattr(type(pipeline.gaps), "open_days", open_days)
         at(pipeline, now)
-        return FeedWatch.of(pipeline).look().days
+        return FeedWatch(pipeline).look().days
 
     hour, noon = timedelta(hours=1), MIDNIGHT + timedelta(hours=12)
     assert (days(noon, hour), days(noon, timedelta(0))) == (1, 0)

@@ -159,10 +159,10 @@ def test_only_what_is_given_up_without_lineage_is_taken_back(
     arrive(pipeline, objects, items, "all")
     run_that_dies(pipeline, dies_at)
     ended(pipeline, of(pipeline, items))
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
     before = files(pipeline)
     assert sum(path.endswith("_V06.json") for path in before) == items_left
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
     assert files(pipeline) == before
 
 
@@ -181,7 +181,7 @@ def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_le
 
     with monkeypatch.context() as patched:
         patched.setattr(undo, "publish", away)
-        assert EvidenceCollector.of(pipeline).collect() == 0
+        assert EvidenceCollector(pipeline).collect() == 0
     assert files(pipeline) == before
     assert len(QuarantineCases(pipeline.database, clock=pipeline.clock).due(limit=10)) == 2
 
@@ -190,7 +190,7 @@ def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_le
     let_in(pipeline, [released], Status.QUARANTINED)
     # What was seen before the release is no reason any more once the transaction holds the units.
     monkeypatch.setattr(pipeline.catalog, "orphans", lambda _: found)
-    assert EvidenceCollector.of(pipeline).collect() == 2
+    assert EvidenceCollector(pipeline).collect() == 2
     left = traces.items(Path(pipeline.settings.catalog))
     assert list(left) == [released.object_uri]
     monkeypatch.undo()

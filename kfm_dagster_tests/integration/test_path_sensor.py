@@ -11,7 +11,7 @@ import pytest
 
 from kfm_dagster.defs.jobs import PATH_JOB
 from kfm_dagster.exports.validation import validate_report
-from kfm_dagster.ingest.path_days import LOOKS_BACK, PAUSE
+from kfm_dagster.ingest.path_arrivals import LOOKS_BACK, PAUSE
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster_tests.integration.chain import DAY, announce, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, asked_datasets

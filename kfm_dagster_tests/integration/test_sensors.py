@@ -18,7 +18,7 @@ from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import Source, StacRegister
-from kfm_dagster.ingest.requested_runs import FORGOTTEN_AFTER
+from kfm_dagster.ingest.process_state import FORGOTTEN_AFTER
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger

@@ -11,7 +11,7 @@ from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.ingest.late_sidecar import Announcement, completion_of
+from kfm_dagster.ingest.read_again import completion_of
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope, finished
@@ -101,10 +101,9 @@ def test_a_completion_is_held_against_what_its_objects_unit_was_and_is_no_peer(b
     bench.ledger.ensure([unit])
     [claimed] = bench.claim(unit)
     before = kept(bench)
-    sidecar = Announcement(object_uri=unit.object_uri, suffix=".idx", version="e", message_id="m")
     with bench.database.transaction() as tx:
         [lacking] = bench.ledger.lacking_sidecars([unit.object_uri], tx=tx)
-    completion = completion_of(lacking, sidecar)
+    completion = completion_of(lacking, ".idx", "e", "m")
     bench.ledger.ensure([completion], lane=Lane.BULK)
     assert evidence(bench, completion) == claimed.peer_sizes == (8, 100, 100)
     assert kept(bench) == before

@@ -70,7 +70,7 @@ def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject) -> None:
     put(objects, items)
     announce_all(pipeline, *items)
     work_until_done(pipeline)
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
 
 
 def planned(retention: Retention) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline:
     written_at(store_of(pipeline), LONG_AGO)
     clock_of(pipeline).now += LATER
     assert planned(keeping(landing="30d")) == (1, 0)
-    assert EvidenceCollector.of(pipeline).collect() == 1
+    assert EvidenceCollector(pipeline).collect() == 1
     assert planned(keeping(landing="30d")) == (1, 1)
 
 
@@ -219,7 +219,7 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     assert left.evidence_file == case.evidence_file
     with pytest.raises(ArtifactError, match="is gone"):
         read_evidence(pipeline.store, case.evidence_file)
-    assert EvidenceCollector.of(pipeline).collect() == 0
+    assert EvidenceCollector(pipeline).collect() == 0
 
 
 def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(

@@ -1,7 +1,7 @@
 """The actors: the two sensors, the runs, and the people, each as the deployment has them.
 
-What they call is the product: `ingest.intake`, `ingest.lost_runs`, the chain of `ingest.nodes` under the run contract,
-`ingest.rollback`, `governance`, `Pipeline.acknowledge`, `recovery`. Simulated is only what Dagster does
+What they call is the product: `ingest.intake`, `ingest.maintenance`, the chain of `ingest.nodes` under the run
+contract, `ingest.rollback`, `governance`, `Pipeline.acknowledge`, `recovery`. Simulated is only what Dagster does
 between them: starting runs, handing a batch on from step to step, trying a step again. Does not belong here: faults
 (`faults.py`, `scheduling.py`).
 """
@@ -17,7 +17,7 @@ from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import intake
 from kfm_dagster.ingest.evidence import EvidenceCollector
-from kfm_dagster.ingest.lost_runs import give_back
+from kfm_dagster.ingest.maintenance import give_back
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, Source, chain
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -70,7 +70,7 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
     actor.named_dead = frozenset()
     own_tx(pipeline.ledger).retry_due(now=pipeline.clock(), limit=100)
     pipeline.acknowledger.acknowledge()
-    EvidenceCollector.of(pipeline).collect()
+    EvidenceCollector(pipeline).collect()
     pipeline.lineage.flush()
     pipeline.following.catch_up(pipeline.followers)
     pending: dict[str, set[str]] = {}

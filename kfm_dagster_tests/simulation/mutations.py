@@ -18,8 +18,7 @@ from sqlalchemy import Executable, text
 from kfm_dagster.catalog import item, outcomes
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.issues import FenceIssue
-from kfm_dagster.ingest import rollback
-from kfm_dagster.ingest.orphans import OrphanedItems
+from kfm_dagster.ingest import evidence, rollback
 from kfm_dagster.ledger import verdicts
 from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.leases import Leases
@@ -267,7 +266,7 @@ MUTATIONS = (
     Mutation(
         name="an Item stays whose unit is given up without lineage",
         invariant="every_item_has_its_lineage",
-        breakages=[_call(OrphanedItems, "take_back", lambda *_: 0)],
+        breakages=[_call(evidence, "take_back_orphans", lambda *_: 0)],
         under={**CALM, Fault.STORE_REFUSES: 0.15},
         first=1631,
     ),

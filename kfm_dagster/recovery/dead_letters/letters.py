@@ -15,8 +15,8 @@ from typing import Any
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.ingest.intake import verdicts_on
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.verified_messages import verdicts_on
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, quarantine_reason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger

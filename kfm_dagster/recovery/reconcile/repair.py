@@ -16,9 +16,9 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.discovery import LISTING_CHUNK
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
-from kfm_dagster.ingest.listing_intake import enter_listed
 from kfm_dagster.ingest.node import in_chunks
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.recording import enter_listed
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.recovery.reconcile.comparison import ComparedDay
@@ -68,12 +68,12 @@ def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk:
     with pipeline.database.transaction() as tx:
         # A day before the first one has no partition that a run could be of.
         pipeline.window.lower(compared.day, actor=decision.actor, reason=f"reconcile: {decision.reason}"[:1000], tx=tx)
-        made = enter_listed(pipeline.ledger, chunk, tx)
-        details = {"day": day, "objects": len(made.created), "requeued": len(made.requeued)}
+        ensured, requeued = enter_listed(pipeline.ledger, chunk, tx)
+        details = {"day": day, "objects": len(ensured.created), "requeued": len(requeued)}
         pipeline.ledger.log.record(
             GovernanceAction.RECONCILED, decision, dataset=compared.dataset, details=details, tx=tx
         )
-    return len(made.created)
+    return len(ensured.created)
 
 
 def _repeat(engine: ReplayEngine, compared: ComparedDay, decision: Decision, limit: int) -> Started | None:
