@@ -226,7 +226,9 @@ class EffectNode(ChainNode):
 
     @override
     def count_owned(self, tx: Transaction) -> int:
-        refused = self.pipeline.ledger.fence(self.run_id)(tx, {unit.wal_id: unit.attempt for unit in self.received})
+        refused = self.pipeline.ledger.leases.fence(self.run_id)(
+            tx, {unit.wal_id: unit.attempt for unit in self.received}
+        )
         return len(self.received) - sum(issue is FenceIssue.CLAIM_LOST for issue in refused.values())
 
 

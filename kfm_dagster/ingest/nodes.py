@@ -187,7 +187,7 @@ class StacRegister(EffectNode):
                         contract=self.contract,
                         grammar=self.pipeline.registry.grammars[self.dataset],
                         catalog=self.pipeline.catalog,
-                        fence=self.pipeline.ledger.fence(self.run_id),
+                        fence=self.pipeline.ledger.leases.fence(self.run_id),
                         run_state={"dataset_id": self.kind, "run_id": self.run_id},
                     )
                 )
@@ -259,7 +259,7 @@ class ProvenanceEmit(EffectNode):
                     self.received,
                     contract=self.contract,
                     lineage=self.pipeline.lineage,
-                    fence=self.pipeline.ledger.fence(self.run_id),
+                    fence=self.pipeline.ledger.leases.fence(self.run_id),
                     run_id=self.run_id,
                     occurred_at=self.pipeline.clock(),
                     started_at=self.claimed_at,

@@ -83,7 +83,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
         has_failed = _failed(node, tx) is not None
     if not has_failed or not states or states[-1].outcome is Outcome.SKIPPED:
         return None
-    claimed = node.pipeline.stages.load_output(states[-1].dataset_id, node.run_id)
+    claimed = node.pipeline.stages.port.load_output(states[-1].dataset_id, node.run_id)
     rollback: Rollback | None = None
     failed: StageAttempt | None = None
     try:

@@ -93,7 +93,7 @@ def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> Stage
             expected="a run whose every stage succeeded and saved one (state_machine.yaml, checkpoints)",
             next_step="kfm explain names the runs and what they did; kfm replay run does units again without one",
         )
-    output = stages.load_output(stage, run_id)
+    output = stages.port.load_output(stage, run_id)
     if output is None:
         raise RunReplayRefusedError(
             observed=f"{stage} has no output in run {run_id}, or it was taken back",

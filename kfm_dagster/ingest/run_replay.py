@@ -85,7 +85,7 @@ class ReplayedParse(ChainNode):
         for comparison in self.comparisons:
             if comparison.diverges(plan):
                 raise ReplayDivergedError(original=self.original, comparisons=self.comparisons, diverging=comparison)
-        parsed = self.pipeline.stages.load_output(self.kind, self.original)
+        parsed = self.pipeline.stages.port.load_output(self.kind, self.original)
         found = list(parsed.envelopes) if parsed else []
         if elsewhere := sorted({unit.partition for unit in found} - {self.partition}):
             raise RunReplayRefusedError(
@@ -196,7 +196,7 @@ class ReplayedParse(ChainNode):
 
     def _compensated(self, claimed: Sequence[Envelope], tx: Transaction) -> tuple[str, Mapping[str, Any]]:
         """Compensate where nobody else may rely on the Items; return what the audit says."""
-        fence = self.pipeline.ledger.fence(self.run_id)
+        fence = self.pipeline.ledger.leases.fence(self.run_id)
         refused = fence(tx, {unit.wal_id: unit.attempt for unit in claimed})
         if refused:
             return "left", {"reason": ", ".join(sorted(set(refused.values()))), "because": self.run_id}
@@ -206,7 +206,7 @@ class ReplayedParse(ChainNode):
 
     def _others_rely(self, claimed: Sequence[Envelope]) -> bool:
         """Tell whether the original registered an Item of a unit that it does not bring into this run."""
-        output = self.pipeline.stages.load_output(f"{self.dataset}.{StacRegister.operator}", self.original)
+        output = self.pipeline.stages.port.load_output(f"{self.dataset}.{StacRegister.operator}", self.original)
         units = output.envelopes if output else ()
         registered = {unit.wal_id for unit in units if unit.stac and unit.stac.item_href}
         return bool(registered - {unit.wal_id for unit in claimed})

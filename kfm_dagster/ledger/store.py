@@ -27,7 +27,6 @@ from kfm_dagster.ledger.size_peers import SizePeers
 from kfm_dagster.ledger.state_machine import Status, check_transition
 from kfm_dagster.ledger.verdicts import Verdicts, conflicting, decide, yields_to
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.storage.fence import Fence
 from kfm_dagster.storage.refusal import Refused, write_all_but_refused
 
 ENSURED_AT_ONCE = 5_000
@@ -124,10 +123,6 @@ class Ledger(LedgerChanges):
         if claimed:
             self.leases.acquire(run_id=run_id, dataset=dataset, tx=tx)
         return sorted(claimed, key=claim_order)
-
-    def fence(self, run_id: str) -> Fence:
-        """Return what the run's writers ask before they write (BEY-02)."""
-        return self.leases.fence(run_id)
 
     @explained()
     def settle(self, envelopes: Sequence[Envelope], *, run_id: str, tx: Transaction) -> SettleReport:

@@ -104,10 +104,6 @@ class StageRunner:
             staged.node.after_commit(batch.envelopes)
         return batch
 
-    def load_output(self, dataset_id: str, run_id: str) -> StageBatch | None:
-        """Return the output that a node has in a run, or None when it has none."""
-        return self.port.load_output(dataset_id, run_id)
-
     def _skip(self, staged: StagedNode, begin: Begin) -> StageBatch | None:
         """Return what the node has done in this run already, where nothing is left to it, and count that."""
 

@@ -117,7 +117,7 @@ def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
     claimed = own_tx(ledger).claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="slow", limit=10)
     mine = [goes(number).evolve(attempt=claimed[0].attempt) for number in range(2)]
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, lambda: own_tx(ledger).release_lost(run_ids=["slow"])):
-        results = catalog.register(candidates(contracts, mine), fence=ledger.fence("slow"))
+        results = catalog.register(candidates(contracts, mine), fence=ledger.leases.fence("slow"))
     assert codes(results) == [FenceIssue.CLAIM_LOST] * 2
     assert trees.files(root) == {}
     assert index_rows(database) == []
@@ -148,7 +148,7 @@ def test_nobody_takes_a_claim_over_while_its_holder_writes(
     unit = goes(0).evolve(attempt=claimed[0].attempt)
     # The documents are staged after the Item, in the transaction of the fence.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, take_over, nth=2):
-        [result] = catalog.register(candidates(contracts, [unit]), fence=ledger.fence("run"))
+        [result] = catalog.register(candidates(contracts, [unit]), fence=ledger.leases.fence("run"))
     assert result.write_status is CREATED
 
 

@@ -129,7 +129,7 @@ def test_a_stage_that_is_executed_again_after_its_run_was_settled_keeps_what_had
 ) -> None:
     partial(pipeline, objects, monkeypatch)
     recorded = pipeline.stages.run_states.get(f"{DATASET}.{StacRegister.operator}", "original")
-    upstream = pipeline.stages.load_output(f"{DATASET}.{MetadataExtract.operator}", "original")
+    upstream = pipeline.stages.port.load_output(f"{DATASET}.{MetadataExtract.operator}", "original")
     again = node(pipeline, StacRegister.operator, "original")
     batch = pipeline.stages.commit(pipeline.stages.run(again, run_id="original", upstream=upstream))
     assert (batch.state, batch.skipped) == (recorded, SkipCause.ALREADY_SUCCEEDED)

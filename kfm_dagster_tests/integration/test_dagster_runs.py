@@ -61,7 +61,7 @@ def test_a_run_leaves_one_run_state_row_per_node_with_its_output(face: Face, obj
     assert [(state.dataset_id, state.outcome) for state in states] == [(node, Outcome.SUCCESS) for node in NODES]
     for state in states:
         stored = from_parquet((Path(face.pipeline.settings.storage) / str(state.artifact_uri)).read_bytes())
-        recalled = face.pipeline.stages.load_output(state.dataset_id, state.run_id)
+        recalled = face.pipeline.stages.port.load_output(state.dataset_id, state.run_id)
         assert recalled is not None
         assert [unit.wal_id for unit in stored] == [unit.wal_id for unit in recalled.envelopes]
         assert {unit.object_uri for unit in stored} == {item.uri for item in volumes(2)}

@@ -247,14 +247,14 @@ def test_a_switched_off_dataset_is_neither_claimed_nor_let_in_nor_written(bench:
     bench.bring_to("in_progress", working)
     attempts = {working.wal_id: 1}
     with bench.database.transaction() as tx:
-        assert bench.ledger.fence(RUN)(tx, attempts) == {}
+        assert bench.ledger.leases.fence(RUN)(tx, attempts) == {}
     bench.ledger.switches.engage(switch, JANE)
 
     def refused() -> bool:
         later = bench.clock.now + timedelta(days=1)
         let_in = [bench.ledger.requeue([broken.wal_id], reason=reason) for reason in ReplayReason]
         with bench.database.transaction() as tx:
-            fenced = bench.ledger.fence(RUN)(tx, attempts)
+            fenced = bench.ledger.leases.fence(RUN)(tx, attempts)
         return (
             bench.claim(waiting) == []
             and set(let_in) == {frozenset()}

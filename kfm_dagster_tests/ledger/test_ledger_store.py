@@ -353,9 +353,9 @@ def test_only_run_and_attempt_of_the_claim_may_write_and_settle(bench: Bench, wh
     for end in (finished, failed):
         assert bench.ledger.settle([end(wrong)], run_id=run_id).lost == (unit.wal_id,)
     with bench.database.transaction() as tx:
-        refused = bench.ledger.fence(run_id)(tx, {wrong.wal_id: wrong.attempt})
+        refused = bench.ledger.leases.fence(run_id)(tx, {wrong.wal_id: wrong.attempt})
         assert refused == {unit.wal_id: FenceIssue.CLAIM_LOST}
-        assert bench.ledger.fence("run-1")(tx, {held.wal_id: held.attempt}) == {}
+        assert bench.ledger.leases.fence("run-1")(tx, {held.wal_id: held.attempt}) == {}
     assert bench.ledger.settle([finished(held)], run_id="run-1").succeeded == (unit.wal_id,)
 
 

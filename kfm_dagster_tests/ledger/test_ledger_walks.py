@@ -63,7 +63,7 @@ class Walk:
         """Ask the fence as a writer does: it lets through exactly what the run holds now, and nothing that is off."""
         for claimed in self.claims(chosen, run):
             with self.bench.database.transaction() as tx:
-                refused = self.bench.ledger.fence(run)(tx, {claimed.wal_id: claimed.attempt})
+                refused = self.bench.ledger.leases.fence(run)(tx, {claimed.wal_id: claimed.attempt})
             expected = (FenceIssue.KILL_SWITCH if self.off else None) if self.is_held(claimed, run) else CLAIM_LOST
             assert refused.get(claimed.wal_id) == expected
 

@@ -211,7 +211,7 @@ def test_a_claim_lost_while_documents_are_built_publishes_nothing(
     batch = [LineageUnit.of(registered(number, attempt=claimed[0].attempt)) for number in range(2)]
     # The first looks what is told already; the second records, with the claims locked.
     with meanwhile(Failpoint.DATABASE_BEGIN, lambda: own_tx(ledger).release_lost(run_ids=["slow"]), nth=2):
-        results = lineage.emit(batch, run=ingest_run(), contract=contract, fence=ledger.fence("slow"))
+        results = lineage.emit(batch, run=ingest_run(), contract=contract, fence=ledger.leases.fence("slow"))
     assert {issue.code for result in results.values() for issue in result.issues} == {FenceIssue.CLAIM_LOST}
     assert not root.exists()
     with database.snapshot() as tx:

@@ -151,7 +151,7 @@ class Execution:
         """Hand a batch on as it is, or as another process of the run finds it. Raises KfmError."""
         if batch is None or self.world.chance(0.7):
             return batch
-        loaded = self.pipeline.stages.load_output(batch.state.dataset_id, self.run_id)
+        loaded = self.pipeline.stages.port.load_output(batch.state.dataset_id, self.run_id)
         if loaded is None:
             raise KfmError("there is no such output any more")
         self._believe(loaded)

@@ -102,7 +102,7 @@ def test_content_that_another_run_applied_is_handed_on_with_its_run(runner: Stag
     assert recorded is not None
     assert (recorded.outcome, recorded.artifact_sha256) == (Outcome.SKIPPED, first.state.artifact_sha256)
     assert recorded.validation_summary["applied_by"] == "run"
-    assert runner.load_output("nexrad-l2.integrity_check", "other") is not None
+    assert runner.port.load_output("nexrad-l2.integrity_check", "other") is not None
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_corrupt_artifact_is_refused(runner: StageRunner, tmp_path: Path) -> N
     batch = execute(runner, FakeNode([envelope(1)]))
     (tmp_path / "storage" / str(batch.state.artifact_uri)).write_bytes(b"other")
     with pytest.raises(ArtifactError, match="next: run the node again"):
-        runner.load_output("nexrad-l2.integrity_check", "run")
+        runner.port.load_output("nexrad-l2.integrity_check", "run")
 
 
 @pytest.mark.clause("RSP-01")

@@ -116,7 +116,7 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
 @pytest.mark.parametrize("gate", [Gate.G1, Gate.G2, Gate.G3])
 def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRunner, gate: Gate) -> None:
     first(runner)
-    recalled = runner.load_output(FIRST, "run")
+    recalled = runner.port.load_output(FIRST, "run")
     assert recalled is not None
     # G8 is not asked of what a stage is given, so it is not told either.
     node = FakeNode([envelope(1)], verdicts=[fault(gate), fault(Gate.G8)], of_input=True)
@@ -262,7 +262,7 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
     assert (summary["checks"], summary["passed"], summary["failed"]) == (3, 2, 1)
     # Units that leave stop nothing, and the audit tells of no stop.
     assert [event for kind, event in lines(runner) if kind == "stop"] == []
-    recalled = runner.load_output(SECOND, "run")
+    recalled = runner.port.load_output(SECOND, "run")
     assert recalled is not None
     assert list(recalled.envelopes) == list(batch.envelopes)
     # Who has left keeps the first reason.
