@@ -124,9 +124,9 @@ def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     ensure = pipeline.ledger.ensure
 
-    def watching(units: Any, **more: Any) -> Any:
+    def watching(units: Any, *, tx: Any, **more: Any) -> Any:
         entered.append(listed[0])
-        return ensure(units, **more)
+        return ensure(units, tx=tx, **more)
 
     monkeypatch.setattr(discovery, "LISTING_CHUNK", CHUNK)
     monkeypatch.setattr(pipeline.objects, "list_day", list_day)
