@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 import pytest
-from obstore.exceptions import GenericError
+from obstore.exceptions import AlreadyExistsError, GenericError
 
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.stages.failure import StageFailedError
-from kfm_dagster.storage.answering import answering
+from kfm_dagster.storage.answering import answering, refuse_unwritable
+from kfm_dagster.storage.s3 import S3Bucket
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -39,3 +41,17 @@ def test_what_is_neither_an_outage_nor_a_refusal_is_the_callers() -> None:
     for error in (FileNotFoundError("x is not there"), OSError(errno.EISDIR, "is a directory")):
         with pytest.raises(type(error)), answering("the store", "KFM_STORAGE_URL"):
             raise error
+
+
+def test_where_nothing_may_be_left_a_bucket_is_asked_by_a_put_that_cannot_happen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def answer(_: S3Bucket, method: str, __: str, *, headers: Any) -> None:
+        asked.append((method, *headers))
+        raise AlreadyExistsError("is there already")
+
+    monkeypatch.setattr(S3Bucket, "_request", answer)
+    refuse_unwritable("s3://ours/x", what="the store", setting="KFM_STORAGE_URL", leave_nothing=True)
+    assert asked == [("PUT", "If-Match")]
