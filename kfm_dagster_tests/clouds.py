@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Iterable
+from typing import Any
 
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import TIMEOUT_SECONDS, EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent
 
 
 def emptied(cloud: EmbeddedCloud) -> EmbeddedCloud:
@@ -12,3 +16,20 @@ def emptied(cloud: EmbeddedCloud) -> EmbeddedCloud:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{cloud.endpoint_url}/moto-api/reset", data=b"", timeout=TIMEOUT_SECONDS):
         return cloud
+
+
+def feed(
+    server: EmbeddedCloud,
+    contracts: ContractRegistry,
+    samples: Iterable[tuple[str, str, bytes]],
+    *,
+    duplicates: int = 0,
+    **queue: Any,
+) -> list[ObjectEvent]:
+    """Empty the cloud and announce samples (bucket, key, content) on its queue, the first `duplicates` twice."""
+    cloud = emptied(server)
+    cloud.provision(contracts, **queue)
+    source = Feed(cloud, contracts)
+    events = [source.deliver(FeedObject(bucket=bucket, key=key, content=content)) for bucket, key, content in samples]
+    source.announce([*events, *events[:duplicates]])
+    return events

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -79,16 +79,12 @@ def backfill(ui: DagsterUi, running: Running, first_run: dict[str, NoddWalRecord
 def test_the_asset_graph_shows_the_whole_chain_of_every_dataset(
     ui: DagsterUi, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
-    expected = set()
-    for contract in contracts:
-        group = slug(contract.id)
-        chain = [("queue", "queue"), *((group, noun) for noun in CHAIN)]
-        expected |= set(pairwise(chain))
-    expected.add((("nexrad_l2", "metadata"), ("nexrad_l2", "path_arrival")))
     groups = len(list(contracts))
-    drawn = ui.open_asset_graph(assets=2 + len(CHAIN) * groups, groups=groups)
-    assert drawn.edges == expected
-    assert all(drawn.boxes[left].right < drawn.boxes[right].left for left, right in expected)
+    # From the queue on one chain for each dataset, and the beams of one radar's metadata.
+    drawn = Counter(ui.open_asset_graph(edges=1 + len(CHAIN) * groups, groups=groups))
+    assert [drawn[noun] for noun in CHAIN] == [groups] * len(CHAIN)
+    assert drawn["path_arrival"] == 1
+    assert {slug(contract.id) for contract in contracts} <= drawn.keys()
     draw(ui, "asset-graph.png", tmp_path)
 
 

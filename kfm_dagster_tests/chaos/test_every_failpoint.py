@@ -21,7 +21,7 @@ from kfm_dagster_tests.chaos.world import World, die, finish
 from kfm_dagster_tests.conftest import AWS
 
 TRANSACTIONS = ("database", "stage")
-"""Where a transaction begins or ends; only there can it matter which database it is. The crash matrix dies inside."""
+"""Where a transaction begins or ends; only there can it matter which database it is."""
 CASES = [
     (failpoint, database)
     for failpoint in Failpoint
@@ -75,7 +75,6 @@ def test_one_pass_of_the_chain_reaches_every_failpoint(undisturbed: tuple[dict[s
 @pytest.mark.clause("BEY-09", "BEY-07", "WAL-05", "BEY-03")
 @pytest.mark.parametrize(
     ("failpoint", "database_url"),
-    # On PostgreSQL the crash matrix has an error at every statement.
     [(failpoint, "sqlite") for failpoint in Failpoint if can_fail(failpoint)],
     indirect=["database_url"],
 )

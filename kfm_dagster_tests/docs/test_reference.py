@@ -1,15 +1,19 @@
-"""The API reference: built from the rooms that others import, each of whose names says what it is."""
+"""The reference of the code, the glossary and the attributions: each name says what it is, where, and whose."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from docs_site import api
 from docs_site.text import prose
+from kfm_dagster.configs import own_folder
+from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
 
 @pytest.fixture(params=api.ROOMS)
@@ -39,3 +43,44 @@ def test_the_reference_has_each_exported_name_with_what_it_says_of_itself(room: 
         said = inspect.getdoc(getattr(room, name))
         assert said, name
         assert prose(said) in page.split(f"\n## {name}\n")[1].split("\n## ")[0], name
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| ") and not line.startswith("| word ")
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_word_says_where_it_is_at_home(row: list[str]) -> None:
+    _word, meaning, where = row
+    places = re.findall(r"`([\w/.]+)`", where)
+    assert places
+    for place in places:
+        assert (ROOT / "kfm_dagster" / place).exists() or (ROOT / place).exists(), place
+    assert len(meaning) > 20
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SUGGESTED = 'Author: "Guanglin Tu"; Work: "Energy Filament Theory"; Source: energyfilament.org; License: CC BY 4.0.'
+"""As the pipeline card asks for it, at its end."""
+LICENSE = "https://creativecommons.org/licenses/by/4.0/"
+
+
+@pytest.mark.clause("PCS-23")
+def test_the_attributions_stand_where_the_documents_are_used() -> None:
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    assert SUGGESTED in notice
+    assert 'Work: "KFM v11.2.2 - Run-State Pattern"; License: CC BY 4.0.' in notice
+    assert LICENSE in notice
+    for file in (STATE_MACHINE, REPLAY_PLAN, f"strict/{STATE_MACHINE}"):
+        assert "(CC BY 4.0: NOTICE)" in (own_folder() / file).read_text(encoding="utf-8").splitlines()[0]
+    for page, words in (
+        ("pipeline-card", '"Energy Filament Theory" by Guanglin Tu'),
+        ("run-state", "Run-State Pattern"),
+    ):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert words in text
+        assert LICENSE in text

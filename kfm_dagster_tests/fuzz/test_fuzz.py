@@ -19,7 +19,7 @@ from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.fuzz import trial
 from kfm_dagster_tests.fuzz.campaign import Campaign
 from kfm_dagster_tests.fuzz.libhdf5 import Libhdf5, Question
-from kfm_dagster_tests.fuzz.mutations import SHELLS, Input, draw
+from kfm_dagster_tests.fuzz.mutations import SHELLS, Input
 from kfm_dagster_tests.fuzz.seals import seals
 from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
 
@@ -41,14 +41,6 @@ def test_mutated_objects_are_read_within_bounds_or_refused(name: str) -> None:
     assert INPUTS // 20 < accepted < INPUTS
     # What libhdf5 says is asked of every file that it can be shown.
     assert bool(found.compared) == SUBJECTS[name].is_hdf5
-
-
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_an_input_is_made_again_from_its_number(name: str) -> None:
-    subject = SUBJECTS[name]
-    drawn = [draw(subject, 7, number, specimens=subject.samples) for number in range(40)]
-    assert drawn == [draw(subject, 7, number, specimens=subject.samples) for number in range(40)]
-    assert len({(one.content, one.index, one.size) for one in drawn}) > 30
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -23,11 +23,8 @@ from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.intake import IntakeReport, record
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy
-from kfm_dagster.ingest.nodes import (
-    MessageParse,
-    Source,
-    chain,
-)
+from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.nodes import MessageParse, Source, chain
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Settings
@@ -38,10 +35,9 @@ from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.transactions import own_tx
 
 DAY = date(2025, 4, 2)
+DATASET, PARTITION = "nexrad-l2", DAY.isoformat()
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT = 5000
-
-ENRICHING = chain()[1:]
 
 
 @dataclass
@@ -169,6 +165,13 @@ def take(pipeline: Pipeline, *messages: SqsMessage) -> IntakeReport:
     return report
 
 
+def deliver(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -> IntakeReport:
+    """Store objects, and record one message that announces all of them."""
+    assert pipeline.settings.object_root is not None
+    put(pipeline.settings.object_root, items)
+    return take(pipeline, announce([item.event() for item in items], registry=pipeline.registry, name=name))
+
+
 def assert_conserved(pipeline: Pipeline) -> None:
     """Every unit and every message received is accounted for (BEY-03)."""
     account = pipeline.deliveries.conservation()
@@ -205,43 +208,62 @@ def run_chain(
 
     `seen` gets every node's output. Raises CrashError at `dies_at`.
     """
-    shared: dict[str, Any] = {"pipeline": pipeline, "dataset": dataset, "partition": partition, "run_id": run_id}
-    shared["read_ahead"] = {}
-    first = MessageParse(**shared, source=source, limit=limit)
+    shared: dict[str, Any] = {"dataset": dataset, "partition": partition, "read_ahead": {}}
+
+    def die(*_: object) -> Any:
+        if dies_at and dies_at.point != "committing":
+            assert_conserved(pipeline)
+        raise CrashError(str(dies_at))
+
     batch: StageBatch | None = None
-    for node in (first, *(kind(**shared) for kind in ENRICHING)):
-        batch = _run_node(pipeline, node, run_id=run_id, upstream=batch, dies_at=dies_at)
+    for kind in chain():
+        first = {"source": source, "limit": limit} if kind is MessageParse else {}
+        made = node(pipeline, kind, run_id, **shared, **first)
+        stage = pipeline.stages.run(made, run_id=run_id, upstream=batch)
+        assert_conserved(pipeline)
+        match dies_at.point if dies_at and dies_at.operator is kind.operator else None:
+            case "computed":
+                die()
+            case "committing":  # called inside the transaction, after the ledger's part and the artifact
+                made.summarize = die
+            case "committed":
+                made.after_commit = die
+        batch = pipeline.stages.commit(stage)
         assert_conserved(pipeline)
         seen(batch)
     assert batch is not None
     return batch
 
 
-def _run_node(
-    pipeline: Pipeline, node: Any, *, run_id: str, upstream: StageBatch | None, dies_at: Failpoint | None
-) -> StageBatch:
-    def die(*_: object) -> Any:
-        assert_conserved(pipeline)
-        raise CrashError(str(dies_at))
+def node(
+    pipeline: Pipeline,
+    kind: type[ChainNode],
+    run_id: str,
+    *,
+    dataset: str = DATASET,
+    partition: str = PARTITION,
+    **more: Any,
+) -> Any:
+    """Make a node of a run; the first one claims from the ledger where nothing else is named."""
+    first = {"source": Source.LEDGER, "limit": LIMIT} if kind is MessageParse else {}
+    return kind(pipeline=pipeline, dataset=dataset, partition=partition, run_id=run_id, **{**first, **more})
 
-    point = dies_at.point if dies_at and dies_at.operator is node.operator else None
-    stage = pipeline.stages.run(node, run_id=run_id, upstream=upstream)
+
+def step(pipeline: Pipeline, made: Any, upstream: StageBatch | None = None) -> StageBatch:
+    """Run a node and commit it; both balances hold afterwards."""
+    batch = pipeline.stages.commit(pipeline.stages.run(made, run_id=made.run_id, upstream=upstream))
     assert_conserved(pipeline)
-    if point == "computed":
-        die()
-    if point == "committing":
-        # Called inside the transaction, after the ledger's part and the artifact.
-        node.summarize = _raise(CrashError(str(dies_at)))
-    if point == "committed":
-        node.after_commit = die
-    return pipeline.stages.commit(stage)
+    return batch
 
 
-def _raise(error: BaseException) -> Callable[..., Any]:
-    def raising(*_: object) -> Any:
-        raise error
-
-    return raising
+def steps(
+    pipeline: Pipeline, run_id: str, kinds: Iterable[type[ChainNode]], batch: StageBatch | None = None
+) -> StageBatch:
+    """Run and commit some nodes of a run, one after another."""
+    for kind in kinds:
+        batch = step(pipeline, node(pipeline, kind, run_id), batch)
+    assert batch is not None
+    return batch
 
 
 def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = Source.LEDGER) -> None:
@@ -297,3 +319,8 @@ def truncated(item: StoredObject) -> StoredObject:
 def replaced(item: StoredObject, content: bytes) -> StoredObject:
     """Other content under the object's key, announced as it is."""
     return good(item.bucket, item.key, content)
+
+
+def renumbered(item: StoredObject, number: bytes = b"777") -> StoredObject:
+    """The volume under another volume number (ICD 2620010, volume header, bytes 9 to 11)."""
+    return replaced(item, item.announced[:9] + number + item.announced[12:])

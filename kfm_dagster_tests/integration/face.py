@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.definitions import build_definitions
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.defs.run_tags import DATASET_TAG
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
@@ -77,6 +78,24 @@ class Face:
             asset_selection=request.asset_selection,
             tags=request.tags,
         )
+
+    def work(self, sensor: str, *, quiet: int = 1) -> list[dg.RunRequest]:
+        """Tick a sensor and launch its requests until `quiet` ticks in a row have none; return the requests."""
+        launched: list[dg.RunRequest] = []
+        idle = 0
+        while idle < quiet:
+            requests = self.tick(sensor).run_requests or []
+            idle = 0 if requests else idle + 1
+            for request in requests:
+                result = self.launch(request)
+                assert result is not None
+                assert result.success
+            launched += requests
+        return launched
+
+    def reopened(self) -> Face:
+        """The same deployment under the settings of the environment as it is now; the caller closes its pipeline."""
+        return Face(instance=self.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
 
     def execute(self, name: str, *, partition: str, tags: Mapping[str, str] | None = None, **more: Any) -> Any:
         """Execute a job for one day."""

@@ -1,16 +1,20 @@
-"""Gates through Dagster: a day to judge, another card to judge it by, and what the checks say. No tests."""
+"""Gates through Dagster: a day to judge, contracts, cards and readers to judge it by, and what the checks say."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import dagster as dg
+import pytest
 
 from kfm_dagster.configs import parse
+from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.card import STATE_MACHINE, Card, StateMachine
 from kfm_dagster_tests.clocks import reopened
-from kfm_dagster_tests.integration.chain import announce, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 
 
@@ -29,16 +33,29 @@ def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> Non
     for before, after in ((old, new), *more):
         assert before in text
         text = text.replace(before, after)
-    obey(pipeline, parse(text, StateMachine, source="test"))
-
-
-def obey(pipeline: Pipeline, machine: StateMachine) -> None:
-    """Let a pipeline obey a machine."""
-    pipeline.card = pipeline.card.model_copy(update={"machine": machine})
+    pipeline.card = pipeline.card.model_copy(update={"machine": parse(text, StateMachine, source="test")})
     reopened(pipeline, "stages")
 
 
-def announced(face: Face, objects: Path, count: int) -> None:
-    items = volumes(count)
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let the contract extract its metadata by other rules."""
+    contract = face.pipeline.registry["nexrad-l2"]
+    rules = contract.metadata_extract.model_copy(update=changes)
+    changed: Any = contract.model_copy(update={"metadata_extract": rules})
+    monkeypatch.setitem(face.pipeline.registry.contracts, "nexrad-l2", changed)
+
+
+@contextmanager
+def beyond_the_pole(name: str) -> Iterator[None]:
+    """Let the site of one volume lie where no latitude is, so that G4 makes its unit leave."""
+    plain = nodes.metadata_extract
+
+    def elsewhere(unit: Any, **parts: Any) -> Any:
+        found = plain(unit, **parts)
+        if not unit.object_uri.endswith(name):
+            return found
+        return replace(found, stac_properties={**found.stac_properties, "nexrad:latitude": 91.0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "metadata_extract", elsewhere)
+        yield

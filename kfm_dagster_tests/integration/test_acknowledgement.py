@@ -20,7 +20,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.views.rejections import IGNORED, IgnoredFilter, rejected_message
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
-    DAY,
+    PARTITION,
     Clock,
     CrashError,
     Failpoint,
@@ -37,7 +37,6 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
-PARTITION = DAY.isoformat()
 VISIBILITY_SECONDS = 900
 MALFORMED = '{"Type": "Notification", "Message": '
 TEST_EVENT = json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "noaa-goes19"})

@@ -47,7 +47,20 @@ from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, good, missing, put, take, volumes
+from kfm_dagster_tests.integration.chain import (
+    DATASET,
+    DAY,
+    Clock,
+    announce,
+    assert_conserved,
+    good,
+    missing,
+    node,
+    put,
+    step,
+    take,
+    volumes,
+)
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.moments import DeathError
 from kfm_dagster_tests.transactions import own_tx
@@ -55,8 +68,6 @@ from kfm_dagster_tests.transactions import own_tx
 WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
 CHUNK, OBJECTS, LIMIT = 200, 480, 50
 """Of a listing, more than two of them, and what a run claims."""
-DAY = date(2025, 4, 2)
-DATASET = "nexrad-l2"
 BEGINS = date(1991, 6, 1)
 """Where DATASET begins (storage.first_day)."""
 
@@ -82,19 +93,8 @@ def list_the_day(pipeline: Pipeline, run_id: str, *, backfill_id: str | None = N
     account = None
     if backfill_id is not None:
         account = DayListing(clock=pipeline.clock, backfill_id=backfill_id, dataset=DATASET, day=DAY.isoformat())
-    node = MessageParse(
-        pipeline=pipeline,
-        dataset=DATASET,
-        partition=DAY.isoformat(),
-        run_id=run_id,
-        source=Source.LISTING,
-        limit=limit,
-        lane=Lane.BULK,
-        account=account,
-    )
-    batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=None))
-    assert_conserved(pipeline)
-    return batch
+    listing = node(pipeline, MessageParse, run_id, source=Source.LISTING, limit=limit, lane=Lane.BULK, account=account)
+    return step(pipeline, listing)
 
 
 def the_day(pipeline: Pipeline, backfill: Backfill) -> DayProgress:
@@ -533,17 +533,7 @@ def test_sensors_and_runs_carry_a_backfill_out(face: Face, objects: Path) -> Non
 
 
 def drain(face: Face, sensor: str) -> None:
-    """Tick a sensor and launch what it asks for until it asks for nothing, twice."""
-    quiet = 0
-    while quiet < 2:
-        requests = face.tick(sensor).run_requests
-        quiet = 0 if requests else quiet + 1
-        for request in requests:
-            result = face.launch(request)
-            assert result is not None
-            assert result.success
-            if sensor == "nodd_due" and request.job_name == "ingest":
-                assert (result.dagster_run.tags["kfm/lane"], result.dagster_run.tags["kfm/source"]) == (
-                    "bulk",
-                    "listing",
-                )
+    """Do what a sensor asks for until it asks for nothing, twice; listings of backfills are bulk work."""
+    for request in face.work(sensor, quiet=2):
+        if sensor == "nodd_due" and request.job_name == "ingest":
+            assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")

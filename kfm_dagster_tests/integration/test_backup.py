@@ -44,7 +44,7 @@ from kfm_dagster_tests.integration.chain import (
     announce,
     assert_conserved,
     put,
-    replaced,
+    renumbered,
     take,
     volumes,
     work_until_done,
@@ -212,11 +212,6 @@ def kfm(found: list[Command]) -> None:
         assert ended.value.code == command.exits, command.text
 
 
-def numbered(item: StoredObject, number: bytes) -> StoredObject:
-    """The volume under another volume number (ICD 2620010, volume header, bytes 9 to 11)."""
-    return replaced(item, item.announced[:9] + number + item.announced[12:])
-
-
 def repeat(pipeline: Pipeline, wal_id: str) -> None:
     """Have one unit that succeeded done again, under an approval."""
     engine = ReplayEngine(pipeline=pipeline)
@@ -242,8 +237,8 @@ def test_a_database_that_is_put_back_agrees_again_with_a_catalog_and_lineage_tha
     deployment.typed(deployment.backup)
     # What the database forgets: new objects, one that was written again and again, and a replay.
     deployment.ingest(items[3:], days_ago=5)
-    deployment.ingest([numbered(items[0], b"778")], days_ago=4)
-    deployment.ingest([numbered(items[0], b"777")], days_ago=3)
+    deployment.ingest([renumbered(items[0], b"778")], days_ago=4)
+    deployment.ingest([renumbered(items[0], b"777")], days_ago=3)
     repeat(deployment.pipeline, traces.records(deployment.pipeline)[items[1].uri].wal_id)
     deployment.work()
     went_on = deployment.documents()
@@ -274,7 +269,7 @@ def test_a_catalog_that_is_lost_or_older_than_the_ledger_is_made_again(deploymen
     copy = deployment.folder / "older"
     deployment.ingest(items[:2], days_ago=9)
     shutil.copytree(deployment.catalog, copy)
-    deployment.ingest([numbered(items[0], b"777"), *items[2:]], days_ago=5)
+    deployment.ingest([renumbered(items[0], b"777"), *items[2:]], days_ago=5)
     before = deployment.documents()
     shutil.rmtree(deployment.catalog)
     if older:

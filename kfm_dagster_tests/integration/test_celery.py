@@ -24,7 +24,6 @@ from fault_injection.plan import API_VERSION, load_plan
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.executors import BROKER
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed, FeedObject
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.deployment.doctor.instance import check_broker
 from kfm_dagster.deployment.drain import drain
@@ -35,7 +34,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
-from kfm_dagster_tests.clouds import emptied
+from kfm_dagster_tests import clouds
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
@@ -112,18 +111,12 @@ def worker(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> EmbeddedCloud:
     """A cloud with a bucket of each kind, whose queue announces the units."""
-    cloud = emptied(cloud_server)
-    cloud.provision(contracts)
+    days = [FIRST_DAY + timedelta(days=number) for number in range(DAYS)]
+    samples = [sample for day in days for sample in nexrad_level2_samples(day, UNITS_PER_DAY)]
+    clouds.feed(cloud_server, contracts, samples, duplicates=3)
     for bucket in BUCKETS.values():
-        cloud.client("s3").create_bucket(Bucket=bucket)
-    feed = Feed(cloud, contracts)
-    events = [
-        feed.deliver(FeedObject(bucket=bucket, key=key, content=content))
-        for number in range(DAYS)
-        for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), UNITS_PER_DAY)
-    ]
-    feed.announce([*events, *events[:3]])
-    return cloud
+        cloud_server.client("s3").create_bucket(Bucket=bucket)
+    return cloud_server
 
 
 def items(cloud: EmbeddedCloud) -> Counter[str]:

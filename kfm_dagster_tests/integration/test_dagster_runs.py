@@ -10,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 import kfm_dagster
 from kfm_dagster.catalog.store import Catalog
@@ -19,12 +20,14 @@ from kfm_dagster.defs.partitions import daily_partitions
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource, open_pipeline
 from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.errors import ContractError
-from kfm_dagster.ingest.nodes import operators
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes
+from kfm_dagster.ingest.nodes import IntegrityCheck, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.statements import sql_root
@@ -34,19 +37,18 @@ from kfm_dagster_tests.integration import face as face_module
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
+    PARTITION,
     CrashError,
     FakeQueue,
-    announce,
     assert_conserved,
+    deliver,
     missing,
     put,
-    take,
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.transactions import own_tx
 
-PARTITION = DAY.isoformat()
 NODES = [f"nexrad-l2.{operator}" for operator in operators()]
 JOB = "ingest_nexrad_l2"
 START = datetime.fromisoformat(f"{PARTITION}T00:00:00+00:00")
@@ -187,8 +189,7 @@ def test_a_reexecution_of_everything_skips_what_succeeded_and_changes_nothing(
 ) -> None:
     instance, pipeline = persistent
     items = [*volumes(2), missing(volumes(3)[2])]
-    put(objects, items)
-    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    deliver(pipeline, *items)
     first = execute(instance)
     before = (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog)))
     put(objects, volumes(3))  # the third object arrives; its unit is no claim of this run any more
@@ -261,3 +262,38 @@ def test_no_code_outside_the_ledger_changes_a_record() -> None:
     statement = re.compile(r"""["']ledger\.(?!extension_fields)\w+["']""")
     users = {name.split("/")[0] for name, text in sources.items() if statement.search(text)}
     assert users == {"ledger"}
+
+
+AWAY = OperationalError("SELECT", {}, Exception("server closed the connection unexpectedly"))
+
+
+def once(of: Any, *, where: Any = lambda *_: True) -> Any:
+    """The method, whose first call at that place finds the database away."""
+    calls: list[None] = []
+
+    def called(*given: Any, **more: Any) -> Any:
+        if where(*given) and not calls:
+            calls.append(None)
+            raise AWAY
+        return of(*given, **more)
+
+    return called
+
+
+@pytest.mark.clause("PCS-04", "PCS-06")
+@pytest.mark.parametrize("place", ["run-state is read", "the stage computes", "its failure is written down, too"])
+def test_a_database_that_is_away_for_a_moment_is_asked_again(
+    face: Face, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    deliver(face.pipeline, *volumes(2))
+    if place == "run-state is read":
+        of_the_stage = once(RelationalRunState.get, where=lambda _, name, __: name.endswith(".integrity_check"))
+        monkeypatch.setattr(RelationalRunState, "get", of_the_stage)
+    else:
+        monkeypatch.setattr(IntegrityCheck, "transform", once(IntegrityCheck.transform))
+    if place == "its failure is written down, too":
+        monkeypatch.setattr(IdempotentNodes, "fail", once(IdempotentNodes.fail))
+    result = face.execute("ingest_nexrad_l2", partition=DAY.isoformat())
+    steps = [event.event_type_value for event in result.all_events]
+    assert steps.count("STEP_UP_FOR_RETRY") == 1
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -15,38 +11,20 @@ import pytest
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.defs.resources import SqsQueueResource, WalResource, open_pipeline
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest import nodes
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.integration.chain import DAY, announce, put, replaced, take, volumes
+from kfm_dagster_tests.integration.chain import DAY, PARTITION, announce, put, replaced, take, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
-from kfm_dagster_tests.integration.gating import gates
+from kfm_dagster_tests.integration.gating import beyond_the_pole, gates
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
-PARTITION = DAY.isoformat()
 JOB = "ingest_nexrad_l2"
 G4 = ("metadata", "G4_dimensional_closure")
 WHY = Decision(actor="ada", reason="looked into", change_ref="CHG-1")
-
-
-@contextmanager
-def beyond_the_pole(name: str) -> Iterator[None]:
-    """Let the site of one volume lie where no latitude is, so that G4 makes its unit leave."""
-    plain = nodes.metadata_extract
-
-    def elsewhere(unit: Any, **parts: Any) -> Any:
-        found = plain(unit, **parts)
-        if not unit.object_uri.endswith(name):
-            return found
-        return replace(found, stac_properties={**found.stac_properties, "nexrad:latitude": 91.0})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kfm_dagster.ingest.nodes.metadata_extract", elsewhere)
-        yield
 
 
 def one_is_quarantined(face: Face, objects: Path) -> dg.ExecuteInProcessResult:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
 from kfm_dagster_tests.commands import caller
@@ -58,7 +56,7 @@ def second(first: Face, tmp_path: Path, request: pytest.FixtureRequest, monkeypa
     Database.open(url).dispose()
     monkeypatch.setenv("KFM_WAL_DSN", url)
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "second"))
-    return Face(instance=first.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
+    return first.reopened()
 
 
 @pytest.fixture

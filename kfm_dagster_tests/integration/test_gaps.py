@@ -30,11 +30,20 @@ from kfm_dagster.ledger.gaps import FollowedProduct, GapKind
 from kfm_dagster_tests.clocks import reopened
 from kfm_dagster_tests.commands import caller
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, announce, put, run_chain, take, volumes
+from kfm_dagster_tests.integration.chain import (
+    DATASET,
+    DAY,
+    Clock,
+    StoredObject,
+    announce,
+    put,
+    run_chain,
+    take,
+    volumes,
+)
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.transactions import own_tx
 
-DATASET = "nexrad-l2"
 MIDNIGHT = datetime.combine(DAY, time(), UTC)
 LATER = MIDNIGHT + timedelta(hours=12, minutes=30)
 HOLE = 5

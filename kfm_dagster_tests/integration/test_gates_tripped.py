@@ -1,4 +1,4 @@
-"""Each gate tripped through Dagster where no other test does: G1, G5 and G8 in the chain, G3, G4 and G7 on the path."""
+"""Gates as Dagster shows them: what trips each, what follows for units, batch and people, and that the card decides."""
 
 from __future__ import annotations
 
@@ -14,27 +14,59 @@ import numpy as np
 import pint
 import pytest
 
-from kfm_dagster.configs import own_folder
+from kfm_dagster.defs.gate_checks import NAMES
 from kfm_dagster.defs.jobs import PATH_JOB
 from kfm_dagster.demo.samples.nexrad_level2 import ELEVATIONS
 from kfm_dagster.ingest import nodes, path_arrivals
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.policy import LedgerCode
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.path.volume import PathArrival
 from kfm_dagster.run_state.record import Outcome
-from kfm_dagster.stages.card import Card, StageState
-from kfm_dagster_tests.integration.chain import DAY
+from kfm_dagster.settings import FeedKind
+from kfm_dagster.stages.card import StageState
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import PARTITION, assert_conserved, deliver, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
-from kfm_dagster_tests.integration.gating import announced, gates, obey, under
+from kfm_dagster_tests.integration.gating import beyond_the_pole, change_contract, gates, under
 from kfm_dagster_tests.path.beams import changed
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
-STRICT = Card.load(own_folder() / "strict").machine
-PARTITION, JOB = DAY.isoformat(), "ingest_nexrad_l2"
+JOB = "ingest_nexrad_l2"
 STAGE = "nexrad-l2.path_arrival"
 PATH_CHECKS = ("G3_path_conventions", "G4_dimensional_closure", "G7_covariance_consistency")
 UNITS, BEAMS = 3, len(set(ELEVATIONS))
+STOPS = ("G4: {on_failure: fail_units", "G4: {on_failure: stop")
+REVIEW = "human_review: [E_DIM, E_UQ]"
 Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.clause("PCS-09")
+def test_every_gate_is_a_blocking_check_that_says_what_it_asks(face: Face) -> None:
+    graph = face.repository.asset_graph
+    specs = {key.name: graph.get_check_spec(key) for key in graph.asset_check_keys if key.name[0] == "G"}
+    assert set(specs) == set(NAMES.values())
+    assert len({spec.description for spec in specs.values()}) == len(NAMES)
+    assert all(spec.blocking for spec in specs.values())
+
+
+@pytest.mark.clause("DAG-11", "PCS-12")
+def test_a_feed_that_is_a_sample_is_expected_to_cover_no_day_until_it_is_whole(face: Face, monkeypatch: Patch) -> None:
+    deliver(face.pipeline, *volumes(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(face.pipeline, "settings", face.pipeline.settings.model_copy(update={"feed": FeedKind.SAMPLE}))
+        result = face.execute(JOB, partition=PARTITION)
+        check = gates(result)["ledger", "G6_coverage"]
+        assert check.passed
+        assert "KFM_FEED" in str(check.metadata["observed"].value)
+        assert "tag" not in materialisations(result)["ledger"]
+    # What was found of a sample is not handed on where it is none any more; what is handed on hides nothing.
+    again = face.execute(JOB, partition=PARTITION)
+    whole = face.execute(JOB, partition=PARTITION)
+    for each in (again, whole):
+        assert not gates(each)["ledger", "G6_coverage"].passed
 
 
 def incomplete(face: Face, monkeypatch: Patch) -> None:
@@ -48,6 +80,11 @@ def incomplete(face: Face, monkeypatch: Patch) -> None:
     monkeypatch.setattr(nodes, "metadata_extract", losing)
 
 
+def uncited(face: Face, monkeypatch: Patch) -> None:
+    """A contract that cites no source of any field."""
+    change_contract(face, monkeypatch, citations=[])
+
+
 def late(face: Face, monkeypatch: Patch) -> None:
     """A run that comes to its live units half a day after they were announced."""
     face.pipeline.clock = lambda: datetime(2025, 4, 3, 12, tzinfo=UTC)
@@ -59,52 +96,112 @@ def doubled(face: Face, monkeypatch: Patch) -> None:
     monkeypatch.setattr(nodes.IntegrityCheck, "transform", lambda self: [*(got := plain(self)), got[0]])
 
 
-@pytest.mark.clause("PCS-09")
+@pytest.mark.clause("PCS-02", "PCS-09", "PCS-13")
 @pytest.mark.parametrize(
-    ("trip", "gate", "noun", "check", "stop"),
+    ("trip", "shipped", "noun", "check", "stop"),
     [
-        (incomplete, "G1", "metadata", "G1_schema_completeness", None),
-        (late, "G5", "integrity", "G5_freshness", "S2"),
-        (doubled, "G8", "integrity", "G8_uniqueness", None),
+        (incomplete, "G1: {on_failure: fail_units", "metadata", "G1_schema_completeness", None),
+        (uncited, "G2: {on_failure: stop", "metadata", "G2_citation_compliance", "S5"),
+        (late, "G5: {on_failure: restrict", "integrity", "G5_freshness", "S2"),
+        (doubled, "G8: {on_failure: fail_units", "integrity", "G8_uniqueness", None),
     ],
 )
 def test_a_gate_of_the_chain_that_stops_blocks_whatever_is_downstream(
     face: Face,
-    objects: Path,
     monkeypatch: Patch,
     trip: Callable[..., None],
-    gate: str,
+    shipped: str,
     noun: str,
     check: str,
-    stop: str,
+    stop: str | None,
 ) -> None:
     trip(face, monkeypatch)
-    action = "restrict" if gate == "G5" else "fail_units"
-    under(face.pipeline, f"{gate}: {{on_failure: {action}}}", f"{gate}: {{on_failure: stop}}")
-    announced(face, objects, 2)
+    under(face.pipeline, shipped, f"{shipped.split(':', maxsplit=1)[0]}: {{on_failure: stop")
+    deliver(face.pipeline, *volumes(2))
     result = face.execute(JOB, partition=PARTITION, raise_on_error=False)
     failed = [key for key, found in gates(result).items() if not found.passed]
     assert failed == [(noun, check)]
     found = gates(result)[noun, check]
     assert (found.severity, found.blocking) == (dg.AssetCheckSeverity.ERROR, True)
     assert ("tag" in found.metadata) == (stop is not None)
-    assert noun not in materialisations(result)
-    told = face.pipeline.stages.lifecycle.store.audit.lines()
-    assert [line["event"] for line in told if line["kind"] == "stop"] == ([stop] if stop else [])
+    before = ["envelopes", "integrity", "metadata"]
+    assert set(materialisations(result)) == set(before[: before.index(noun)])
+    store = face.pipeline.stages.lifecycle.store
+    assert [line["event"] for line in store.audit.lines() if line["kind"] == "stop"] == ([stop] if stop else [])
+    states = {one.stage.partition(".")[2]: one.state for one in own_tx(store).of_run(result.dagster_run.run_id)}
+    stopped = {"integrity": "integrity_check", "metadata": "metadata_extract"}[noun]
+    assert (states[stopped], "stac_register" in states) == (StageState.ROLLED_BACK, False)
+    # The run is rolled back: its units wait for another one.
+    assert traces.statuses(face.pipeline) == {Status.PENDING: 2}
+    assert_conserved(face.pipeline)
+
+
+@pytest.mark.clause("PCS-06", "PCS-14")
+def test_what_the_card_says_decides_whether_a_thin_day_is_restricted_stopped_or_fine(face: Face) -> None:
+    deliver(face.pipeline, *volumes(1))
+    under(face.pipeline, "G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.9}")
+    stopped = face.execute(JOB, partition=PARTITION, raise_on_error=False)
+    assert not stopped.success
+    assert gates(stopped)["ledger", "G6_coverage"].severity is dg.AssetCheckSeverity.ERROR
+    assert traces.statuses(face.pipeline) == {Status.PENDING: 1}
+    under(face.pipeline, "G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.0}")
+    fine = face.execute(JOB, partition=PARTITION)
+    assert gates(fine)["ledger", "G6_coverage"].passed
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 1}
+
+
+def where_they_are(face: Face) -> dict[str, tuple[str, int, str | None]]:
+    """Key > status, attempts and why the record moved last."""
+    found = own_tx(face.pipeline.ledger).find(dataset="nexrad-l2")
+    return {unit.object_uri.rpartition("/")[2]: (unit.status, unit.attempts, unit.change_reason) for unit in found}
+
+
+@pytest.mark.clause("PCS-04", "PCS-23")
+def test_a_stage_that_does_not_close_sends_its_unit_at_fault_to_a_person_at_once_and_the_others_go_on(
+    face: Face, objects: Path
+) -> None:
+    items = volumes(UNITS)
+    put(objects, items)
+    at_fault, *others = (item.key.rpartition("/")[2] for item in items)
+    under(face.pipeline, *STOPS)
+    with beyond_the_pole(at_fault):
+        assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
+    where = where_they_are(face)
+    assert where.pop(at_fault) == (Status.QUARANTINED, 1, LedgerCode.NOT_COMPENSABLE)
+    assert where == dict.fromkeys(others, (Status.PENDING, 1, "retry"))
+    [case] = QuarantineCases(face.pipeline.database, clock=face.pipeline.clock).find(CaseState.OPEN)
+    assert case.reason == LedgerCode.NOT_COMPENSABLE
+    assert "E_DIM" in str(own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)[0].last_error_message)
+    # Nothing keeps the next run from what was sound all along.
+    assert face.execute(JOB, partition=PARTITION).success
+    where = where_they_are(face)
+    assert {where[name][0] for name in others} == {Status.SUCCEEDED}
+    assert where[at_fault][:2] == (Status.QUARANTINED, 1)
+
+
+@pytest.mark.clause("PCS-04", "PCS-14", "PCS-23")
+def test_a_card_that_calls_it_compensable_lets_every_unit_try_again(face: Face, objects: Path) -> None:
+    items = volumes(UNITS)
+    put(objects, items)
+    under(face.pipeline, *STOPS, (REVIEW, "human_review: [E_UQ]"))
+    with beyond_the_pole(items[0].key):
+        assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
+    assert set(where_they_are(face).values()) == {(Status.PENDING, 1, "retry")}
+
+
+@pytest.mark.clause("PCS-04", "PCS-23")
+def test_what_no_unit_alone_is_at_fault_for_sends_the_whole_batch_to_a_person(
+    face: Face, objects: Path, monkeypatch: Patch
+) -> None:
+    put(objects, volumes(UNITS))
+    under(face.pipeline, REVIEW, "human_review: [E_DIM, E_GATE]")
+    uncited(face, monkeypatch)
+    assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
+    assert set(where_they_are(face).values()) == {(Status.QUARANTINED, 1, LedgerCode.NOT_COMPENSABLE)}
 
 
 def a_short_index(found: PathArrival) -> PathArrival:
     beam = changed(found.beams[0], n_eff=found.beams[0].n_eff[:-1])
-    return replace(found, beams=(beam, *found.beams[1:]))
-
-
-def a_beam_of_one_point(found: PathArrival) -> PathArrival:
-    arrays = {name: getattr(found.beams[0], name)[:1] for name in ("ell", "height_m", "distance_m", "d_ell", "n_eff")}
-    return replace(found, beams=(changed(found.beams[0], **arrays), *found.beams[1:]))
-
-
-def a_length_that_is_none(found: PathArrival) -> PathArrival:
-    beam = changed(found.beams[0], d_ell=-found.beams[0].d_ell)
     return replace(found, beams=(beam, *found.beams[1:]))
 
 
@@ -117,7 +214,7 @@ def a_time_in_metres(found: PathArrival) -> PathArrival:
     return replace(found, arrivals=tuple(replace(one, extent_m=-1.0) for one in found.arrivals))
 
 
-def trip(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> None:
+def spoil(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> None:
     """Give the second volume of each computation a fault."""
     plain, numbers = path_arrivals.path_arrival, count()
     quantities = path_arrivals.as_array_quantities
@@ -126,43 +223,35 @@ def trip(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> Non
         found = plain(*facts, **options)
         return fault(found) if next(numbers) % UNITS == 1 else found
 
-    def told(arrivals: Any) -> Any:
+    def measured(arrivals: Any) -> Any:
         # A length that none has marks the volume whose times are told in metres.
         made = quantities(arrivals)
         return made | {"T_arr": pint.Quantity(made["T_arr"].m, "m")} if arrivals[0].extent_m < 0 else made
 
     monkeypatch.setattr(path_arrivals, "path_arrival", faulty)
-    monkeypatch.setattr(path_arrivals, "as_array_quantities", told)
+    monkeypatch.setattr(path_arrivals, "as_array_quantities", measured)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A fault of one volume, the gate that finds it, and its words."""
+    """A fault of one volume, the check that finds it, and its words."""
 
     fault: Callable[[PathArrival], PathArrival]
-    gate: str
-    stop: str
-    error_class: str
+    check: str
     words: str
-
-    @property
-    def check(self) -> str:
-        return next(name for name in PATH_CHECKS if name.startswith(self.gate))
 
 
 CASES = [
-    Case(fault=a_short_index, gate="G3", stop="S3", error_class="E_GATE", words="shapes differ"),
-    Case(fault=a_beam_of_one_point, gate="G3", stop="S3", error_class="E_GATE", words="1 points; at least 2"),
-    Case(fault=a_length_that_is_none, gate="G3", stop="S3", error_class="E_GATE", words="a d_ell that is no length"),
-    Case(fault=a_time_in_metres, gate="G4", stop="S1", error_class="E_DIM", words="has the dimension [length]"),
-    Case(fault=a_covariance_of_one_cause, gate="G7", stop="S4", error_class="E_UQ", words="the least eigenvalue"),
+    Case(fault=a_short_index, check="G3_path_conventions", words="shapes differ"),
+    Case(fault=a_time_in_metres, check="G4_dimensional_closure", words="has the dimension [length]"),
+    Case(fault=a_covariance_of_one_cause, check="G7_covariance_consistency", words="the least eigenvalue"),
 ]
 
 
 @pytest.fixture
-def day(face: Face, objects: Path) -> Face:
+def day(face: Face) -> Face:
     """A day whose metadata are there."""
-    announced(face, objects, UNITS)
+    deliver(face.pipeline, *volumes(UNITS))
     assert face.execute(JOB, partition=PARTITION).success
     return face
 
@@ -204,7 +293,7 @@ def test_a_sound_path_passes_its_gates_and_its_stage_is_audited(day: Face) -> No
 def test_a_volume_at_fault_leaves_by_its_gate_and_the_others_have_their_rows(
     day: Face, monkeypatch: Patch, case: Case
 ) -> None:
-    trip(monkeypatch, case.fault)
+    spoil(monkeypatch, case.fault)
     result = day.execute(PATH_JOB, partition=PARTITION)
     found = path_checks(result)
     assert [name for name, check in found.items() if not check.passed] == [case.check]
@@ -217,35 +306,11 @@ def test_a_volume_at_fault_leaves_by_its_gate_and_the_others_have_their_rows(
     assert [row.data["wal_id"] for row in shown["failing_units"].records] == [unit]
     run_id = result.dagster_run.run_id
     assert stops(day, run_id) == []
-    stages = day.pipeline.stages
-    newest, kept = own_tx(stages.lifecycle.store).newest(run_id, STAGE), stages.run_states.get(STAGE, run_id)
+    newest = own_tx(day.pipeline.stages.lifecycle.store).newest(run_id, STAGE)
+    kept = day.pipeline.stages.run_states.get(STAGE, run_id)
     assert newest is not None
     assert kept is not None
     assert (newest.state, kept.outcome) == (StageState.SUCCEEDED, Outcome.PARTIAL)
-
-
-@pytest.mark.clause("PCS-09", "PCS-14", "PCS-20")
-@pytest.mark.parametrize("case", [CASES[0], *CASES[3:]], ids=lambda case: case.gate)
-def test_under_the_strict_card_the_same_fault_stops_the_day_and_another_restricts_it(
-    day: Face, monkeypatch: Patch, case: Case
-) -> None:
-    trip(monkeypatch, case.fault)
-    obey(day.pipeline, STRICT)
-    stopped = day.execute(PATH_JOB, partition=PARTITION, raise_on_error=False)
-    assert not stopped.success
-    check = path_checks(stopped)[case.check]
-    assert (check.severity, check.metadata["tag"].value) == (dg.AssetCheckSeverity.ERROR, "[Restricted]")
-    assert check.description == f"the batch is stopped ({case.stop})"
-    assert materialisations(stopped) == {}
-    run_id = stopped.dagster_run.run_id
-    newest = own_tx(day.pipeline.stages.lifecycle.store).newest(run_id, STAGE)
-    assert newest is not None
-    assert (newest.state, newest.error_class) == (StageState.ROLLED_BACK, case.error_class)
-    assert stops(day, run_id) == [case.stop]
-
-    under(day.pipeline, f"{case.gate}: {{on_failure: fail_units", f"{case.gate}: {{on_failure: restrict")
-    shown = materialisations(day.execute(PATH_JOB, partition=PARTITION))["path_arrival"]
-    assert (shown["tag"], shown["rows"]) == (f"[Restricted] {case.gate}", UNITS * BEAMS)
 
 
 @pytest.mark.clause("PCS-14", "PCS-02", "PCS-20")
@@ -257,6 +322,10 @@ def test_the_card_s_thresholds_decide_what_passes(day: Face, monkeypatch: Patch)
     assert (check.passed, check.description) == (False, "the batch is stopped (S3)")
     assert "at least 100000" in str(check.metadata["failing_units"].value)
     assert (materialisations(stopped), stops(day, stopped.dagster_run.run_id)) == ({}, ["S3"])
-    trip(monkeypatch, a_time_in_metres)
+    spoil(monkeypatch, a_time_in_metres)
     under(day.pipeline, "min_p_dim: 1.0", "min_p_dim: 0.5")
     assert all(check.passed for check in path_checks(day.execute(PATH_JOB, partition=PARTITION)).values())
+    # One volume's fault restricts the day where the card says so, and hides no row.
+    under(day.pipeline, "G4: {on_failure: fail_units", "G4: {on_failure: restrict")
+    shown = materialisations(day.execute(PATH_JOB, partition=PARTITION))["path_arrival"]
+    assert (shown["tag"], shown["rows"]) == ("[Restricted] G4", UNITS * BEAMS)

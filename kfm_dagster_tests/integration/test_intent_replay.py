@@ -22,11 +22,10 @@ from kfm_dagster.ingest.discovery import MessageParse
 from kfm_dagster.ingest.nodes import IntegrityCheck
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import DAY, announce, put, take, volumes
+from kfm_dagster_tests.integration.chain import PARTITION, deliver, put, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.transactions import own_tx
 
-PARTITION = DAY.isoformat()
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
 REPLAY = ("replay", "intents", "--json")
 
@@ -72,17 +71,8 @@ def first_intent(face: Face) -> IntentStatus:
 
 
 def work(face: Face) -> int:
-    """Tick the ledger's sensor and launch what it asks for, until it asks for nothing twice; returns the ingests."""
-    runs = idle = 0
-    while idle < 2:
-        requests = face.tick("nodd_ledger").run_requests
-        idle = 0 if requests else idle + 1
-        for request in requests:
-            result = face.launch(request)
-            assert result is not None
-            assert result.success
-            runs += request.job_name == INGEST_JOB
-    return runs
+    """Do what the ledger's sensor asks for, until it asks for nothing twice; return how many ingests that was."""
+    return sum(request.job_name == INGEST_JOB for request in face.work("nodd_ledger", quiet=2))
 
 
 @pytest.mark.clause("IEN-16", "IEN-09")
@@ -105,12 +95,8 @@ def test_a_listing_whose_run_failed_is_entered_by_the_sensor_and_ingested_once(f
 
 
 @pytest.mark.clause("IEN-16")
-def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(
-    face: Face, objects: Path, kfm: Callable[..., Answer]
-) -> None:
-    items = volumes(2)
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(face: Face, kfm: Callable[..., Answer]) -> None:
+    deliver(face.pipeline, *volumes(2))
     failing(face, IntegrityCheck, "transform")
     code, [row], _ = kfm(*REPLAY, "--dry-run")
     assert (code, row["node"], row["action"]) == (0, f"nexrad-l2.integrity_check@{PARTITION}", "wait")
@@ -122,11 +108,9 @@ def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(
 @pytest.mark.clause("IEN-16")
 @pytest.mark.parametrize("retry_backoff_seconds", [3600])
 def test_units_that_failed_with_their_intent_are_let_in_by_the_command_under_every_guard_and_done_once(
-    face: Face, objects: Path, kfm: Callable[..., Answer]
+    face: Face, kfm: Callable[..., Answer]
 ) -> None:
-    items = volumes(2)
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+    deliver(face.pipeline, *volumes(2))
     switches = face.pipeline.ledger.switches
 
     def fail(_: object) -> Any:
@@ -156,12 +140,8 @@ def test_units_that_failed_with_their_intent_are_let_in_by_the_command_under_eve
 
 
 @pytest.mark.clause("IEN-16")
-def test_an_intent_whose_units_are_in_quarantine_waits_for_a_person(
-    face: Face, objects: Path, kfm: Callable[..., Answer]
-) -> None:
-    items = volumes(1)
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+def test_an_intent_whose_units_are_in_quarantine_waits_for_a_person(face: Face, kfm: Callable[..., Answer]) -> None:
+    deliver(face.pipeline, *volumes(1))
     failing(face, IntegrityCheck, "transform")
     waiting = [record.wal_id for record in traces.records(face.pipeline).values()]
     own_tx(face.pipeline.ledger).quarantine(waiting, reason_code="by_hand", decision=WHY)

@@ -14,7 +14,6 @@ import yaml
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_keys
-from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.defs.run_storage import run_slots
 from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.ingest.nodes import ProvenanceEmit
@@ -25,11 +24,19 @@ from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, missing, put, take, volumes
+from kfm_dagster_tests.integration.chain import (
+    PARTITION,
+    FakeQueue,
+    announce,
+    deliver,
+    missing,
+    put,
+    take,
+    volumes,
+)
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.transactions import own_tx
 
-PARTITION = DAY.isoformat()
 BULK_DAY = START.date().isoformat()
 BULK_UNITS = 25_000
 """Of a busy day of one dataset: more than may be in flight (KFM_MAX_IN_FLIGHT_UNITS)."""
@@ -50,7 +57,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 def small_runs(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[Face]:
     """A deployment whose runs take few units."""
     monkeypatch.setenv("KFM_MAX_UNITS_PER_RUN", str(UNITS_PER_RUN))
-    found = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
+    found = face.reopened()
     yield found
     found.pipeline.close()
 
@@ -178,10 +185,9 @@ def test_what_is_started_by_hand_counts_as_bulk_work(face: Face, objects: Path) 
 
 @pytest.mark.clause("WSM-11", "BEY-02")
 def test_expired_leases_are_recovered_while_dagsters_run_storage_is_away(
-    face: Face, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+    face: Face, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(objects, volumes(1))
-    take(face.pipeline, announce([volumes(1)[0].event()], registry=contracts))
+    deliver(face.pipeline, *volumes(1))
     long_ago = Ledger(
         face.pipeline.database,
         registry=contracts,

@@ -17,7 +17,7 @@ from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
-    DAY,
+    PARTITION,
     Clock,
     CrashError,
     Failpoint,
@@ -30,7 +30,6 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
-PARTITION = DAY.isoformat()
 LEASE = 960
 TIMEOUT = 900
 """Visibility timeout of the built-in contracts."""

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
 from kfm_dagster.demo.samples.nexrad_level2 import BUCKET as ARCHIVE_BUCKET
 from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.rehearsal import rehearse
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     Clock,
-    StoredObject,
     good,
-    open_pipeline,
-    put,
     run_chain,
-    take,
     work_until_done,
 )
-from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, notice, work
+from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest
 from kfm_dagster_tests.transactions import own_tx
 
 START = datetime.combine(DAY, time(6, 0, 3, 250_000), UTC)
@@ -58,24 +52,6 @@ def everything(pipeline: Pipeline) -> dict[str, Any]:
     records = traces.records(pipeline)
     assert all(pipeline.lineage.links_of(record.wal_id) for record in records.values())
     return {"item": item_of(pipeline), "ledger": traces.outcomes(pipeline)}
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoredObject], dict[str, Any]]:
-    """The Item of one object that nothing came before."""
-    found: dict[str, dict[str, Any]] = {}
-
-    def item(of: StoredObject) -> dict[str, Any]:
-        if of.uri not in found:
-            folder = tmp_path_factory.mktemp("alone")
-            (folder / "objects").mkdir()
-            pipeline = open_pipeline(folder / "home", folder / "objects")
-            ingest(pipeline, folder / "objects", of, run_id="run")
-            found[of.uri] = item_of(pipeline)
-            pipeline.close()
-        return found[of.uri]
-
-    return item
 
 
 @pytest.mark.clause("OPR-01", "OPR-06")
@@ -130,38 +106,6 @@ def test_the_collection_says_what_the_archive_s_contract_says_whoever_writes(pip
     assert (root / "catalog.json").stat().st_mtime_ns == before
 
 
-PLANS = range(8)
-
-
-def plan(seed: int) -> list[list[StoredObject]]:
-    """Chunks, and in half of the plans the archive's object, in some order and some batches, some of them twice."""
-    chance = random.Random(seed)
-    items = [S, I2, I3, E, *([WHOLE] if seed % 2 else [])]
-    arrivals = items + chance.sample(items, chance.randint(0, 3))
-    chance.shuffle(arrivals)
-    batches: list[list[StoredObject]] = [[]]
-    for item in arrivals:
-        if batches[-1] and chance.random() < 0.6:
-            batches.append([])
-        batches[-1].append(item)
-    return batches
-
-
-@pytest.mark.clause("BEY-01")
-@pytest.mark.one_database
-@pytest.mark.parametrize("seed", PLANS)
-def test_whatever_order_they_come_in_the_item_is_that_of_the_last_chunk_or_the_archive_s(
-    seed: int, pipeline: Pipeline, objects: Path, alone: Callable[[StoredObject], dict[str, Any]]
-) -> None:
-    for number, batch in enumerate(plan(seed)):
-        put(objects, batch)
-        take(pipeline, *(notice(pipeline, item, name=f"{number}-{at}-") for at, item in enumerate(batch)))
-        work(pipeline, f"run-{number}")
-    work_until_done(pipeline)
-    assert everything(pipeline)["item"] == alone(WHOLE if seed % 2 else E)
-    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5 if seed % 2 else 4}
-
-
 @pytest.mark.clause("OPR-06", "BEY-03")
 @pytest.mark.one_database
 def test_a_real_volume_whose_chunks_come_in_disorder_is_that_of_the_independent_reader(
@@ -188,11 +132,3 @@ def test_a_real_volume_whose_chunks_come_in_disorder_is_that_of_the_independent_
     assert place == pytest.approx([whole[name] for name in ("latitude", "longitude", "altitude")], abs=1e-6)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: answers["n_chunks"]}
     traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
-
-
-@pytest.mark.clause("OPR-13")
-def test_the_contract_is_in_order_for_every_kind_of_real_chunk(contracts: ContractRegistry, shared_data: Path) -> None:
-    folder = shared_data / "objects/unidata-nexrad-level2-chunks/KLOT/901"
-    for name in ("20260328-201457-001-S", "20260328-201457-002-I", "20260328-201457-055-E"):
-        found = rehearse(contracts, CHUNKS, folder / name)
-        assert (found.is_sound, found.findings, found.suspect) == (True, (), ()), name

@@ -24,22 +24,23 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
+    DATASET,
+    PARTITION,
     CrashError,
     Failpoint,
     StoredObject,
     announce,
     assert_conserved,
+    deliver,
     put,
+    renumbered,
     run_chain,
     take,
     volumes,
     work_until_done,
 )
-from kfm_dagster_tests.integration.test_run_replay import PARTITION
-from kfm_dagster_tests.integration.test_run_rollback import arrive, renumbered
 from kfm_dagster_tests.transactions import own_tx
 
-DATASET = "nexrad-l2"
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 LATER = datetime(2025, 4, 4, tzinfo=UTC)
 BEFORE_LINEAGE = Failpoint(operator=StacRegister.operator, point="committed")
@@ -85,11 +86,11 @@ def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_
     pipeline: Pipeline, objects: Path
 ) -> None:
     known, new, kept = (volumes(6)[start : start + 2] for start in (0, 2, 4))
-    arrive(pipeline, objects, known, "earlier")
+    deliver(pipeline, *known)
     run_chain(pipeline, DATASET, PARTITION, "earlier", Source.LEDGER)
     before = files(pipeline)
     rewritten = [renumbered(item) for item in known]
-    arrive(pipeline, objects, [*rewritten, *new, *kept], "later")
+    deliver(pipeline, *rewritten, *new, *kept)
     run_that_dies(pipeline, BEFORE_LINEAGE)
     stood = files(pipeline)
 
@@ -150,13 +151,12 @@ def repeated_and_stopped(pipeline: Pipeline, records: list[NoddWalRecord]) -> No
 )
 def test_only_what_is_given_up_without_lineage_is_taken_back(
     pipeline: Pipeline,
-    objects: Path,
     dies_at: Failpoint,
     ended: Callable[[Pipeline, list[NoddWalRecord]], None],
     items_left: int,
 ) -> None:
     items = volumes(3)
-    arrive(pipeline, objects, items, "all")
+    deliver(pipeline, *items)
     run_that_dies(pipeline, dies_at)
     ended(pipeline, of(pipeline, items))
     EvidenceCollector(pipeline).collect()
@@ -168,10 +168,10 @@ def test_only_what_is_given_up_without_lineage_is_taken_back(
 
 @pytest.mark.clause("PCS-03")
 def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_let_in_meanwhile_is_left_alone(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = volumes(2)
-    arrive(pipeline, objects, items, "all")
+    deliver(pipeline, *items)
     run_that_dies(pipeline, BEFORE_LINEAGE)
     before = files(pipeline)
     by_a_person(pipeline, of(pipeline, items))
@@ -221,15 +221,9 @@ def test_an_older_version_yields_to_an_item(
     take(pipeline, announce([newer.event(event_time=LATER)], registry=pipeline.registry))
     run_that_dies(pipeline, dies_at)
     ended(pipeline, of(pipeline, [newer]))
-    put(objects, [older])
-    take(pipeline, announce([older.event()], registry=pipeline.registry))
+    deliver(pipeline, older)
     (stale,) = [record for record in own_tx(pipeline.ledger).find(limit=5) if record.event_time < LATER]
-    release: dict[str, Any] = {
-        "from_status": Status.QUARANTINED,
-        "action": GovernanceAction.RELEASE,
-        "decision": PERSON,
-    }
-    own_tx(pipeline.ledger).override({stale.wal_id: stale.version}, **release)
+    let_in(pipeline, [stale], Status.QUARANTINED)
     run_chain(pipeline, DATASET, PARTITION, "late", Source.LEDGER)
     found = own_tx(pipeline.ledger).get(stale.wal_id)
     assert (found.status, found.last_error_code) == (status, code)

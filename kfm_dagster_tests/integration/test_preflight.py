@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ import pytest
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
+from kfm_dagster.defs.resources import SqsQueueResource
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.errors import PreflightError
@@ -24,6 +21,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
@@ -40,11 +38,6 @@ def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, request: pytes
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
     return f"kfm-{abs(hash(request.node.nodeid))}"
-
-
-def opened_again(face: Face) -> Face:
-    """The same deployment after its settings have changed."""
-    return Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
 
 
 def two_messages(objects: Path, contracts: ContractRegistry) -> list:
@@ -68,7 +61,7 @@ def test_nothing_is_received_while_a_bucket_is_missing_and_all_is_once_it_is_the
 ) -> None:
     monkeypatch.setenv(variable, f"s3://{bucket}/prefix")
     queue.waiting = two_messages(objects, contracts)
-    deployment = opened_again(face)
+    deployment = face.reopened()
     for sensor in ("nodd_messages", "nodd_ledger"):
         said = deployment.tick(sensor).skip_message
         assert "nothing is received" in said
@@ -99,7 +92,7 @@ def test_messages_whose_bucket_vanishes_are_visible_again_at_once_and_not_receiv
     monkeypatch.setenv("KFM_STORAGE_URL", f"s3://{bucket}")
     s3 = cloud.client("s3")
     s3.create_bucket(Bucket=bucket)
-    deployment = opened_again(face)
+    deployment = face.reopened()
     assert "the queue is empty" in deployment.tick("nodd_messages").skip_message
     for entry in s3.list_objects_v2(Bucket=bucket)["Contents"]:
         s3.delete_object(Bucket=bucket, Key=entry["Key"])
@@ -123,7 +116,7 @@ def test_a_queue_or_a_database_that_is_not_there_is_one_line_of_the_tick(
 ) -> None:
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: connect(settings))
     monkeypatch.setenv("KFM_SQS_PRIMARY_QUEUE", "gone")
-    deployment = opened_again(face)
+    deployment = face.reopened()
     assert (
         "there is no such queue; observed gone; next: create the queue" in deployment.tick("nodd_messages").skip_message
     )
@@ -133,45 +126,21 @@ def test_a_queue_or_a_database_that_is_not_there_is_one_line_of_the_tick(
         assert "the database does not answer; observed postgresql" in face.tick(sensor).skip_message
 
 
-class Refusing(http.server.BaseHTTPRequestHandler):
-    """S3 without permissions: 403 whatever is asked, or for whatever is written."""
-
-    only: tuple[str, ...]
-
-    def __init__(self, only: tuple[str, ...], *given: object) -> None:
-        self.only = only
-        super().__init__(*given)  # type: ignore[arg-type]
-
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        refused = not self.only or self.command in self.only
-        self.send_response(403 if refused else 200)
-        for name, value in {
-            "Content-Length": "0",
-            "ETag": '"0"',
-            "Last-Modified": "Wed, 02 Apr 2025 00:00:00 GMT",
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    do_GET = do_HEAD = do_PUT = do_POST = _answer  # noqa: N815 - names of http.server
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("only", [(), ("PUT",), ("HEAD",)], ids=["everything", "writing", "reading"])
 def test_a_store_without_permission_is_named_with_its_setting(
     only: tuple[str, ...], tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Refusing, only)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    def answer(request: WebRequest) -> WebAnswer:
+        status = 403 if not only or request.command in only else 200
+        return WebAnswer(status=status, headers={"ETag": '"0"', "Last-Modified": "Wed, 02 Apr 2025 00:00:00 GMT"})
+
+    with open_web_server() as server:
+        server.answers = answer
         for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
+            monkeypatch.setenv(name, server.url(""))
         with pytest.raises(PreflightError) as refused:
             preflight(Settings(home=tmp_path, catalog_url="s3://my-catalog"))
-        server.shutdown()
     assert f"catalog s3://my-catalog cannot be used; observed {REFUSES}; next: correct KFM_CATALOG_URL" in str(
         refused.value
     )

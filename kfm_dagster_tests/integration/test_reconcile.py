@@ -28,23 +28,23 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
+    DATASET,
     DAY,
     START,
     StoredObject,
     announce,
     good,
     put,
+    renumbered,
     run_chain,
     take,
     volumes,
 )
 from kfm_dagster_tests.integration.chunk_feed import CHUNKS, ingest
-from kfm_dagster_tests.integration.test_run_rollback import renumbered
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-05")
 
-DATASET = "nexrad-l2"
 UNKNOWN = "00000000-0000-8000-8000-000000000000"
 WHY = Decision(actor="ada", reason="lost messages")
 APPROVED = Decision(actor="ada", reason="lost files", change_ref="CHG-1")
@@ -274,7 +274,7 @@ def test_files_of_items_that_will_be_made_again_are_not_stray(ingested: Pipeline
 
 
 def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(
-    ingested: Pipeline, objects: Path
+    ingested: Pipeline,
 ) -> None:
     own_tx(ingested.catalog).undo(DATASET, "run")
     compared = compare_day(ingested, DATASET, DAY)

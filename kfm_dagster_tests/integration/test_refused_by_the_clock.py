@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,19 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, ProvenanceEmit, Settle, StacRegister, operators
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.nodes import ProvenanceEmit, StacRegister, operators
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.card import StageState
-from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.decision import ClockDecision
 from kfm_dagster.telemetry.clock.reading import ClockState
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.clocks import LockedClock
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import DAY
+from kfm_dagster_tests.integration.chain import DAY, deliver, volumes
 from kfm_dagster_tests.integration.face import Face
-from kfm_dagster_tests.integration.gating import announced, under
+from kfm_dagster_tests.integration.gating import under
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
@@ -38,16 +36,13 @@ OPERATORS = list(operators())
 
 @dataclass
 class ScriptedClock(LockedClock):
-    """Unlocked at these looks, counted from 1; each stage looks once whenever it is tried. Keeps what stood then."""
+    """Unlocked at these looks, counted from 1; each stage looks once whenever it is tried."""
 
-    pipeline: Pipeline
     unlocked: Collection[int]
     looks: int = 0
-    stood: list[list[StageAttempt]] = field(default_factory=list)
 
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         self.looks += 1
-        self.stood.append(own_tx(self.pipeline.stages.lifecycle.store).since(datetime(2000, 1, 1, tzinfo=UTC)))
         if self.looks in self.unlocked:
             return ClockDecision(state=ClockState.UNLOCKED, reason="kernel tells an offset of 5.000 s")
         return super().decided(contract, objects)
@@ -57,7 +52,7 @@ def scripted(face: Face, unlocked: Collection[int], policy: str) -> ScriptedCloc
     """Let a pipeline reject what is written by an unlocked clock, retry so, and look at such a clock."""
     pipeline = face.pipeline
     under(pipeline, POLICY, policy, ("unlocked: restrict", "unlocked: reject"))
-    clock = ScriptedClock(pipeline=pipeline, unlocked=unlocked)
+    clock = ScriptedClock(unlocked)
     pipeline.calibration = clock
     return clock
 
@@ -72,53 +67,6 @@ def lines_of(face: Face, run_id: str, operator: str) -> list[dict[str, Any]]:
     return list(face.pipeline.stages.lifecycle.store.audit.of_stage(run_id, f"nexrad-l2.{operator}"))
 
 
-@pytest.mark.clause("PCS-05", "PCS-06", "PCS-10", "PCS-15")
-@pytest.mark.parametrize("operator", [MessageParse.operator, MetadataExtract.operator, Settle.operator])
-def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_locked(
-    face: Face, objects: Path, operator: str
-) -> None:
-    announced(face, objects, 2)
-    refused_at = OPERATORS.index(operator) + 1
-    policy = "retry_policy: {max_retries: 3, backoff: exp, base: 10ms, deadline: 10m}"
-    clock = scripted(face, {refused_at, refused_at + 1}, policy)
-    result = face.execute(JOB, partition=DAY.isoformat())
-
-    assert result.success
-    assert waits(result) == [0.01, 0.02]
-    assert clock.looks == len(OPERATORS) + 2
-    run_id, stage = result.dagster_run.run_id, f"nexrad-l2.{operator}"
-    attempts = own_tx(face.pipeline.stages.lifecycle.store).of_run(run_id)
-    assert [one.stage for one in attempts] == [f"nexrad-l2.{each}" for each in OPERATORS]
-    assert {(one.attempt, one.state) for one in attempts} == {(1, StageState.SUCCEEDED)}
-    # What the stage was given is kept when it is refused, and it succeeds with exactly that.
-    [refused] = [one for one in clock.stood[refused_at] if one.stage == stage]
-    [succeeded] = [one for one in attempts if one.stage == stage]
-    assert refused.state is StageState.PENDING
-    assert (succeeded.idempotency_key, succeeded.input_hashes, succeeded.opened_at) == (
-        refused.idempotency_key,
-        refused.input_hashes,
-        refused.opened_at,
-    )
-    if operator != MessageParse.operator:
-        assert succeeded.input_hashes
-    lines = lines_of(face, run_id, operator)
-    told = [(line["kind"], line["event"]) for line in lines if line["kind"] not in {"gate", "checkpoint"}]
-    assert told == [
-        ("stop", "E_SYNC"),
-        ("retry", "attempt 1"),
-        ("stop", "E_SYNC"),
-        ("retry", "attempt 1"),
-        ("transition", "pending>running"),
-        ("transition", "running>succeeded"),
-    ]
-    retries = [line["details"] for line in lines if line["kind"] == "retry"]
-    assert [retry["after"] for retry in retries] == ["pending", "pending"]
-    assert all(retry["interval_seconds"] >= wait for retry, wait in zip(retries, waits(result), strict=True))
-    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
-    assert len(traces.items(Path(face.pipeline.settings.catalog))) == 2
-    verify_chain(face.pipeline.stages.lifecycle.store.audit.lines())
-
-
 @pytest.mark.clause("PCS-03", "PCS-06", "PCS-10", "PCS-14")
 @pytest.mark.parametrize(
     ("policy", "minutes_per_look", "tries"),
@@ -131,9 +79,9 @@ def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_l
     ],
 )
 def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_the_run_is_rolled_back(
-    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, policy: str, minutes_per_look: int, tries: int
+    face: Face, monkeypatch: pytest.MonkeyPatch, policy: str, minutes_per_look: int, tries: int
 ) -> None:
-    announced(face, objects, 2)
+    deliver(face.pipeline, *volumes(2))
     refused_at = OPERATORS.index(ProvenanceEmit.operator) + 1
     clock = scripted(face, range(refused_at, 100), policy)
     skew = "kfm_dagster.ingest.pipeline.clock_skew"

@@ -14,7 +14,7 @@ from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.work_orders import approve
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
+from kfm_dagster_tests.integration.chain import PARTITION, announce, deliver, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, unit_check
 from kfm_dagster_tests.recovery.replays import PERSON
 from kfm_dagster_tests.recovery.test_replay_chain import wanted
@@ -22,7 +22,6 @@ from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
-PARTITION = DAY.isoformat()
 SCOPE: dict[str, Any] = {
     "datasets": ["nexrad-l2"],
     "status": ["failed"],
@@ -99,11 +98,10 @@ def test_the_job_starts_a_replay_that_the_sensor_carries_out(face: Face, objects
 
 @pytest.mark.clause("SEC-10")
 def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_a_person_s_approval(
-    face: Face, objects: Path
+    face: Face,
 ) -> None:
     [item] = volumes(1)
-    put(objects, [item])
-    take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
+    deliver(face.pipeline, item)
     face.execute("ingest_nexrad_l2", partition=PARTITION)
     repair = {**SCOPE, "status": ["succeeded"], "mode": "repair-and-replace", "allow_repair_and_replace": True, **WHY}
     with pytest.raises(dg.DagsterInvalidConfigError):
@@ -129,11 +127,10 @@ def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_
 
 
 def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
-    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+    face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [item] = volumes(1)
-    put(objects, [item])
-    take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
+    deliver(face.pipeline, item)
     first = face.execute("ingest_nexrad_l2", partition=PARTITION)
     assert unit_check(first).passed
     engine = ReplayEngine(pipeline=face.pipeline)

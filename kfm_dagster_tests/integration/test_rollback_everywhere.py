@@ -1,9 +1,10 @@
-"""A run that is taken back leaves no trace in any place that shows Items, and what was announced of it is withdrawn."""
+"""What follows the catalog follows its runs: Items are announced, and a run that is taken back leaves no trace."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,26 @@ import pytest
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.errors import KfmError
+from kfm_dagster.followers.announcements import announcer
+from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
-from kfm_dagster.ingest.nodes import Settle
+from kfm_dagster.ingest.nodes import Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import roll_back
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.outbox.store import LONGEST_PAUSE
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.followers.announcements.changes import subscribed
-from kfm_dagster_tests.followers.announcements.web_server import WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
 from kfm_dagster_tests.followers.stac_api.api import Api
 from kfm_dagster_tests.followers.virtual.test_virtual_runs import scan
-from kfm_dagster_tests.integration.chain import put, run_chain
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import PARTITION, Clock, deliver, put, run_chain, volumes
+from kfm_dagster_tests.transactions import own_tx
 
-DATASET, PARTITION = "goes-abi", "2025-06-01"
+GOES, GOES_DAY = "goes-abi", "2025-06-01"
 
 
 @pytest.fixture
@@ -48,11 +55,11 @@ def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
     root = Path(pipeline.settings.catalog)
     [follower] = [one for one in pipeline.followers if isinstance(one, PgstacFollower)]
     api = Api(stac_api_url, pipeline.database, root, follower)
-    stores = json.loads((place / DATASET / "2025" / PARTITION / "stores.json").read_bytes())["stores"]
+    stores = json.loads((place / GOES / "2025" / GOES_DAY / "stores.json").read_bytes())["stores"]
     return {
         "tree": trees.files(root),
         "geoparquet": published(FolderPublisher(root)),
-        "stac_api": sorted(map(str, api.searched(collections=[DATASET]))),
+        "stac_api": sorted(map(str, api.searched(collections=[GOES]))),
         "virtual": stores,
     }
 
@@ -62,19 +69,19 @@ def found_by_clients(root: Path, place: Path, api: str) -> dict[str, list[str]]:
     import xarray
     from pystac_client import Client
 
-    folder = place / DATASET / "2025" / PARTITION
+    folder = place / GOES / "2025" / GOES_DAY
     [store] = json.loads((folder / "stores.json").read_bytes())["stores"]
     options = {"fo": str(folder / store["href"]), "remote_protocol": "file"}
     with xarray.open_dataset("reference://", engine="zarr", storage_options=options) as scans:
         times = [str(time) for time in scans["t"].values]
-    files = root / DATASET / "items" / "*" / "*.parquet"
+    files = root / GOES / "items" / "*" / "*.parquet"
     rows = duckdb.read_parquet(str(files), union_by_name=True).project("id").fetchall()
     return {
         "pystac": sorted(
             item.id for item in pystac.Catalog.from_file(str(root / "catalog.json")).get_items(recursive=True)
         ),
         "duckdb": sorted(name for (name,) in rows),
-        "pystac_client": sorted(item.id for item in Client.open(api).search(collections=[DATASET]).items()),
+        "pystac_client": sorted(item.id for item in Client.open(api).search(collections=[GOES]).items()),
         "xarray": times,
     }
 
@@ -94,7 +101,7 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     configs = subscribed(tmp_path / "configs", f'webhook: "{server.url()}"')
     pipeline = make_pipeline(geoparquet=True, virtual_url=str(place), stac_api_dsn=stac_api_url, configs_dir=configs)
     put(objects, [scan(0)])
-    run_chain(pipeline, DATASET, PARTITION, "first")
+    run_chain(pipeline, GOES, GOES_DAY, "first")
     root = Path(pipeline.settings.catalog)
     before, alone = shown(pipeline, place, stac_api_url), found_by_clients(root, place, api_server)
     assert {name: len(found) for name, found in alone.items()} == dict.fromkeys(alone, 1)
@@ -106,14 +113,14 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     with monkeypatch.context() as patched:
         patched.setattr(Settle, "transform", fails)
         with pytest.raises(StageFailedError) as failed:
-            run_chain(pipeline, DATASET, PARTITION, "second")
+            run_chain(pipeline, GOES, GOES_DAY, "second")
     # A tick between the failure and the rollback shows them everywhere, as the tree does.
     pipeline.following.catch_up(pipeline.followers)
     between = shown(pipeline, place, stac_api_url)
     assert all(between[name] != before[name] for name in before)
     together = found_by_clients(root, place, api_server)
     assert {name: len(found) for name, found in together.items()} == dict.fromkeys(alone, 3)
-    settle = Settle(pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="second")
+    settle = Settle(pipeline=pipeline, dataset=GOES, partition=GOES_DAY, run_id="second")
     assert roll_back(settle, failed.value) is not None
     pipeline.following.catch_up(pipeline.followers)
 
@@ -124,3 +131,61 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]
     assert {event["subject"] for event in events[1:3]} == {event["subject"] for event in events[3:]}
     assert {one.last_error for one in pipeline.following.states()} == {None}
+
+
+@pytest.fixture
+def announcing(pipeline: Pipeline, server: WebServer, tmp_path: Path) -> Pipeline:
+    """The pipeline, with one subscription."""
+    configs = subscribed(tmp_path / "configs", f'webhook: "{server.url()}"')
+    pipeline.settings = pipeline.settings.model_copy(update={"configs_dir": configs})
+    return pipeline
+
+
+def events(server: WebServer) -> list[dict[str, Any]]:
+    return [json.loads(body) for *_, body in server.asked]
+
+
+def ingest(pipeline: Pipeline, objects: Path, count: int, run_id: str) -> None:
+    deliver(pipeline, *volumes(count))
+    run_chain(pipeline, "nexrad-l2", PARTITION, run_id, Source.LEDGER)
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_runs_items_are_announced_at_its_end_and_withdrawn_when_it_is_taken_back(
+    announcing: Pipeline, objects: Path, server: WebServer
+) -> None:
+    ingest(announcing, objects, 2, "run")
+    created = events(server)
+    assert [event["type"] for event in created] == ["kfm.nodd.item.created"] * 2
+    catalog = Path(announcing.settings.catalog)
+    for event in created:
+        [path] = catalog.glob(f"**/{event['data']['id']}.json")
+        assert event["data"] == json.loads(path.read_bytes())
+    own_tx(announcing.catalog).undo("nexrad-l2", "run")
+    announcing.following.catch_up(announcing.followers)
+    withdrawn = events(server)[2:]
+    assert [event["type"] for event in withdrawn] == ["kfm.nodd.item.withdrawn"] * 2
+    assert {event["subject"] for event in withdrawn} == {event["subject"] for event in created}
+    announcing.following.catch_up(announcing.followers)
+    assert len(events(server)) == 4
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.parametrize("status", [503, 302, 422, None], ids=["down", "redirects", "refuses", "hangs"])
+def test_a_dead_receiver_costs_no_unit(
+    announcing: Pipeline, objects: Path, server: WebServer, status: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How long a receiver has that never answers.
+    monkeypatch.setattr(announcer, "Webhook", partial(Webhook, seconds=0.5))
+    server.answers = lambda _: WebAnswer(status=status, headers={"Location": server.url("elsewhere")})
+    ingest(announcing, objects, 2, "run")
+    assert set(traces.statuses(announcing)) == {Status.SUCCEEDED}
+    [place] = announcing.following.states()
+    assert (place.follower, place.behind, place.failures) == ("announcements.one", 2, 1)
+    server.answers, clock = (lambda _: WebAnswer()), announcing.clock
+    asked = len(server.asked)
+    assert isinstance(clock, Clock)
+    clock.forward(LONGEST_PAUSE.total_seconds())
+    announcing.following.catch_up(announcing.followers)
+    assert len({event["id"] for event in events(server)[asked:]}) == 2
+    assert {(one.behind, one.last_error) for one in announcing.following.states()} == {(0, None)}

@@ -19,7 +19,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.ingest import nodes
-from kfm_dagster.ingest.nodes import Source, operators
+from kfm_dagster.ingest.nodes import Source, chain, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
 from kfm_dagster.ingest.run_replay import ReplayedParse
@@ -40,20 +40,19 @@ from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
-    DAY,
-    ENRICHING,
-    announce,
-    assert_conserved,
+    PARTITION,
+    deliver,
+    node,
     put,
     run_chain,
-    take,
+    step,
+    steps,
     truncated,
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.transactions import own_tx
 
-PARTITION = DAY.isoformat()
 STAGES = ["nexrad-l2.stac_register", "nexrad-l2.metadata_extract", "nexrad-l2.integrity_check"]
 PERSON = Decision(actor="ada", reason="drill", change_ref="CHG-7")
 
@@ -61,17 +60,13 @@ PERSON = Decision(actor="ada", reason="drill", change_ref="CHG-7")
 def ingested(pipeline: Pipeline, objects: Path) -> None:
     """Four units: three succeed, one is cut short and waits for its next attempt."""
     items = [*volumes(3), truncated(volumes(4)[3])]
-    put(objects, items)
-    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    deliver(pipeline, *items)
     run_chain(pipeline, "nexrad-l2", PARTITION, "original", Source.LEDGER)
 
 
 def replayed(pipeline: Pipeline, run_id: str = "replay", original: str = "original") -> None:
-    shared: dict[str, Any] = {"pipeline": pipeline, "dataset": "nexrad-l2", "partition": PARTITION, "run_id": run_id}
-    batch = None
-    for node in (ReplayedParse(**shared, original=original, decision=PERSON), *(kind(**shared) for kind in ENRICHING)):
-        batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=batch))
-        assert_conserved(pipeline)
+    first = step(pipeline, node(pipeline, ReplayedParse, run_id, original=original, decision=PERSON))
+    steps(pipeline, run_id, chain()[1:], first)
 
 
 def under(pipeline: Pipeline, *changes: tuple[str, str]) -> None:

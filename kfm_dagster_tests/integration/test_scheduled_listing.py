@@ -205,21 +205,12 @@ def rewrite(objects: Path, until: date, *, stations: int = 3) -> None:
 
 
 def work(face: Face) -> list[tuple[str, str]]:
-    """Tick the backfills' sensor and launch what it asks for, until it says that all is done; what it asked for."""
-    asked = []
-    while True:
-        tick = face.tick("nodd_due")
-        for request in tick.run_requests:
-            assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")
-            asked.append((str(request.partition_key), ",".join(asked_datasets(request))))
-            result = face.launch(request)
-            assert result is not None
-            assert result.success
-        if not tick.run_requests:
-            assert "no backfill is running" in tick.skip_message
-            progress = [day_progress(face.pipeline.database, one) for one in _backfills(face)]
-            assert {day.state for found in progress for day in found} == {DayState.LISTED}
-            return asked
+    """Do what the sensor of backfills asks for, until all is listed; return the days and their datasets."""
+    requests = face.work("nodd_due")
+    assert {(request.tags["kfm/lane"], request.tags["kfm/source"]) for request in requests} <= {("bulk", "listing")}
+    progress = [day_progress(face.pipeline.database, one) for one in _backfills(face)]
+    assert {day.state for found in progress for day in found} == {DayState.LISTED}
+    return [(str(request.partition_key), ",".join(asked_datasets(request))) for request in requests]
 
 
 def _backfills(face: Face) -> list[str]:

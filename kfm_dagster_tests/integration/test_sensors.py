@@ -14,7 +14,7 @@ import pytest
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_keys
-from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
+from kfm_dagster.defs.resources import SqsQueueResource
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import Source, StacRegister
@@ -24,10 +24,10 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
+    PARTITION,
     CrashError,
     Failpoint,
     FakeQueue,
@@ -42,7 +42,6 @@ from kfm_dagster_tests.integration.face import Face
 
 pytestmark = pytest.mark.one_database
 
-PARTITION = DAY.isoformat()
 NEXT_DAY = DAY + timedelta(days=1)
 
 
@@ -188,7 +187,7 @@ def test_a_batch_received_again_after_a_lost_tick_gets_the_same_run_keys(
     # The same batch in another deployment, where no tick was lost.
     monkeypatch.setenv("KFM_HOME", str(Path(face.pipeline.settings.home).parent / "other"))
     monkeypatch.delenv("KFM_WAL_DSN")
-    other = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
+    other = face.reopened()
     queue.waiting = list(batch)
     assert [request.run_key for request in other.tick("nodd_messages").run_requests] == keys
     assert len(set(keys)) == 2
@@ -230,7 +229,7 @@ def test_the_sensor_receives_nothing_while_too_much_is_in_flight(
     face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_MAX_IN_FLIGHT_UNITS", "2")
-    limited = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
+    limited = face.reopened()
     queue.waiting = list(batch)
     requests = limited.tick("nodd_messages").run_requests
     assert (len(queue.waiting), queue.receives) == (4, 1)
@@ -283,7 +282,7 @@ def test_a_tick_ends_by_itself_with_any_backlog(
     endless: Any = EndlessSqs(batch[0].body)
     queue = Queue(endless, name="endless", threads=4)
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
-    patient = Face(instance=face.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
+    patient = face.reopened()
     assert len(patient.tick("nodd_messages").run_requests) == 1
     # It worked, and neither limit of numbers ended it: four threads at 200 messages a second stay far below.
     assert 10 < patient.pipeline.deliveries.counts()[DeliveryState.IN_FLIGHT] < 10_000

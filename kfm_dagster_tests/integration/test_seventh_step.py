@@ -1,7 +1,8 @@
-"""A seventh step, declared in one class: ops, assets, jobs, checks, card, run, comparison and rollback all have it."""
+"""What others add: a seventh step, declared in one class, and assets of another code location that follow ours."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing_extensions import override
 
 from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.definitions import build_definitions
 from kfm_dagster.ingest.chain import read_configuration, run_chain
 from kfm_dagster.ingest.node import EffectNode, Results
@@ -26,7 +28,8 @@ from kfm_dagster.stages.card import STATE_MACHINE
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster_tests.integration.chain import DAY, put, volumes
+from kfm_dagster_tests.integration.chain import DAY, node, put, volumes
+from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.test_run_rollback import WHY, fail
 
 VERB, NOUN = "note_take", "notes"
@@ -70,19 +73,16 @@ def _declared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(pipeline: Pipeline, objects: Path, run_id: str) -> None:
     put(objects, volumes(2))
-    first = MessageParse(
-        pipeline=pipeline, dataset="nexrad-l2", partition=DAY.isoformat(), run_id=run_id, source=Source.LISTING, limit=9
-    )
-    run_chain(first)
+    run_chain(node(pipeline, MessageParse, run_id, source=Source.LISTING))
 
 
 def test_dagster_has_it() -> None:
     definitions = build_definitions(Settings())
     graph = definitions.resolve_asset_graph()
-    node = graph.get(KEY)
-    assert node.assets_def.op.name == f"nexrad_l2__{VERB}"
-    assert str(node.description).startswith(NoteTake.description)
-    assert node.parent_keys == {dg.AssetKey(["nexrad_l2", "metadata"])}
+    asset = graph.get(KEY)
+    assert asset.assets_def.op.name == f"nexrad_l2__{VERB}"
+    assert str(asset.description).startswith(NoteTake.description)
+    assert asset.parent_keys == {dg.AssetKey(["nexrad_l2", "metadata"])}
     assert graph.get(dg.AssetKey(["nexrad_l2", "stac_items"])).parent_keys == {KEY}
     assert len([key for key in graph.asset_check_keys if key.asset_key == KEY]) == 1
     job = definitions.resolve_job_def("ingest_nexrad_l2")
@@ -98,9 +98,7 @@ def test_the_card_may_name_it(tmp_path: Path) -> None:
     assert VERB in read_configuration(Settings(configs_dir=tmp_path)).card.machine.checkpoints
 
 
-def test_a_run_does_it_and_can_be_compared_with_itself(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_does_it_and_can_be_compared_with_itself(pipeline: Pipeline, objects: Path) -> None:
     checkpoints = [*pipeline.card.machine.checkpoints, VERB]
     machine = pipeline.card.machine.model_copy(update={"checkpoints": checkpoints})
     pipeline.card = pipeline.card.model_copy(update={"machine": machine})
@@ -123,8 +121,60 @@ def test_what_it_did_is_taken_back_with_the_run(
         with pytest.raises(StageFailedError):
             run(pipeline, objects, "one")
     assert len(NoteTake.taken) == 2
-    failed = ProvenanceEmit(pipeline=pipeline, dataset="nexrad-l2", partition=DAY.isoformat(), run_id="one")
-    rollback = roll_back(failed, WHY)
+    rollback = roll_back(node(pipeline, ProvenanceEmit, "one"), WHY)
     assert rollback is not None
     assert list(rollback.compensated) == ["nexrad-l2.stac_register", f"nexrad-l2.{VERB}"]
     assert NoteTake.taken == []
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/downstream-assets.md").read_text(encoding="utf-8")
+
+
+FOREIGN = ("newest_scan", "scans_of_a_day")
+
+
+def foreign_definitions() -> dg.Definitions:
+    """The page's code location, downstream of the dataset that the tests ingest."""
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("goes_abi", "nexrad_l2"), "weather_summaries.py", "exec", dont_inherit=True), names)
+    return names["defs"]
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("DAG-17")
+def test_foreign_assets_run_after_items_are_registered_for_past_days_too(
+    face: Face, objects: Path, contracts: ContractRegistry
+) -> None:
+    foreign = foreign_definitions()
+    all_assets = dg.Definitions.merge(build_definitions(Settings.load()), foreign)
+    selection = dg.AssetSelection.assets(*FOREIGN)
+
+    def requested(cursor: Any) -> tuple[dict[str, set[str | None]], Any]:
+        evaluated = dg.evaluate_automation_conditions(
+            defs=all_assets, instance=face.instance, asset_selection=selection, cursor=cursor
+        )
+        partitions = {name: evaluated.get_requested_partitions(dg.AssetKey(name)) for name in FOREIGN}
+        return {name: set(keys) for name, keys in partitions.items() if keys}, evaluated.cursor
+
+    before, cursor = requested(None)
+    assert before == {}
+    put(objects, volumes(1))
+    assert face.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
+    after, cursor = requested(cursor)
+    assert after == {"newest_scan": {None}, "scans_of_a_day": {DAY.isoformat()}}
+    assert requested(cursor)[0] == {}
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("DAG-17")
+def test_no_shipped_instance_switches_a_feature_off_for_its_neighbours() -> None:
+    instances = [
+        yaml.safe_load((ROOT / name).read_text("utf-8")) for name in ("dagster.yaml", "deploy/ecs/dagster.yaml")
+    ]
+    values = yaml.safe_load((ROOT / "deploy/helm/values.yaml").read_text("utf-8"))
+    for instance in (*instances, values["additionalInstanceConfig"]):
+        off = {name for name, part in instance.items() if isinstance(part, dict) and part.get("enabled") is False}
+        # What Dagster sends to its makers, and its form about newsletters.
+        assert off <= {"telemetry", "nux"}

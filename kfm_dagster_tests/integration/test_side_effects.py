@@ -23,11 +23,10 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     CrashError,
     Failpoint,
-    announce,
+    deliver,
     missing,
     put,
     run_chain,
-    take,
     truncated,
     volumes,
 )
@@ -90,12 +89,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 @pytest.mark.clause("WAL-02", "BEY-03")
 def test_every_write_comes_after_the_durable_claim_and_before_the_final_status(
-    recorder: Recorder, pipeline: Pipeline, objects: Path
+    recorder: Recorder,
+    pipeline: Pipeline,
 ) -> None:
     recorder.pipeline = pipeline
     sound, gone, half = volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])
-    put(objects, [*sound, gone, half])
-    take(pipeline, announce([item.event() for item in (*sound, gone, half)], registry=pipeline.registry))
+    deliver(pipeline, *sound, gone, half)
 
     run_chain(
         pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER,
@@ -126,10 +125,9 @@ OWN_SECTION = {
 
 
 @pytest.mark.clause("WAL-07")
-def test_a_node_changes_its_own_section_and_no_record_before_the_settlement(pipeline: Pipeline, objects: Path) -> None:
+def test_a_node_changes_its_own_section_and_no_record_before_the_settlement(pipeline: Pipeline) -> None:
     items = [*volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])]
-    put(objects, items)
-    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    deliver(pipeline, *items)
     rows: list[dict[str, Any]] = []
     outputs: dict[str, list[Envelope]] = {}
 

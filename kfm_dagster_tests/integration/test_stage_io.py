@@ -1,103 +1,32 @@
-"""The IO manager's port to run-state: asked before an operator works, told of every outcome, shown where one skips."""
+"""The IO manager's port to run-state: asked before an operator works, given every outcome, shown where one skips."""
 
 from __future__ import annotations
 
-import ast
-import inspect
+import json
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import replace
-from textwrap import dedent
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.defs import assets, path_arrival
-from kfm_dagster.defs.run_tags import SKIPPED_TAG
-from kfm_dagster.errors import ContractError
+from kfm_dagster.defs.run_tags import FORCE_TAG, SKIPPED_TAG
+from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.ingest.node import ChainNode
-from kfm_dagster.ingest.nodes import ProvenanceEmit, chain, operators
-from kfm_dagster.lineage.store import Lineage
-from kfm_dagster.run_state.record import Outcome, RunState
-from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.ingest.nodes import chain, operators
+from kfm_dagster.stages import port
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.port import RunStateKey, RunStatePort
-from kfm_dagster.stages.store import StageAttempt, StageStore
-from kfm_dagster.storage.database import Transaction
-from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
-from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.integration.chain import DAY, PARTITION, put, volumes
+from kfm_dagster_tests.integration.face import Face, materialisations
 
 pytestmark = pytest.mark.one_database
 
 JOB = "ingest_nexrad_l2"
-PARTITION = DAY.isoformat()
 NODES = [f"nexrad-l2.{operator}" for operator in operators()]
-
-
-class Books:
-    """Every record that is written, and every move of a stage, with their transactions."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.records: list[tuple[str, Outcome, Transaction]] = []
-        self.moves: list[tuple[str, Transaction]] = []
-        inside = ContextVar("inside the port", default=False)
-        record_, put_, move_ = RunStatePort._record, RelationalRunState.put, StageStore.move
-
-        def record(*given: Any, **more: Any) -> RunState:
-            token = inside.set(True)
-            try:
-                return record_(*given, **more)
-            finally:
-                inside.reset(token)
-
-        def put_record(store: RelationalRunState, state: RunState, tx: Transaction) -> None:
-            assert inside.get(), f"{state.dataset_id} {state.outcome} is written beside the port"
-            self.records.append((state.dataset_id, state.outcome, tx))
-            put_(store, state, tx)
-
-        def move(store: StageStore, attempt: StageAttempt, *given: Any, **more: Any) -> StageAttempt:
-            self.moves.append((attempt.stage, more["tx"]))
-            return move_(store, attempt, *given, **more)
-
-        monkeypatch.setattr(RunStatePort, "_record", record)
-        monkeypatch.setattr(RelationalRunState, "put", put_record)
-        monkeypatch.setattr(StageStore, "move", move)
-
-    def outcomes(self) -> list[tuple[str, Outcome]]:
-        """Nodes and outcomes, each of them recorded in the transaction that moved its stage; then forget them."""
-        for node, outcome, tx in self.records:
-            assert [one for one, of in self.moves if one == node and of is tx], f"{node} {outcome}"
-        found = [(node, outcome) for node, outcome, _ in self.records]
-        self.records.clear()
-        return found
-
-
-@pytest.mark.clause("DAG-02")
-def test_every_outcome_is_recorded_through_the_port_in_the_stage_s_own_transaction(
-    face: Face, objects: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    items = [*volumes(2), missing(volumes(3)[2])]
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
-    books = Books(monkeypatch)
-    face.execute(JOB, partition=PARTITION)
-    partial = {"nexrad-l2.integrity_check", "nexrad-l2.settle"}
-    assert books.outcomes() == [(node, Outcome.PARTIAL if node in partial else Outcome.SUCCESS) for node in NODES]
-    # What is left is handed on, and then somebody wants it done again, and it fails.
-    face.execute("path_arrival", partition=PARTITION)
-    face.execute("path_arrival", partition=PARTITION)
-    arrival = [one for one in books.outcomes() if one[0] == "nexrad-l2.path_arrival"]
-    assert [outcome for _, outcome in arrival] == [Outcome.SUCCESS, Outcome.SKIPPED]
-
-    def wrong(*_: object, **__: object) -> Any:
-        raise ContractError(observed="what trying again does not help with")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunStatePort, "revoke", lambda *_, **__: None)  # a rollback's, which is no outcome of a stage
-        patch.setattr(Lineage, "emit", wrong)
-        face.execute(JOB, partition=PARTITION, tags={"kfm/force": "to see it fail"}, raise_on_error=False)
-    assert books.outcomes()[-1] == (f"nexrad-l2.{ProvenanceEmit.operator}", Outcome.FAILED)
 
 
 @pytest.mark.clause("DAG-02", "RSP-03")
@@ -146,14 +75,107 @@ def test_a_run_that_skips_says_so_in_the_run_list(face: Face, objects: Any) -> N
         assert (run.tags.get(SKIPPED_TAG), run.tags.get(f"{SKIPPED_TAG}.nexrad-l2")) == skipped
 
 
-@pytest.mark.parametrize("module", [assets, path_arrival])
-def test_the_body_of_an_op_is_configuration_in_operator_and_result_out(module: Any) -> None:
-    tree = ast.parse(dedent(inspect.getsource(module)))
-    bodies = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and any(argument.arg == "context" for argument in node.args.args)
+CODE_VERSION_TAG = "dagster/code_version"
+DATA_VERSION_TAG = "dagster/data_version"
+NOUNS = {node.asset: node.operator for node in chain()}
+
+
+def observations(result: Any) -> dict[str, dict[str, Any]]:
+    """Metadata of every observation of a run, by the asset's noun."""
+    return {
+        event.asset_key.path[-1]: {
+            name: value.value for name, value in event.asset_observation_data.asset_observation.metadata.items()
+        }
+        for event in result.all_events
+        if event.event_type is dg.DagsterEventType.ASSET_OBSERVATION
+    }
+
+
+def evidence(metadata: dict[str, Any]) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """What stands behind a page's click: the values by name, and the inputs."""
+    known, _, inputs = metadata["evidence"].rstrip().partition("\n\ninputs:\n\n")
+    return {row["what"]: row["value"] for row in _rows(known)}, _rows(inputs)
+
+
+def _rows(table: str) -> list[dict[str, str]]:
+    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+
+
+def versions(result: Any) -> dict[str, tuple[str, str]]:
+    """Code and data version of every materialisation of a run, by the asset's noun."""
+    return {
+        event.asset_key.path[-1]: (
+            event.step_materialization_data.materialization.tags[CODE_VERSION_TAG],
+            event.step_materialization_data.materialization.tags[DATA_VERSION_TAG],
+        )
+        for event in result.get_asset_materialization_events()
+    }
+
+
+@pytest.mark.clause("DAG-16", "RSP-12")
+def test_materialisations_and_observations_say_what_the_command_says(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(objects, volumes(1))
+    first = face.execute(JOB, partition=PARTITION)
+    with monkeypatch.context() as patch:
+        # An unchanged day of ten thousand units costs no more than one of ten: nothing is read again.
+        patch.setattr(port, "from_parquet", lambda _: pytest.fail("a batch that was handed on was read"))
+        second = face.execute(JOB, partition=PARTITION)
+    forced = face.execute(JOB, partition=PARTITION, tags={FORCE_TAG: "the reader was wrong"})
+    reader = Explanations(database=face.pipeline.database, run_states=face.pipeline.stages.run_states)
+    for result in (first, second, forced):
+        shown = materialisations(result)
+        behind = {noun: evidence(metadata) for noun, metadata in shown.items()}
+        assert versions(result) == {
+            noun: (face.pipeline.code.code_sha, behind[noun][0]["content_hash"]) for noun in NOUNS
+        }
+        for noun, operator in NOUNS.items():
+            account = reader.node(f"nexrad-l2.{operator}", result.dagster_run.run_id)
+            known, inputs = behind[noun]
+            assert known["content_hash"] == account.content_hash
+            assert known["intent"] == account.intent
+            assert known["inputs_hash"] == account.inputs_hash
+            assert inputs == [{name: str(value) for name, value in entry.items()} for entry in account.inputs]
+            assert {name: shown[noun][name] for name in account.took} == account.took
+    observed = observations(second)
+    assert observed.keys() == NOUNS.keys()
+    assert versions(first) == versions(second)
+    assert all(versions(first)[noun] != versions(forced)[noun] for noun in NOUNS)
+    assert observations(first) == {}
+    for noun, metadata in observed.items():
+        assert (metadata["cause"], metadata["applied_by"]) == ("CONTENT_APPLIED", first.dagster_run.run_id)
+        assert evidence(metadata)[0]["content_hash"] == evidence(materialisations(first)[noun])[0]["content_hash"]
+        assert evidence(materialisations(second)[noun])[0]["applied_by"] == first.dagster_run.run_id
+        assert not {name for name in materialisations(second)[noun] if name.startswith("run_ca")}
+    assert {metadata.get("forced") for metadata in materialisations(forced).values()} == {"the reader was wrong"}
+
+
+@pytest.mark.clause("IEN-11")
+def test_a_run_publishes_its_steps_when_it_ends_and_each_uses_what_the_one_before_made(
+    face: Face, objects: Path
+) -> None:
+    """By itself: a materialisation of the command line has no sensor."""
+    put(objects, volumes(1))
+    run = face.execute(JOB, partition=DAY.isoformat()).dagster_run.run_id
+    root = Path(face.pipeline.settings.lineage) / "steps"
+    for _ in range(2):  # the sensor finds nothing unpublished
+        [told] = root.glob("openlineage/*/*.ndjson")
+        [proven] = root.glob("prov/*/*.jsonld")
+        face.tick("nodd_ledger")
+
+    ends = [event for event in map(json.loads, told.read_text().splitlines()) if event["eventType"] != "START"]
+    assert [event["job"]["name"] for event in ends] == [f"nexrad-l2.{operator}" for operator in operators()]
+    assert {event["run"]["facets"]["parent"]["run"]["runId"] for event in ends} == {run}
+    for before, after in pairwise(ends):
+        assert [entry for entry in after["inputs"] if entry in before["outputs"]], after["job"]["name"]
+
+    nodes = json.loads(proven.read_text())["@graph"]
+    made = {node["wasGeneratedBy"]: node["alternateOf"] for node in nodes if "wasGeneratedBy" in node}
+    activities = [node for node in nodes if "kfm:node" in node]
+    assert [node["id"] for node in activities] == [
+        event["run"]["facets"]["kfmStep"]["prov_activity_id"] for event in ends
     ]
-    assert bodies
-    for body in bodies:
-        assert (body.end_lineno or 0) - body.body[0].lineno < 15, body.name
+    for before, after in pairwise(activities):
+        assert made[before["id"]] in after["used"], after["kfm:node"]

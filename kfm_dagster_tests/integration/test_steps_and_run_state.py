@@ -1,23 +1,28 @@
-"""What lineage says of a node's outcome is what run-state has: success, partial, failed and skipped, on both paths."""
+"""What one run leaves: the outcome of each node in lineage and run-state, what its outputs were made from, its rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
+import sqlalchemy as sa
 
 from kfm_dagster.ingest import nodes
-from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.nodes import Source, operators
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, run_chain, take, volumes
 from kfm_dagster_tests.run_state.test_public_run_state import FACET
+from kfm_dagster_tests.transactions import own_tx
 
 RUNS = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(4)]
 
@@ -107,3 +112,112 @@ def test_every_node_is_told_with_its_run_its_dataset_its_inputs_and_the_outcome_
     assert intent.claimed == {"uri": f"ledger:nexrad-l2@{DAY}", "checksum": digest}
     [used] = activities["nexrad-l2.message_parse", RUNS[2]]["used"]
     assert (nodes_of[used]["kfm:uri"], nodes_of[used]["kfm:checksum"]) == (f"ledger:nexrad-l2@{DAY}", digest)
+
+
+NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
+
+
+def lineages(pipeline: Pipeline, run_id: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Of each stage of a run, in order: its output, and what that was made from."""
+    found = []
+    for intent, node in zip(pipeline.nodes.intents.of_run(run_id), NODES, strict=True):
+        with pipeline.database.snapshot() as tx:
+            output = pipeline.nodes.output(intent.content_hash, tx=tx)
+        assert output is not None
+        assert output.lineage is not None
+        made, *sources = output.lineage["prov"]
+        assert (made["kfm:node"], made["id"]) == (node, f"urn:sha256:{output.record['artifact_sha256']}")
+        assert sorted(source["id"] for source in sources) == made["wasDerivedFrom"]
+        found.append((made, sources))
+    return found
+
+
+@pytest.mark.clause("IEN-16")
+@pytest.mark.parametrize("source", [Source.LEDGER, Source.LISTING])
+def test_every_output_of_a_run_names_the_one_before_it_and_the_first_one_what_it_claimed(
+    pipeline: Pipeline, objects: Path, source: Source
+) -> None:
+    items = volumes(3)
+    put(objects, items[:2])
+    events = [items[0].event(), items[1].event(), missing(items[2]).event()]
+    take(pipeline, announce(events, registry=pipeline.registry))
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", source)
+
+    first, *others = lineages(pipeline, "run")
+    for (before, _), (made, _) in zip([first, *others], others, strict=False):
+        assert made["wasDerivedFrom"] == [before["id"]]
+    # A record begins with version 1, and its claim makes it 2.
+    claimed = "".join(sorted(f"{record.wal_id} 2\n" for record in own_tx(pipeline.ledger).find(limit=10)))
+    ledger = {"id": f"urn:sha256:{hashlib.sha256(claimed.encode()).hexdigest()}", "kfm:uri": f"ledger:nexrad-l2@{DAY}"}
+    assert claimed.count("\n") == 3
+    names = {entry["kfm:uri"]: entry["id"] for entry in first[1]}
+    assert names.pop(ledger["kfm:uri"]) == ledger["id"]
+    inputs = pipeline.nodes.intents.of_run("run")[0].payload["inputs"]
+    asked = {entry["uri"]: f"urn:sha256:{entry['checksum']}" for entry in inputs if entry["uri"] != ledger["kfm:uri"]}
+    assert names == asked
+    assert len(names) == {Source.LEDGER: 0, Source.LISTING: 1}[source]
+
+
+@pytest.mark.clause("IEN-16")
+def test_what_failed_and_was_tried_again_was_made_from_its_later_attempt(pipeline: Pipeline, objects: Path) -> None:
+    items = volumes(2)
+    put(objects, items[:1])
+    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", Source.LEDGER)
+    put(objects, items)
+    own_tx(pipeline.ledger).requeue(
+        [own_tx(pipeline.ledger).find(status=Status.FAILED, limit=1)[0].wal_id], reason=ReplayReason.RETRY
+    )
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "again", Source.LEDGER)
+    before, after = (lineages(pipeline, run)[0][0]["wasDerivedFrom"] for run in ("run", "again"))
+    assert set(before).isdisjoint(after)
+
+
+STAGES = 6
+BY_STAGE = ["etl_checkpoint", "etl_steps", "etl_wal", "node_output", "run_state", "stage_state"]
+"""Tables with a row for each stage."""
+OTHERS = {
+    # A row for the start of a stage, and one for its end with all that went well.
+    "stage_audit": 2 * STAGES,
+    "catalog_summaries": 5,
+    "nodd_wal_transitions": 3,
+    # Of all units of a dataset together: each status that any has reached; its message, what each of four operators
+    # gave, bytes, latency and the time of the write (a class and a sum each), energy, carbon; each stage's outcome.
+    "metric_totals": 3 + 1 + 4 + 1 + 2 + 2 + 2 + STAGES,
+    "lineage_batches": 2,
+    "lineage_emissions": 2,
+    "catalog_changes": 1,
+    "catalog_collections": 1,
+    "catalog_items": 1,
+    "catalog_pages": 1,
+    "catalog_promotions": 1,
+    "nodd_wal_deliveries": 1,
+    "nodd_wal_delivery_units": 1,
+    "nodd_wal_leases": 1,
+    "nodd_wal_outcomes": 1,
+    "nodd_wal_records": 1,
+    # Of all units of a product together.
+    "nodd_feeds": 1,
+    # Of all units of a product and month together.
+    "size_peers": 1,
+}
+
+
+def rows(pipeline: Pipeline) -> Counter[str]:
+    """Rows by table."""
+    with pipeline.database.engine.connect() as connection:
+        names = sa.inspect(connection).get_table_names()
+        counts = {name: sa.select(sa.func.count()).select_from(sa.table(name)) for name in names}
+        return Counter({name: connection.execute(count).scalar_one() for name, count in counts.items()})
+
+
+def test_a_unit_that_was_announced_and_ingested_leaves_no_more_rows_than_these(
+    make_pipeline: Callable[..., Pipeline], objects: Path
+) -> None:
+    pipeline = make_pipeline()
+    items = volumes(1)
+    put(objects, items)
+    before = rows(pipeline)
+    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", Source.LEDGER)
+    assert rows(pipeline) - before == Counter(dict.fromkeys(BY_STAGE, STAGES) | OTHERS)

@@ -20,7 +20,8 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
-    DAY,
+    DATASET,
+    PARTITION,
     CrashError,
     Failpoint,
     announce,
@@ -37,7 +38,6 @@ from kfm_dagster_tests.storage.test_schema import second_release
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
 
-DATASET, PARTITION = "nexrad-l2", DAY.isoformat()
 REGISTERED = Failpoint(operator=StacRegister.operator, point="committed")
 Upgrade = Callable[[], None]
 

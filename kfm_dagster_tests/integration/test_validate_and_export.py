@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.kpis import KPIS
 from kfm_dagster.exports.validation import validate_report
-from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ledger.policy import LedgerCode
@@ -31,21 +29,18 @@ from kfm_dagster.stages.store import StageStore
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
 from kfm_dagster_tests.clocks import reopened
-from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
+from kfm_dagster_tests.integration.chain import DAY, PARTITION, deliver, missing, put, volumes
 from kfm_dagster_tests.integration.face import Face
-from kfm_dagster_tests.integration.test_gate_checks import change_contract
+from kfm_dagster_tests.integration.gating import beyond_the_pole, change_contract
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
-PARTITION = DAY.isoformat()
 JOB = "ingest_nexrad_l2"
 
 
 def executed(face: Face, objects: Path, count: int, **more: object) -> None:
-    items = volumes(count)
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+    deliver(face.pipeline, *volumes(count))
     face.execute(JOB, partition=PARTITION, **more)
 
 
@@ -101,8 +96,7 @@ def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_w
 ) -> None:
     since = face.pipeline.clock() - timedelta(days=1)
     items = [*volumes(2), missing(volumes(3)[2])]
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+    deliver(face.pipeline, *items)
     face.execute(JOB, partition=PARTITION)
     report = validate_report(face.pipeline, since=since)
     assert list(report)[2:4] == ["units", "stages"]
@@ -232,7 +226,7 @@ def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipe
             )
             for n in range(times)
         ]
-        log.record(readings)
+        own_tx(log).record(readings)
     report = validate_report(pipeline, since=begin)
     kpis = report["kpis"]
     span = 21 * 22 / 2 + 21 + 22 + 1_000 + 23 + 24
@@ -259,14 +253,8 @@ def test_the_kpis_of_each_day_are_those_that_were_recorded_on_it_whatever_proces
     # The next day one more volume comes, and does not close.
     face.pipeline.clock = lambda: utc_now() + timedelta(days=1)
     reopened(face.pipeline, "stages", "nodes")
-    plain = nodes.metadata_extract
-
-    def elsewhere(unit: Any, **parts: Any) -> Any:
-        found = plain(unit, **parts)
-        return replace(found, stac_properties={**found.stac_properties, "nexrad:latitude": 91.0})
-
-    monkeypatch.setattr(nodes, "metadata_extract", elsewhere)
-    executed(face, objects, 4, raise_on_error=False)
+    with beyond_the_pole(volumes(4)[3].key):
+        executed(face, objects, 4, raise_on_error=False)
     another = Pipeline.open(face.pipeline.settings, read_only=True)
     before, later = validate_report(another, since=since)["kpis_by_day"]
     another.close()

@@ -33,6 +33,7 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
+    PARTITION,
     CrashError,
     Failpoint,
     StoredObject,
@@ -47,7 +48,6 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, notice, work
 from kfm_dagster_tests.transactions import own_tx
 
-PARTITION = DAY.isoformat()
 SITE = "KTWX"
 MIDNIGHT = datetime.combine(DAY, time(), UTC) + timedelta(days=1)
 STARTS = tuple(MIDNIGHT + timedelta(minutes=minutes) for minutes in (-12, -6, 1))

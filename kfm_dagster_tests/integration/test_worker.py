@@ -39,13 +39,15 @@ from kfm_dagster.worker.run_locks import RunLocks
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
-    DAY,
+    DATASET,
+    PARTITION,
     Clock,
     CrashError,
     Failpoint,
     FakeQueue,
     announce,
     assert_conserved,
+    deliver,
     put,
     run_chain,
     take,
@@ -54,8 +56,6 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.transactions import own_tx
 
-PARTITION = DAY.isoformat()
-DATASET = "nexrad-l2"
 KILLED, LIVING = "6f0e0d0c-0b0a-4908-8706-050403020100", "7f0e0d0c-0b0a-4908-8706-050403020100"
 """Run ids of workers, which Dagster does not know."""
 
@@ -381,11 +381,10 @@ def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
 
 @pytest.mark.clause("BEY-16", "WSM-11")
 def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(
-    face: Face, objects: Path, contracts: ContractRegistry
+    face: Face, contracts: ContractRegistry
 ) -> None:
     clock = face.pipeline.clock = Clock()
-    put(objects, volumes(1))
-    take(face.pipeline, announce([volumes(1)[0].event()], registry=contracts))
+    deliver(face.pipeline, *volumes(1))
     in_work(face.pipeline, LIVING)
     for _ in range(3):
         face.tick("nodd_ledger")
@@ -405,11 +404,10 @@ def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(
 
 @pytest.mark.clause("BEY-16")
 def test_the_sensor_leaves_a_workers_run_that_has_not_claimed_yet_a_minute_to_do_so(
-    face: Face, objects: Path, contracts: ContractRegistry
+    face: Face, contracts: ContractRegistry
 ) -> None:
     clock = face.pipeline.clock = Clock()
-    put(objects, volumes(1))
-    take(face.pipeline, announce([volumes(1)[0].event()], registry=contracts))
+    deliver(face.pipeline, *volumes(1))
     dies_at = Failpoint(operator=MessageParse.operator, point="computed")
     with pytest.raises(CrashError):
         run_chain(face.pipeline, DATASET, PARTITION, LIVING, Source.LEDGER, dies_at=dies_at)

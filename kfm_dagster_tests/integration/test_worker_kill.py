@@ -13,13 +13,12 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed, FeedObject
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
-from kfm_dagster_tests.clouds import emptied
+from kfm_dagster_tests import clouds
 from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
@@ -30,12 +29,8 @@ SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 @pytest.fixture
 def announced(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[str, str]:
     """The environment of an embedded cloud whose queue announces three units."""
-    cloud = emptied(cloud_server)
-    cloud.provision(contracts, visibility_timeout=10, max_receive_count=1000)
-    feed = Feed(cloud, contracts)
-    samples = nexrad_level2_samples(DAY, 3)
-    feed.announce([feed.deliver(FeedObject(bucket=one[0], key=one[1], content=one[2])) for one in samples])
-    return dict(cloud.environment())
+    clouds.feed(cloud_server, contracts, nexrad_level2_samples(DAY, 3), visibility_timeout=10, max_receive_count=1000)
+    return dict(cloud_server.environment())
 
 
 @pytest.mark.clause("BEY-16")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster_tests.mutants.__main__ import generated, main
+from kfm_dagster_tests.mutants.__main__ import main
 from kfm_dagster_tests.mutants.examining import ROOT, Mutant
 from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files, room
-from kfm_dagster_tests.mutants.nearest import FAR, NEAREST, SQLITE, Tree, tree
+from kfm_dagster_tests.mutants.nearest import FAR, NEAREST, Tree, tree
 
 FILE = "kfm_dagster/ledger/rule.py"
 MODULE = '''\
@@ -84,27 +84,6 @@ def test_rules_are_mutated(tmp_path: Path) -> None:
 )
 def test_what_no_test_should_hold_is_not_mutated(text: str, tmp_path: Path) -> None:
     assert changes(tmp_path, text) == set()
-
-
-@pytest.mark.parametrize(
-    ("file", "line", "first"),
-    [
-        ("kfm_dagster/redaction.py", None, "test_redaction.py"),
-        ("kfm_dagster/ledger/cases.py", None, "governance/test_evidence.py"),
-        ("kfm_dagster/deployment/doctor/finding.py", None, "deployment/test_doctor.py"),
-        ("sql/queries/reconcile.sql", "-- name: ", "integration/test_reconcile.py"),
-        ("sql/schema/0001_first_schema.sql", "CONSTRAINT run_state_outcome_is_known", "storage/test_constraints.py"),
-    ],
-)
-def test_the_tests_that_hold_a_place_come_first(file: str, line: str | None, first: str) -> None:
-    of_tree = tree(ROOT)
-    if line is None:
-        choice = of_tree.of_module(file)
-    else:
-        before, _, _ = (ROOT / file).read_text(encoding="utf-8").partition(line)
-        choice = of_tree.of_sql(file, before.count("\n") + 2)
-    assert choice.tests[0] == f"kfm_dagster_tests/{first}"
-    assert choice.cases == SQLITE
 
 
 def test_tests_that_rows_name_come_first_then_those_of_the_name_then_those_that_import(tmp_path: Path) -> None:
@@ -193,9 +172,3 @@ def test_a_change_has_a_base_and_what_has_candidates_is_examined(capsys: pytest.
     assert "KFM_CHANGED_BASE" in capsys.readouterr().err
     assert main(["--changed", "HEAD", "--only", "no-such-file"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "examined 0 of 0 candidates"
-
-
-def test_a_sample_is_of_the_files_that_are_named() -> None:
-    found = list(generated(["ledger/policy.py"], sample=3, seed=0))
-    assert [one.file for one in found] == ["kfm_dagster/ledger/policy.py"] * 3
-    assert all(one.misplaced(ROOT) is None and one.any_end and "not postgresql" in one.test for one in found)

@@ -1,4 +1,4 @@
-"""The simulated services: SQS with its dead-letter queue, and the places that we write to.
+"""The simulated services: SQS with its dead-letter queue, the places that we write to, and a follower of the catalog.
 
 Each is a dictionary and the promises of the real one, no more: SQS delivers at least once, in any order, hides a
 message for a while, and gives it up after too many receives; a store does not answer, a file does not get its place.
@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 from obstore.exceptions import AlreadyExistsError, GenericError, NotFoundError, PermissionDeniedError
 
+from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.contracts.issues import StacIssue
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.notifications.messages import QueueRules, SendOutcome, SqsMessage
 from kfm_dagster_tests.simulation.faults import Fault
@@ -293,3 +295,34 @@ class _Staged:
 
     def settle(self) -> None:
         """The dictionary needs none."""
+
+
+class Mirror:
+    """A follower of the catalog: its rows keep their change, so that a stalled one writes nothing old over them."""
+
+    name = "mirror"
+    after: Sequence[str] = ()
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._rows: dict[tuple[str, str], ItemChange] = {}
+
+    @property
+    def items(self) -> dict[tuple[str, str], Any]:
+        """What a reader of the mirror finds, by collection and Item id."""
+        return {key: row.item for key, row in self._rows.items() if row.kind is not ChangeKind.WITHDRAWN}
+
+    def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+        """Take each change at a time of its own, unless the place refuses."""
+        for change in changes:
+            self._scheduler.pause("mirror.take")
+            if self._scheduler.happens(Fault.FOLLOWER_FAILS):
+                self._scheduler.happened["follower failed"] += 1
+                raise FollowError(observed="simulated")
+            key = contract.stac.collection, change.item_id
+            if key not in self._rows or self._rows[key].change_id < change.change_id:
+                self._rows[key] = change
+
+    def forget(self, contract: DatasetContract) -> None:
+        """Lose what is of a collection."""
+        self._rows = {key: row for key, row in self._rows.items() if key[0] != contract.stac.collection}

@@ -36,13 +36,13 @@ from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.feed import Feed
 from kfm_dagster_tests.simulation.memory import SimulatedDatabase, Template
-from kfm_dagster_tests.simulation.mirror import Mirror
 from kfm_dagster_tests.simulation.objects import Buckets, DocumentReader, SimulatedObjects
 from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
 from kfm_dagster_tests.simulation.services import (
     DEAD_LETTERS,
     PRIMARY,
     Broker,
+    Mirror,
     SimulatedLineageFiles,
     SimulatedPublisher,
     SimulatedQueue,

@@ -1,0 +1,243 @@
+"""What comes by time: beams of a day and alerts (`nodd_due`), retention by its schedule, ticks of a quiet interval."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.jobs import PATH_JOB
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
+from kfm_dagster.exports.validation import validate_report
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ingest.path_arrivals import LOOKS_BACK, PAUSE
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.outbox import store
+from kfm_dagster.retention.policy import RETENTION
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.alerts.recorded import STAGE, Record
+from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
+from kfm_dagster_tests.factories import received_long_ago
+from kfm_dagster_tests.integration.chain import DAY, announce, deliver, put, volumes
+from kfm_dagster_tests.integration.face import Face, asked_datasets
+from kfm_dagster_tests.transactions import own_tx
+
+pytestmark = pytest.mark.one_database
+
+SENSOR, PARTITION, JOB = "nodd_due", DAY.isoformat(), "ingest_nexrad_l2"
+
+
+def arrive(face: Face, objects: Path, *, first: int, last: int) -> None:
+    items = volumes(last)[first:]
+    deliver(face.pipeline, *items)
+
+
+def asked(face: Face) -> list[dict[str, Any]]:
+    return [
+        {"day": one.partition_key, "assets": one.asset_selection, "key": one.run_key, "of": asked_datasets(one)}
+        for one in face.tick(SENSOR).run_requests or ()
+        if one.job_name == PATH_JOB
+    ]
+
+
+def ingest(face: Face) -> None:
+    assert face.execute(JOB, partition=PARTITION).success
+
+
+@pytest.mark.clause("PCS-22")
+def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a_pause_for_more(
+    face: Face, objects: Path
+) -> None:
+    sensor = face.repository.get_sensor_def(SENSOR)
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+    assert PATH_JOB in {job.name for job in sensor.jobs}
+    assert asked(face) == []
+    arrive(face, objects, first=0, last=2)
+    ingest(face)
+    arrive(face, objects, first=2, last=3)
+    assert asked(face) == [], "a unit waits"
+    ingest(face)
+    [once] = asked(face)
+    assert (once["day"], once["assets"]) == (PARTITION, [dg.AssetKey(["nexrad_l2", "path_arrival"])])
+    assert once["of"] == {"nexrad-l2"}
+    assert asked(face) == [once], "until the table is there; Dagster takes a run key once"
+    assert face.execute(PATH_JOB, partition=PARTITION).success
+    assert asked(face) == []
+    report = validate_report(face.pipeline, since=face.pipeline.clock() - timedelta(days=1))
+    assert {name: report["gates"][name]["looked_at"] for name in ("G3", "G7")} == {"G3": 1, "G7": 1}
+
+    arrive(face, objects, first=3, last=4)
+    ingest(face)
+    assert asked(face) == [], "the table is of late"
+    face.pipeline.clock = lambda: utc_now() + PAUSE
+    [again] = asked(face)
+    assert again["key"] != once["key"]
+    face.pipeline.clock = lambda: utc_now() + LOOKS_BACK
+    assert asked(face) == [], "what is that old is a person's"
+
+
+@pytest.fixture
+def webhook_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebhookServer]:
+    with open_letterbox() as opened:
+        monkeypatch.setenv("KFM_ALERT_URLS", f"notify={opened.url('alerts')}")
+        yield opened
+
+
+@pytest.mark.clause("PCS-18", "DAG-03")
+def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
+    webhook_server: WebhookServer, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A clock that runs is not waited for.
+    monkeypatch.setattr(store, "FIRST_PAUSE", timedelta(0))
+    assert face.tick("nodd_due").skip_message.endswith("; no alert fires")
+    record = Record(face.pipeline.database, at=face.pipeline.clock())
+    record.gate("G7", run="r1")
+    webhook_server.status = 503
+    dead = face.tick("nodd_due")
+    assert dead.run_requests == []
+    fires = f"1 [warning] covariance: {STAGE} G7 (firing)"
+    unheard = "nobody hears the channels page_ops, open_ticket (KFM_ALERT_URLS)"
+    assert dead.skip_message.endswith(f"; {fires} | 1 waiting for their channel | {unheard}")
+    webhook_server.status = 200
+    assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 messages taken | {unheard}")
+    assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | {unheard}")
+    assert [message["title"] for message in webhook_server.taken] == [f"[warning] covariance: {STAGE} G7"]
+
+
+def test_wrong_urls_stop_alerts_and_nothing_else(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_ALERT_URLS", "pager=json://kfm:secret@h")
+    skipped = face.tick("nodd_due").skip_message
+    assert skipped.startswith("no backfill is running; every day whose units have ended has its arrivals; ")
+    assert "evaluating alerts fails: " in skipped
+    assert "observed entry 1, channel pager" in skipped
+    assert "secret" not in skipped
+    assert "the queue is empty" in face.tick("nodd_messages").skip_message
+    open_pipeline(Settings.load(), SqsQueueResource()).close()
+
+
+@pytest.fixture
+def policy(face: Face, tmp_path: Path) -> Path:
+    """The file of the deployment, which is not there yet."""
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    face.pipeline.settings = face.pipeline.settings.model_copy(update={"configs_dir": folder})
+    return folder / RETENTION
+
+
+@pytest.mark.clause("BEY-10")
+def test_the_schedule_asks_for_the_job_once_there_is_a_policy_and_the_job_removes(
+    face: Face, tmp_path: Path, policy: Path
+) -> None:
+    # A schedule finds its instance by reference, which one in memory has not.
+    instance = dg.DagsterInstance.local_temp(str(tmp_path))
+    pipeline = face.pipeline
+    landed = pipeline.landing.land([])
+    received_long_ago(pipeline.database, landed)
+    file = Path(pipeline.settings.storage) / landed.uri
+    os.utime(file, (0, 0))
+
+    def tick() -> Any:
+        with dg.build_schedule_context(instance=instance, repository_def=face.repository) as context:
+            return face.repository.get_schedule_def("nodd_retention").evaluate_tick(context)
+
+    asked = tick()
+    assert (asked.run_requests, asked.skip_message) == (
+        [],
+        "everything is kept: no kind has a policy in retention.yaml",
+    )
+    policy.write_text('version: "1.0.0"\nkeep: {dagster_runs: 1d, landing: 30d}\n', encoding="utf-8")
+    assert len(tick().run_requests) == 1
+
+    job = face.repository.get_job("retention")
+    done = job.execute_in_process(instance=instance).output_for_node("remove_what_is_old")
+    assert done["landing"] == {"older": 1, "removed": 1, "bytes": done["landing"]["bytes"]}
+    assert done["dagster_runs"] == {"older": 0, "removed": 0, "bytes": 0}
+    assert not file.exists()
+    [entry] = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RETENTION)
+    assert (entry.actor, entry.details["kind"]) == ("nodd_retention", "landing")
+
+
+@pytest.mark.clause("BEY-10")
+@pytest.mark.one_database
+def test_a_policy_that_is_wrong_fails_the_job_in_one_line_and_removes_nothing(face: Face, policy: Path) -> None:
+    policy.write_text('version: "1.0.0"\nkeep: {landing: 1d}\n', encoding="utf-8")
+    file = Path(face.pipeline.settings.storage) / face.pipeline.landing.land([]).uri
+    os.utime(file, (0, 0))
+    with pytest.raises(dg.Failure, match=r"retention.yaml line 2: keep.landing is wrong; .* 15d at least"):
+        face.repository.get_job("retention").execute_in_process(instance=face.instance)
+    assert file.exists()
+
+
+MOST_STATEMENTS = 45
+"""Of all sensors together, which ask 39; none of these reads a table that grows (test_ledger_plans)."""
+
+
+class CountedSqs:
+    """A client of a queue that is empty until it is filled; the requests that it got."""
+
+    def __init__(self) -> None:
+        self.waiting: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
+
+    def get_queue_url(self, **_: Any) -> dict[str, str]:
+        return {"QueueUrl": "counted"}
+
+    def receive_message(self, **request: Any) -> dict[str, Any]:
+        self.requests.append(request)
+        taken, self.waiting = self.waiting, []
+        return {"Messages": taken}
+
+
+@contextmanager
+def statements(engine: sa.Engine) -> Iterator[list[str]]:
+    """Collect what is asked of an engine meanwhile."""
+    asked: list[str] = []
+
+    def hear(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    sa.event.listen(engine, "before_cursor_execute", hear)
+    yield asked
+    sa.event.remove(engine, "before_cursor_execute", hear)
+
+
+@pytest.mark.clause("DAG-14")
+def test_a_quiet_interval_asks_little_and_a_message_in_it_starts_its_run_at_the_next_tick(
+    face: Face, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = CountedSqs()
+    counted = Queue(client, name="counted", threads=8)
+    monkeypatch.setattr(face.pipeline, "connect_queue", lambda *_, **__: counted)
+    vars(face.pipeline).pop("queue", None)
+    sensors = [sensor.name for sensor in face.repository.sensor_defs]
+    for sensor in sensors:
+        face.tick(sensor)
+    client.requests.clear()
+
+    opened: list[str] = []
+    with monkeypatch.context() as patch, statements(face.pipeline.database.engine) as asked:
+        noted = property(lambda context: opened.append(context.sensor_name) or face.instance)
+        patch.setattr(dg.SensorEvaluationContext, "instance", noted)
+        for sensor in sensors:
+            assert face.tick(sensor).run_requests == []
+    # Nothing is asked of Dagster, whose storage a code server opens for every tick that does.
+    assert opened == []
+    questions = [one for one in asked if not one.startswith(("BEGIN", "PRAGMA"))]
+    assert len(questions) <= MOST_STATEMENTS, "\n".join(questions)
+    # A request that waits, if only for a second, asks all of SQS's servers: no other one is needed.
+    assert [request["WaitTimeSeconds"] > 0 for request in client.requests] == [True]
+
+    [unit] = volumes(1)
+    put(objects, [unit])
+    message = announce([unit.event()], registry=contracts)
+    client.waiting = [{"MessageId": message.message_id, "Body": message.body, "ReceiptHandle": "r"}]
+    assert [len(face.tick(sensor).run_requests) for sensor in sensors if sensor == "nodd_messages"] == [1]
