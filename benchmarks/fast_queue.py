@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from benchmarks.processes import cpu_seconds_of
+from kfm_dagster.demo.child_server import ChildServer
 from kfm_dagster.demo.cloud import ProvisionedQueues, aws_client, aws_environment, create_queues
-from kfm_dagster.deployment.child_server import ChildServer
 from kfm_dagster.errors import DependencyUnavailableError, QueueUnavailableError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Self
 import orjson
 
 from benchmarks.processes import cpu_seconds_of
-from kfm_dagster.deployment.child_server import ChildServer
+from kfm_dagster.demo.child_server import ChildServer
 
 OWN_BUCKET = "kfm-bench"
 """Where a deployment keeps its own: artifacts, catalog, lineage."""

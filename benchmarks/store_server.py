@@ -27,7 +27,7 @@ import orjson
 import uvloop  # which comes with dagster-webserver
 
 from benchmarks.store_listing import listing
-from kfm_dagster.deployment.child_server import end_with_parent
+from kfm_dagster.demo.child_server import end_with_parent
 
 COUNTS = "/__counts"
 WHOLE_BYTES = 8 * 1024 * 1024

@@ -98,9 +98,8 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     # Of the extra `demo`, which a deployment over AWS does not need.
     from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
     from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
-    from kfm_dagster.demo.mending import mending_commands  # noqa: PLC0415
     from kfm_dagster.demo.run import DEMO_ENVIRONMENT, begin_with  # noqa: PLC0415
-    from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects  # noqa: PLC0415
+    from kfm_dagster.demo.sample_day import SAMPLE_DAY, repair_commands, sample_objects  # noqa: PLC0415
 
     servers = stack.enter_context(EmbeddedCloud())
     servers.provision(registry)
@@ -116,7 +115,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
         # A partition in the address is chosen already when the dialog opens.
         f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
         "some are spoilt on purpose; to mend one as its provider would, write it whole, then release its unit:",
-        *(f"  {command}" for command in mending_commands(servers, settings.home / "samples")),
+        *(f"  {command}" for command in repair_commands(servers, settings.home / "samples")),
     ]
 
 

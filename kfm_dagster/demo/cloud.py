@@ -28,8 +28,8 @@ import boto3
 from botocore.config import Config
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.child_server import ChildServer
 from kfm_dagster.demo.sns_signing import AUTHORITY_PATH
-from kfm_dagster.deployment.child_server import ChildServer
 from kfm_dagster.errors import DependencyUnavailableError
 
 if TYPE_CHECKING:

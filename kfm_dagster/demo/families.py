@@ -6,10 +6,11 @@ sample day with its bad neighbours (`sample_day.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from kfm_dagster.demo.samples import gefs, gfs, nbm, nexrad_level3
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
@@ -22,31 +23,22 @@ Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 
 OF_EACH = 4
 """Objects, but for OISST: a day has a preliminary and a final one, and the final one replaces the other."""
-_LEADS = (1, 3, 6, 12)
-_MEMBERS = ("c00", "p01", "avg", "spr")
+_LEADS = [{"lead": lead} for lead in (1, 3, 6, 12)]
+_MEMBERS = [{"lead": 6, "member": member} for member in ("c00", "p01", "avg", "spr")]
 _LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))
 """Sites and products that the contract lists, too; a TDWR is the last."""
 
 
-def _gefs(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    run = datetime.combine(day, time(12), UTC)
-    for member in _MEMBERS[:count]:
-        key, content, index = gefs.make_gefs(run=run, lead=6, member=member)
-        yield from _indexed(gefs.BUCKET, key, content, index)
+def _indexed(bucket: str, make: Callable[..., tuple[str, bytes, str]], options: Sequence[Mapping[str, Any]]) -> Samples:
+    """Return samples of one run of a model, each with its index beside it."""
 
+    def samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
+        for chosen in options[:count]:
+            key, content, index = make(run=datetime.combine(day, time(12), UTC), **chosen)
+            yield bucket, key, content
+            yield bucket, f"{key}.idx", index.encode()
 
-def _gfs(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    run = datetime.combine(day, time(12), UTC)
-    for lead in _LEADS[:count]:
-        key, content, index = gfs.make_gfs(run=run, lead=lead)
-        yield from _indexed(gfs.BUCKET, key, content, index)
-
-
-def _nbm(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    run = datetime.combine(day, time(12), UTC)
-    for lead in _LEADS[:count]:
-        key, content, index = nbm.make_nbm(run=run, lead=lead)
-        yield from _indexed(nbm.BUCKET, key, content, index)
+    return samples
 
 
 def _level3(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
@@ -55,18 +47,13 @@ def _level3(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
         yield nexrad_level3.BUCKET, *nexrad_level3.make_nexrad_level3(site=site, product=product, start=start)
 
 
-def _indexed(bucket: str, key: str, content: bytes, index: str) -> Iterator[tuple[str, str, bytes]]:
-    yield bucket, key, content
-    yield bucket, f"{key}.idx", index.encode()
-
-
 FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
     {
-        "gefs": (_gefs, OF_EACH),
-        "gfs": (_gfs, OF_EACH),
+        "gefs": (_indexed(gefs.BUCKET, gefs.make_gefs, _MEMBERS), OF_EACH),
+        "gfs": (_indexed(gfs.BUCKET, gfs.make_gfs, _LEADS), OF_EACH),
         "goes-glm": (goes_glm_samples, OF_EACH),
         "mrms": (mrms_samples, OF_EACH),
-        "nbm": (_nbm, OF_EACH),
+        "nbm": (_indexed(nbm.BUCKET, nbm.make_nbm, _LEADS), OF_EACH),
         "nexrad-l2-chunks": (nexrad_chunk_samples, OF_EACH),
         "nexrad-l3": (_level3, OF_EACH),
         "ocean": (oisst_samples, 2),

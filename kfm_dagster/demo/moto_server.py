@@ -34,8 +34,8 @@ from moto.sns.models import SNSBackend, Subscription, Topic, sns_backends
 from moto.sqs.models import Message, Queue, SQSBackend
 from werkzeug.serving import make_server
 
+from kfm_dagster.demo.child_server import end_with_parent
 from kfm_dagster.demo.sns_signing import SnsSigner
-from kfm_dagster.deployment.child_server import end_with_parent
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment

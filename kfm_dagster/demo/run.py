@@ -1,15 +1,14 @@
-"""The demo: embedded cloud, notifications and a real deployment."""
+"""The demo: embedded cloud, notifications, a real deployment, and what is to become of each object."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.expectation import ANY_END, SOUND, SPOILT, Expected, unexpected_ends
 from kfm_dagster.demo.families import write_families
 from kfm_dagster.demo.feed import Feed, FolderReport, refuse_no_objects
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
@@ -22,6 +21,9 @@ from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.window import PartitionWindow
+from kfm_dagster.ledger.queries import LedgerQueries
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.settings import FeedKind, Settings, environment
 
@@ -38,7 +40,25 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
 }
 
 
+SOUND = frozenset({Status.SUCCEEDED})
+SPOILT = frozenset({Status.QUARANTINED})
+ANY_END = SOUND | SPOILT
+"""Of an object that nobody has looked at before: it is ingested, or in quarantine with its reason."""
+MOST_RECORDS = 1_000_000
+"""More than any demo publishes."""
 _UNANNOUNCED = Decision(actor="kfm demo", reason="objects of the demo that no topic announces")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What was published: the ends of which each object must have one, by address, and what will have none.
+
+    `rejected` messages give no unit; `skipped` are files that were not published, and why.
+    """
+
+    ends: Mapping[str, frozenset[Status]] = field(default_factory=dict)
+    rejected: int = 0
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_demo(
@@ -130,3 +150,26 @@ def begin_with(window: PartitionWindow, day: date) -> None:
     """Lower the partition window to a day of the demo's objects."""
     with window.database.transaction() as tx:
         window.lower(day, actor="kfm demo", reason="objects of the demo", tx=tx)
+
+
+def unexpected_ends(expected: Expected, ledger: LedgerQueries, *, rejected: int) -> Iterator[str]:
+    """Yield a line for each object that the ledger does not have, or has at another end, and for missing rejections.
+
+    `rejected` counts the messages that were. A rewritten object has a record for each version, and all count.
+    """
+    found: dict[str, list[NoddWalRecord]] = {uri: [] for uri in expected.ends}
+    with ledger.database.snapshot() as tx:
+        everything = ledger.find(limit=MOST_RECORDS, tx=tx)
+    for record in everything:
+        if record.object_uri in found:
+            found[record.object_uri].append(record)
+    for uri, records in found.items():
+        wanted = " or ".join(sorted(expected.ends[uri]))
+        if not records:
+            yield f"{uri}: nothing is known of it; expected {wanted}"
+        for record in records:
+            if record.status not in expected.ends[uri]:
+                why = f" ({record.last_error_code})" if record.last_error_code else ""
+                yield f"{uri}: {record.status}{why}; expected {wanted}"
+    if rejected < expected.rejected:
+        yield f"{rejected} messages rejected; expected {expected.rejected}"

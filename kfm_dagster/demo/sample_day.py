@@ -6,10 +6,13 @@ Belongs here: which objects there are and in which messages they come. Does not 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
 
+from kfm_dagster.demo.cloud import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject, StoredAs
 from kfm_dagster.demo.samples import goes_abi, hrrr, nexrad_level2
 
@@ -121,3 +124,18 @@ def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSam
         malformed=_MALFORMED,
         messages=messages + 2,
     )
+
+
+def repair_commands(cloud: EmbeddedCloud, folder: Path) -> Iterator[str]:
+    """Write each spoilt sample whole to `folder/<bucket>/<key>`, and yield the command that stores it in the cloud.
+
+    So its provider would repair it.
+    """
+    for item in sample_objects():
+        if item.delivery is StoredAs.WHOLE:
+            continue
+        whole = folder / item.bucket / item.key
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_bytes(item.content)
+        address = f"{cloud.endpoint_url}/{item.bucket}/{item.key}"
+        yield f"curl -sS -u {ACCESS_KEY_ID}:{SECRET_ACCESS_KEY} -T {shlex.quote(str(whole))} {shlex.quote(address)}"

@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.child_server import ChildServer
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET as CHUNKS_BUCKET
 from kfm_dagster.demo.samples.nexrad_chunks import make_nexrad_chunks
-from kfm_dagster.deployment.child_server import ChildServer
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message

@@ -15,8 +15,8 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo import run as demo
-from kfm_dagster.demo.expectation import ANY_END, SOUND, SPOILT, Expected, unexpected_ends
 from kfm_dagster.demo.families import FAMILIES
+from kfm_dagster.demo.run import ANY_END, SOUND, SPOILT, Expected, unexpected_ends
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
