@@ -151,10 +151,7 @@ def with_context(work: Callable[[Given], Made]) -> Callable[[Given], Made]:
         return work
 
     def labelled_work(given: Given) -> Made:
-        token = _labels.set(labels)
-        try:
+        with failpoint_context(**labels):
             return work(given)
-        finally:
-            _labels.reset(token)
 
     return labelled_work

@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Self
 from urllib.parse import unquote, urlsplit
 
 import apprise
@@ -53,48 +52,27 @@ class Answer:
     error: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Endpoints:
-    """Every URL of the environment."""
+def endpoints_of(urls: SecretStr | None, channels: Collection[str]) -> list[Endpoint]:
+    """Read `URL` or `CHANNEL=URL`, separated by blanks; without a channel it is every channel's.
 
-    known: tuple[Endpoint, ...] = ()
-
-    @classmethod
-    def parse(cls, urls: SecretStr | None, channels: Collection[str]) -> Self:
-        """Read `URL` or `CHANNEL=URL`, separated by blanks; without a channel it is every channel's.
-
-        Raises ConfigurationError that names the entry by its place.
-        """
-        found: dict[str, list[str]] = {}
-        for place, entry in enumerate(("" if urls is None else urls.get_secret_value()).split(), start=1):
-            match = _ENTRY.fullmatch(entry)
-            if match is None or (match[1] is not None and match[1] not in channels):
-                raise ConfigurationError(
-                    "environment variable KFM_ALERT_URLS is wrong",
-                    observed=f"entry {place}" + ("" if match is None else f", channel {match[1]}"),
-                    expected=f"URL or CHANNEL=URL, separated by blanks; the channels are {', '.join(channels)}",
-                    next_step="correct it, or name the channel in alerts.yaml",
-                )
-            led = found.setdefault(match[2], [])
-            led += [name for name in ([match[1]] if match[1] else channels) if name not in led]
-        return cls(
-            known=tuple(
-                Endpoint(number=number, channels=tuple(names), url=SecretStr(url))
-                for number, (url, names) in enumerate(found.items(), start=1)
+    Raises ConfigurationError that names the entry by its place.
+    """
+    channels_by_url: dict[str, list[str]] = {}
+    for place, entry in enumerate(("" if urls is None else urls.get_secret_value()).split(), start=1):
+        match = _ENTRY.fullmatch(entry)
+        if match is None or (match[1] is not None and match[1] not in channels):
+            raise ConfigurationError(
+                "environment variable KFM_ALERT_URLS is wrong",
+                observed=f"entry {place}" + ("" if match is None else f", channel {match[1]}"),
+                expected=f"URL or CHANNEL=URL, separated by blanks; the channels are {', '.join(channels)}",
+                next_step="correct it, or name the channel in alerts.yaml",
             )
-        )
-
-    @property
-    def leads(self) -> list[tuple[int, str]]:
-        """Which endpoint each channel leads to, by its number."""
-        return [(endpoint.number, channel) for endpoint in self.known for channel in endpoint.channels]
-
-    def of(self, channel: str) -> list[Endpoint]:
-        """Return the endpoints that a channel leads to."""
-        return [endpoint for endpoint in self.known if channel in endpoint.channels]
-
-    def __getitem__(self, number: int) -> Endpoint:
-        return self.known[number - 1]
+        leads = channels_by_url.setdefault(match[2], [])
+        leads += [name for name in ([match[1]] if match[1] else channels) if name not in leads]
+    return [
+        Endpoint(number=number, channels=tuple(names), url=SecretStr(url))
+        for number, (url, names) in enumerate(channels_by_url.items(), start=1)
+    ]
 
 
 class _Blotter(logging.Filter):

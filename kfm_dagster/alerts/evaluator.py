@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import product
 
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.channels import Answer, Endpoint, Endpoints, send
+from kfm_dagster.alerts.channels import Answer, Endpoint, endpoints_of, send
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
-from kfm_dagster.alerts.store import AlertMessage, AlertStore, Changes, RuleEndpoints, message_of, trial
+from kfm_dagster.alerts.store import AlertMessage, AlertStore, Evaluation, RuleEndpoints, consumer_of, message_of, trial
 from kfm_dagster.storage.database import Database
 
 Send = Callable[[Endpoint, AlertMessage], Answer]
 BUDGET_SECONDS = 30.0
 """After so long an evaluation begins no further message; the next one goes on."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """What an evaluation did. `delivered`: messages taken; `dead`: endpoints that took none, with what they said."""
-
-    changes: Changes
-    delivered: int
-    dead: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +44,7 @@ class AlertEvaluator:
 
     def evaluate(self) -> Evaluation:
         """Evaluate every rule, then deliver what is due. Raises ConfigurationError for wrong URLs, before anything."""
-        endpoints = Endpoints.parse(self.urls, self.plan.channels)
+        endpoints = endpoints_of(self.urls, self.plan.channels)
         now, heard = self.clock(), self._rule_endpoints(endpoints)
         limits = {"max_offset": self.max_offset.total_seconds(), "calibrated_since": now - self.tau_calib}
         terms = [
@@ -68,45 +59,48 @@ class AlertEvaluator:
             }
             for rule in AlertRule
         ]
-        changes = self.store.update(terms, limits, heard)
+        evaluated = self.store.update(terms, limits, heard)
         delivered, dead = self._deliver(endpoints)
-        return Evaluation(changes=changes, delivered=delivered, dead=dead)
+        return replace(evaluated, delivered=delivered, dead=dead)
 
     def unheard(self) -> list[str]:
         """Return the channels that lead nowhere. Raises ConfigurationError for wrong URLs."""
-        endpoints = Endpoints.parse(self.urls, self.plan.channels)
-        return [channel for channel in self.plan.channels if not endpoints.of(channel)]
+        led = {channel for endpoint in endpoints_of(self.urls, self.plan.channels) for channel in endpoint.channels}
+        return [channel for channel in self.plan.channels if channel not in led]
 
-    def _channels(self, rule: AlertRule, level: Level) -> list[str]:
-        more = self.on_divergence if rule is AlertRule.REPLAY_DIVERGENCE else ()
-        return [*self.plan.levels[level], *more]
-
-    def _rule_endpoints(self, endpoints: Endpoints) -> RuleEndpoints:
-        found: dict[tuple[str, str], dict[int, str]] = {}
+    def _rule_endpoints(self, endpoints: Sequence[Endpoint]) -> RuleEndpoints:
+        leads: dict[tuple[str, str], dict[int, str]] = {}
         for rule, level in product(AlertRule, Level):
-            for channel in self._channels(rule, level):
-                for endpoint in endpoints.of(channel):
-                    found.setdefault((rule, level), {}).setdefault(endpoint.number, channel)
-        return found
+            more = self.on_divergence if rule is AlertRule.REPLAY_DIVERGENCE else ()
+            for channel, endpoint in product([*self.plan.levels[level], *more], endpoints):
+                if channel in endpoint.channels:
+                    leads.setdefault((rule, level), {}).setdefault(endpoint.number, channel)
+        return leads
 
-    def _deliver(self, endpoints: Endpoints) -> tuple[int, list[str]]:
-        alive = {endpoint.number for endpoint in endpoints.known}
+    def _deliver(self, endpoints: Sequence[Endpoint]) -> tuple[int, list[str]]:
+        leads = {
+            consumer_of(endpoint.number, channel): (endpoint, channel)
+            for endpoint in endpoints
+            for channel in endpoint.channels
+        }
+        alive = {endpoint.number for endpoint in endpoints}
         delivered, dead = 0, []
         until = time.monotonic() + BUDGET_SECONDS
         while alive and time.monotonic() < until:
-            notification = self.store.claim([lead for lead in endpoints.leads if lead[0] in alive])
-            if notification is None:
+            claimed = self.store.claim([name for name, (endpoint, _) in leads.items() if endpoint.number in alive])
+            if claimed is None:
                 break
-            message = message_of(notification, self.plan.rules[notification.alert.rule])
-            answer = self.send(endpoints[notification.endpoint], message)
-            self.store.close(notification, error=answer.error)
+            alert, entry = claimed
+            endpoint, channel = leads[entry.consumer]
+            message = message_of(alert, self.plan.rules[alert.rule], why=entry.payload["why"])
+            answer = self.send(endpoint, message)
+            self.store.close(entry, error=answer.error)
             if answer.error is None:
                 delivered += 1
                 continue
             # It would let every further message wait as long; another evaluation tries it again.
-            alive.remove(notification.endpoint)
-            where = f"channel {notification.channel}, URL {notification.endpoint} ({answer.service})"
-            dead.append(f"{where}: {answer.error}")
+            alive.remove(endpoint.number)
+            dead.append(f"channel {channel}, URL {endpoint.number} ({answer.service}): {answer.error}")
         return delivered, dead
 
 
@@ -115,10 +109,10 @@ def try_out(plan: AlertPlan, urls: SecretStr | None) -> list[tuple[str, Answer]]
 
     Raises ConfigurationError for wrong URLs.
     """
-    endpoints = Endpoints.parse(urls, plan.channels)
+    endpoints = endpoints_of(urls, plan.channels)
     nowhere = Answer(service="none", error="the channel has no URL in KFM_ALERT_URLS")
     answers: list[tuple[str, Answer]] = []
     for channel in plan.channels:
-        leads = endpoints.of(channel)
-        answers += [(channel, send(one, trial(channel))) for one in leads] or [(channel, nowhere)]
+        leads = [endpoint for endpoint in endpoints if channel in endpoint.channels]
+        answers += [(channel, send(endpoint, trial(channel))) for endpoint in leads] or [(channel, nowhere)]
     return answers

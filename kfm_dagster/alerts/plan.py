@@ -6,7 +6,6 @@ evaluated (`sql/queries/alerts.sql`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum, unique
 from typing import Annotated, Any, Literal, Self
@@ -87,27 +86,15 @@ class RuleTerms(Strict):
     escalate_after: Span | None = None
 
 
-class _ByRule(Strict):
-    def __getitem__(self, rule: AlertRule) -> RuleTerms:
-        terms: RuleTerms = getattr(self, rule.value)
-        return terms
+class _ByMember(Strict):
+    def __getitem__(self, member: StrEnum) -> Any:
+        return getattr(self, member.value)
 
 
-_FIELDS: dict[str, Any] = {rule.value: (RuleTerms, ...) for rule in AlertRule}
-AlertRules = create_model("AlertRules", __base__=_ByRule, __doc__="The terms of all rules.", **_FIELDS)
-
-
-class Levels(Strict):
-    """On which channels each level is told."""
-
-    info: list[str]
-    warning: list[str]
-    critical: list[str]
-
-    def __getitem__(self, level: Level) -> Sequence[str]:
-        names: Sequence[str] = getattr(self, level.value)
-        return names
-
+_RULES: dict[str, Any] = {rule.value: (RuleTerms, ...) for rule in AlertRule}
+AlertRules = create_model("AlertRules", __base__=_ByMember, __doc__="The terms of all rules.", **_RULES)
+_LEVELS: dict[str, Any] = {level.value: (list[str], ...) for level in Level}
+Levels = create_model("Levels", __base__=_ByMember, __doc__="On which channels each level is told.", **_LEVELS)
 
 ChannelName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,59}$")]
 

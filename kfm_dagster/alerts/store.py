@@ -7,7 +7,7 @@ the guards, which are the database's (`sql/schema`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum, unique
@@ -50,18 +50,6 @@ class AlertState(StrEnum):
     """What it told of has left its window."""
 
 
-@unique
-class NotificationReason(StrEnum):
-    """Why an alert is told."""
-
-    OPENED = "opened"
-    """For the first time."""
-    REPEATED = "repeated"
-    """It still fires when its window of suppression has passed."""
-    ESCALATED = "escalated"
-    """It has gone up a level."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
     """One alert. `observed`: events within the rule's window; `place`: stage or source of the newest of them.
@@ -92,36 +80,15 @@ class Alert:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QueuedNotification:
-    """A notification that this evaluator has claimed."""
-
-    alert: Alert
-    entry: Entry
-
-    @property
-    def channel(self) -> str:
-        """The channel that leads to its endpoint."""
-        return self.entry.consumer.split()[0]
-
-    @property
-    def endpoint(self) -> int:
-        """The number of its endpoint."""
-        return int(self.entry.consumer.split()[1])
-
-    @property
-    def reason(self) -> NotificationReason:
-        """Why it was queued."""
-        return NotificationReason(self.entry.payload["reason"])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Changes:
-    """What an evaluation changed: ids of alerts."""
+class Evaluation:
+    """What an evaluation did: ids of alerts, messages taken, and `dead` endpoints with what they answered."""
 
     opened: Sequence[int] = ()
     escalated: Sequence[int] = ()
     resolved: Sequence[int] = ()
     told: Sequence[int] = ()
+    delivered: int = 0
+    dead: Sequence[str] = ()
 
 
 class AlertStore:
@@ -134,7 +101,7 @@ class AlertStore:
 
     def update(
         self, terms: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], endpoints: RuleEndpoints
-    ) -> Changes:
+    ) -> Evaluation:
         """Evaluate every rule as of now and queue its messages; one evaluator at a time.
 
         `terms` are rows of `alerts.findings` with the level of each rule, `limits` its parameters of the clock. Nothing
@@ -145,7 +112,7 @@ class AlertStore:
         with self._database.snapshot() as view:
             quiet = view.run("alerts.any_open").one_or_none() is None
             if quiet and not view.run("alerts.findings", asked).all():
-                return Changes()
+                return Evaluation()
         levels = {term["rule"]: term["level"] for term in terms}
         with self._database.transaction() as tx:
             tx.lock("kfm_dagster.alerts")
@@ -158,26 +125,25 @@ class AlertStore:
             for row in due:
                 # Once for each endpoint, unless it has not taken the alert's last notification yet.
                 for endpoint, channel in endpoints[row.rule, row.level].items():
-                    payload = {"reason": _reason(row, escalated)}
-                    self._outbox.put(tx, _consumer(endpoint, channel), str(row.alert_id), payload=payload)
-        return Changes(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in due])
+                    payload = {"why": _why(row, escalated)}
+                    self._outbox.put(tx, consumer_of(endpoint, channel), str(row.alert_id), payload=payload)
+        return Evaluation(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in due])
 
-    def claim(self, leads: Iterable[tuple[int, str]]) -> QueuedNotification | None:
-        """Claim the notification that is due longest to an endpoint by one of its channels."""
-        entry = self._outbox.claim([_consumer(endpoint, channel) for endpoint, channel in leads])
-        if entry is None:
+    def claim(self, consumers: Sequence[str]) -> tuple[Alert, Entry] | None:
+        """Claim the notification that is due longest to one of these (`consumer_of`)."""
+        if (entry := self._outbox.claim(consumers)) is None:
             return None
         with self._database.snapshot() as view:
             [alert] = view.rows(Alert, "alerts.get", alert_id=int(entry.subject))
-        return QueuedNotification(alert=alert, entry=entry)
+        return alert, entry
 
-    def close(self, notification: QueuedNotification, *, error: str | None) -> None:
+    def close(self, entry: Entry, *, error: str | None) -> None:
         """Remove a notification that was taken; with an error, defer it."""
         if error is not None:
-            self._outbox.defer(notification.entry, error)
+            self._outbox.defer(entry, error)
             return
         with self._database.transaction() as tx:
-            self._outbox.done(tx, notification.entry)
+            self._outbox.done(tx, entry)
 
     def listed(
         self,
@@ -220,15 +186,16 @@ class AlertStore:
             return taken
 
 
-def _consumer(endpoint: int, channel: str) -> str:
+def consumer_of(endpoint: int, channel: str) -> str:
     """Return where a notification goes; an endpoint is a place in a list that may change, so its channel is part."""
     return f"{channel} {endpoint}"
 
 
-def _reason(row: Any, escalated: Collection[int]) -> NotificationReason:
+def _why(row: Any, escalated: Collection[int]) -> str:
+    """Return why a firing alert is told, as the end of a sentence."""
     if row.alert_id in escalated:
-        return NotificationReason.ESCALATED
-    return NotificationReason.OPENED if row.notifications == 1 else NotificationReason.REPEATED
+        return f", has lasted too long and is {row.level} now"
+    return "" if row.notifications == 1 else ", and nobody has taken it on"
 
 
 def _ids(tx: Transaction, name: str, **given: Any) -> list[int]:
@@ -249,15 +216,14 @@ def look_of(alert: Alert) -> str:
     return alert.rule.look.replace("RUN", alert.run_id or "latest")
 
 
-def message_of(notification: QueuedNotification, terms: RuleTerms) -> AlertMessage:
-    """Return the message about an alert as it is now."""
-    alert = notification.alert
+def message_of(alert: Alert, terms: RuleTerms, *, why: str) -> AlertMessage:
+    """Return the message about an alert as it is now; `why` it is told, where it still fires."""
     count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
     run = f" in run {alert.run_id}" if alert.run_id else ""
     lines = [
         alert.rule.meaning,
         f"{count}, the newest at {rfc3339(alert.last_event_at)} by {alert.place}{run}.",
-        _state(alert, notification.reason),
+        _state(alert, why),
         f"Look: {look_of(alert)}",
         f'Take it on: kfm alerts ack {alert.alert_id} --reason "..."',
         f"What to do: docs/alerts.md#{alert.rule}. Key: {alert.key}",
@@ -285,15 +251,10 @@ def spoken(length: timedelta) -> str:
     return f"{seconds:g}s"
 
 
-def _state(alert: Alert, reason: NotificationReason) -> str:
+def _state(alert: Alert, why: str) -> str:
     since = f"since {rfc3339(alert.opened_at)}"
     if alert.state is AlertState.RESOLVED:
         return f"It fired {since} and has resolved by itself meanwhile."
     if alert.state is AlertState.ACKNOWLEDGED:
         return f"It fires {since}; {alert.acknowledged_by} has taken it on."
-    why = {
-        NotificationReason.OPENED: "",
-        NotificationReason.REPEATED: ", and nobody has taken it on",
-        NotificationReason.ESCALATED: f", has lasted too long and is {alert.level} now",
-    }
-    return f"It fires {since}{why[reason]}."
+    return f"It fires {since}{why}."

@@ -19,10 +19,9 @@ from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.telemetry.clock.decision import ClockDecision, ClockRules, decide
-from kfm_dagster.telemetry.clock.log import ClockLog
-from kfm_dagster.telemetry.clock.measuring import measure
 from kfm_dagster.telemetry.clock.quality import ClockQuality, clock_quality
-from kfm_dagster.telemetry.clock.reading import ClockReading
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading
+from kfm_dagster.telemetry.clock.sources import measure
 
 SHOWN = timedelta(days=30)
 """Readings that are summed up: as many days as the database keeps in any case."""

@@ -8,15 +8,13 @@ from typing import Any
 
 import dagster as dg
 
-from kfm_dagster.alerts.evaluator import Evaluation
-from kfm_dagster.alerts.store import Alert
+from kfm_dagster.alerts.store import Alert, Evaluation
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.defs.intervals import ticking_every
-from kfm_dagster.defs.one_line import one_line
-from kfm_dagster.defs.path_arrival import path_runs
+from kfm_dagster.defs.failing import one_line
 from kfm_dagster.defs.resources import PipelineResource
-from kfm_dagster.defs.run_requests import listing_run
+from kfm_dagster.defs.run_requests import listing_run, path_runs
 from kfm_dagster.defs.run_storage import listing_days, run_slots
+from kfm_dagster.defs.sensors import ticking_every
 from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ingest.maintenance import attempt
 from kfm_dagster.ingest.pipeline import Pipeline

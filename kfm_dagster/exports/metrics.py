@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
-from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -21,8 +20,8 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.reports import MoveCount
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.batches import Waiting, backlog
-from kfm_dagster.telemetry.totals import SUM, KeptTotal, Total, bound_label, kept_totals
+from kfm_dagster.lineage.batches import backlog
+from kfm_dagster.telemetry.totals import SUM, Total, bound_label, kept_totals
 
 ATTEMPTS = (1, 2, 3, 4, 5, 10)
 """Bounds of the histogram's buckets, in attempts: the contracts allow a unit 3 to 10 (spec 001, section 8)."""
@@ -49,88 +48,87 @@ class _Families(Collector):
 
 def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Iterator[Metric]:
     """Yield every metric; a dataset in which nothing has happened has zeros."""
-    settings = pipeline.settings
+    settings, now = pipeline.settings, pipeline.clock()
     with pipeline.database.snapshot() as view:
         moves = pipeline.ledger.move_counts(tx=view)
         mismatches = pipeline.ledger.mismatch_counts(tx=view)
-        waiting = view.run("ledger.waiting").all()
+        waiting = {units.queue: units for units in view.run("ledger.waiting")}
         totals = kept_totals(view)
-        lineage = backlog(view)
+        lineage = sorted(backlog(view).items())
     datasets = sorted({*pipeline.registry.contracts, *(move.dataset for move in moves), *mismatches})
-    yield _depth(depths, env=settings.env)
-    yield _age(waiting, primary=settings.sqs_primary_queue, env=settings.env, now=pipeline.clock())
-    yield from _lineage(lineage, env=settings.env, now=pipeline.clock())
-    yield _records(moves, datasets)
-    yield _replays(moves, datasets)
-    yield _attempts(moves, datasets)
-    differing = CounterMetricFamily(
-        "nodd_sns_replay_mismatch",
-        "Results that differ from an earlier success, unapproved.",
-        labels=["dataset", "env"],
-    )
-    for dataset in datasets:
-        differing.add_metric([dataset, settings.env], mismatches.get(dataset, 0))
-    yield differing
-    yield from _totals(totals, datasets, {"env": settings.env, "queue": settings.sqs_dlq_queue})
-
-
-def _depth(depths: Mapping[str, int], *, env: str) -> Metric:
-    family = GaugeMetricFamily(
-        "nodd_sns_queue_depth",
-        "Messages to be received; of the dead-letter queue all of them.",
-        labels=["queue", "env"],
-    )
-    for queue, messages in sorted(depths.items()):
-        family.add_metric([queue, env], messages)
-    return family
-
-
-def _age(waiting: Iterable[Any], *, primary: str, env: str, now: datetime) -> Metric:
-    family = GaugeMetricFamily(
-        "nodd_sns_queue_age_seconds",
-        "Time since their event of live units that wait or are in work, by quantile.",
-        labels=["queue", "env", "quantile"],
-    )
-    found = {one.queue: one for one in waiting}
-    for queue in sorted({primary, *found}):
-        for quantile, member in QUANTILES.items():
-            since = getattr(found[queue], member) if queue in found else now
-            family.add_metric([queue, env, quantile], max((now - since).total_seconds(), 0.0))
-    return family
-
-
-def _lineage(waits: Mapping[str, Waiting], *, env: str, now: datetime) -> Iterator[Metric]:
-    labels = ["destination", "env"]
-    batches = GaugeMetricFamily("nodd_sns_lineage_waiting", "Batches of lineage not delivered yet.", labels=labels)
-    age = GaugeMetricFamily(
-        "nodd_sns_lineage_age_seconds", "Time since the oldest of them was recorded.", labels=labels
-    )
-    for destination, waiting in sorted(waits.items()):
-        batches.add_metric([destination, env], waiting.batches)
-        age.add_metric([destination, env], max((now - (waiting.oldest or now)).total_seconds(), 0.0))
-    yield batches
-    yield age
-
-
-def _records(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
-    entered = {(dataset, status): 0 for dataset in datasets for status in Status}
+    env, queues = settings.env, sorted({settings.sqs_primary_queue, *waiting})
+    entered: dict[tuple[str, ...], float] = {(dataset, status): 0 for dataset in datasets for status in Status}
+    returns: dict[tuple[str, ...], float] = {(dataset, reason): 0 for dataset in datasets for reason in ReplayReason}
     for move in moves:
         entered[move.dataset, move.to_status] += move.moves
-    family = CounterMetricFamily("nodd_sns_wal_records", "Moves of records, by status.", labels=["dataset", "status"])
-    for (dataset, status), times in entered.items():
-        family.add_metric([dataset, status], times)
-    return family
-
-
-def _replays(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
-    returns = {(dataset, str(reason)): 0 for dataset in datasets for reason in ReplayReason}
-    returns |= {(move.dataset, move.replay_reason): move.moves for move in moves if move.replay_reason}
-    family = CounterMetricFamily(
-        "nodd_sns_wal_replays", "Returns to pending, by reason.", labels=["dataset", "replay_reason"]
+        if move.replay_reason:
+            returns[move.dataset, move.replay_reason] = move.moves
+    yield _family(
+        GaugeMetricFamily(
+            "nodd_sns_queue_depth",
+            "Messages to be received; of the dead-letter queue all of them.",
+            labels=["queue", "env"],
+        ),
+        {(queue, env): messages for queue, messages in sorted(depths.items())},
     )
-    for (dataset, reason), times in returns.items():
-        family.add_metric([dataset, reason], times)
+    yield _family(
+        GaugeMetricFamily(
+            "nodd_sns_queue_age_seconds",
+            "Time since their event of live units that wait or are in work, by quantile.",
+            labels=["queue", "env", "quantile"],
+        ),
+        {
+            (queue, env, quantile): _age(getattr(waiting.get(queue), member, None), now)
+            for queue in queues
+            for quantile, member in QUANTILES.items()
+        },
+    )
+    yield _family(
+        GaugeMetricFamily(
+            "nodd_sns_lineage_waiting", "Batches of lineage not delivered yet.", labels=["destination", "env"]
+        ),
+        {(destination, env): waits.batches for destination, waits in lineage},
+    )
+    yield _family(
+        GaugeMetricFamily(
+            "nodd_sns_lineage_age_seconds",
+            "Time since the oldest of them was recorded.",
+            labels=["destination", "env"],
+        ),
+        {(destination, env): _age(waits.oldest, now) for destination, waits in lineage},
+    )
+    yield _family(
+        CounterMetricFamily("nodd_sns_wal_records", "Moves of records, by status.", labels=["dataset", "status"]),
+        entered,
+    )
+    yield _family(
+        CounterMetricFamily(
+            "nodd_sns_wal_replays", "Returns to pending, by reason.", labels=["dataset", "replay_reason"]
+        ),
+        returns,
+    )
+    yield _attempts(moves, datasets)
+    yield _family(
+        CounterMetricFamily(
+            "nodd_sns_replay_mismatch",
+            "Results that differ from an earlier success, unapproved.",
+            labels=["dataset", "env"],
+        ),
+        {(dataset, env): mismatches.get(dataset, 0) for dataset in datasets},
+    )
+    yield from _totals(totals, datasets, {"env": env, "queue": settings.sqs_dlq_queue})
+
+
+def _family(
+    family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[tuple[str, ...], float]
+) -> GaugeMetricFamily | CounterMetricFamily:
+    for labels, value in values.items():
+        family.add_metric(labels, value)
     return family
+
+
+def _age(since: datetime | None, now: datetime) -> float:
+    return 0.0 if since is None else max((now - since).total_seconds(), 0.0)
 
 
 def _attempts(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
@@ -153,11 +151,13 @@ def _attempts(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
     return family
 
 
-def _totals(kept: Iterable[KeptTotal], datasets: Sequence[str], deployment: Mapping[str, str]) -> Iterator[Metric]:
+def _totals(
+    kept: Mapping[tuple[Total, str, str], float], datasets: Sequence[str], deployment: Mapping[str, str]
+) -> Iterator[Metric]:
     """Yield what is added up besides moves; `deployment` has the values of labels that all of it shares."""
     amounts: dict[Total, dict[tuple[str, str], float]] = {total: {} for total in Total}
-    for one in kept:
-        amounts[one.total][one.subject, one.label] = one.amount
+    for (total, subject, label), amount in kept.items():
+        amounts[total][subject, label] = amount
     amounts[Total.MESSAGES_PARSED]["", REJECTED] = sum(amounts[Total.PARSE_FAILURES].values())
     for total in Total:
         yield (_histogram if total.bounds else _counter)(total, amounts[total], datasets, deployment)

@@ -34,7 +34,7 @@ from kfm_dagster.stages.gates.verdict import TITLES, Gate
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.set_questions import ask
-from kfm_dagster.telemetry.clock.log import ClockLog
+from kfm_dagster.telemetry.clock.reading import ClockLog
 
 DAYS, MOST_DAYS = 7, 3650
 """How far a report looks back unless one says otherwise, and how far one may say."""

@@ -16,7 +16,7 @@ from datetime import datetime
 
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.telemetry.energy import Energy, EnergyAssumption, EnergyMeter, NoEnergyMeter
+from kfm_dagster.telemetry.energy import CodecarbonMeter, Energy, EnergyAssumption
 from kfm_dagster.telemetry.measures import Spent, StepVolume
 from kfm_dagster.telemetry.totals import Total, Totals
 
@@ -56,29 +56,31 @@ class StepMeter:
     def __init__(
         self,
         *,
-        energy: EnergyMeter | None = None,
+        energy: CodecarbonMeter | None = None,
         usd_per_hour: float | None = None,
         assumption: EnergyAssumption | None = None,
     ) -> None:
-        self._energy = energy or NoEnergyMeter()
+        self._energy = energy
         self._assumption = assumption or EnergyAssumption()
         self._usd_per_hour = usd_per_hour
         self._begun: dict[int, tuple[float, float, Callable[[], Energy | None] | None]] = {}
 
     @classmethod
-    def of(cls, settings: Settings, *, energy: EnergyMeter) -> StepMeter:
+    def of(cls, settings: Settings, *, energy: CodecarbonMeter | None) -> StepMeter:
         """Return the meter that settings ask for."""
         assumption = EnergyAssumption(watts_per_core=settings.watts_per_core, gco2e_per_kwh=settings.grid_gco2e_per_kwh)
         return cls(energy=energy, usd_per_hour=settings.worker_usd_per_hour, assumption=assumption)
 
     def prepare(self) -> None:
         """Do what takes long the first time, outside a transaction that others wait for."""
-        self._energy.prepare()
+        if self._energy is not None:
+            self._energy.prepare()
 
     def begin(self, wal_id: int) -> None:
         """Begin with an intent; one that is begun again is measured again."""
         self.end(wal_id)
-        self._begun[wal_id] = time.perf_counter(), time.process_time(), self._energy.begin()
+        end_energy = self._energy.begin() if self._energy is not None else None
+        self._begun[wal_id] = time.perf_counter(), time.process_time(), end_energy
 
     def hand_on(self, wal_id: int, other: int) -> None:
         """Let what was begun with an intent be another's, which takes the work over."""

@@ -18,8 +18,8 @@ from kfm_dagster.stages.card import ClockRule
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.decision import ClockDecision, ClockRules, decide, decides
-from kfm_dagster.telemetry.clock.log import ClockLog
-from kfm_dagster.telemetry.clock.measuring import measure
+from kfm_dagster.telemetry.clock.reading import ClockLog
+from kfm_dagster.telemetry.clock.sources import measure
 
 FRESH = timedelta(minutes=5)
 """A reading that decides is not taken again within this time: a clock drifts by far less than a second in it."""

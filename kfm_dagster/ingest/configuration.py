@@ -16,7 +16,7 @@ from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.retention.policy import RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
-from kfm_dagster.telemetry.energy import EnergyMeter, open_energy_meter
+from kfm_dagster.telemetry.energy import CodecarbonMeter, open_energy_meter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Configuration:
     registry: ContractRegistry
     card: Card
     followers: FollowerSources
-    energy: EnergyMeter
+    energy: CodecarbonMeter | None
 
     @classmethod
     def load(cls, settings: Settings) -> Configuration:

@@ -46,7 +46,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
 from kfm_dagster.storage.s3 import Store
-from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
+from kfm_dagster.telemetry.energy import CodecarbonMeter
 from kfm_dagster.telemetry.otlp import configure_traces
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Pipeline:
     """Of followers; None: those that are installed, loaded when they are needed."""
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
-    energy: EnergyMeter = field(default_factory=NoEnergyMeter)
+    energy: CodecarbonMeter | None = None
 
     @classmethod
     def open(

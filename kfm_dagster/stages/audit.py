@@ -21,7 +21,7 @@ import orjson
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.telemetry.spans import span
+from kfm_dagster.telemetry.traces import span
 
 GENESIS = "0" * 64
 """What the first line has for the hash of the one before."""

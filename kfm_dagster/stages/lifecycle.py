@@ -34,7 +34,7 @@ from kfm_dagster.stages.machine import GateDecision, decide, ending, idempotency
 from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.telemetry.spans import span
+from kfm_dagster.telemetry.traces import span
 
 _LOG = logging.getLogger(__name__)
 Record = Callable[[Transaction], None]

@@ -38,7 +38,7 @@ from kfm_dagster.stages.staged import StagedNode
 from kfm_dagster.stages.store import StageMoveError, StageStore
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.telemetry.spans import span
+from kfm_dagster.telemetry.traces import span
 
 Begin = Callable[[], AbstractContextManager[Transaction]]
 """Begins a transaction, or gives one that is open."""

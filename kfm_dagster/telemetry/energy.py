@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.redaction import error_text
@@ -63,28 +63,6 @@ class EnergyAssumption:
         return f"assumed: {self.watts_per_core:g} W per busy core ({core}), {self.gco2e_per_kwh:g} gCO2e/kWh ({grid})"
 
 
-class EnergyMeter(Protocol):
-    """Measures this process."""
-
-    def prepare(self) -> None:
-        """Do what takes long the first time; harmless to repeat."""
-        ...
-
-    def begin(self) -> Callable[[], Energy | None] | None:
-        """Begin, and return what ends the measurement; None while another one is under way, which would count twice."""
-        ...
-
-
-class NoEnergyMeter:
-    """Measures nothing, so that nothing is said."""
-
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
-    def begin(self) -> None:
-        """Return None."""
-
-
 class CodecarbonMeter:
     """Measures with one codecarbon tracker of this process, which is made when it is first needed."""
 
@@ -96,12 +74,12 @@ class CodecarbonMeter:
         self._tracker: Any = None
 
     def prepare(self) -> None:
-        """Look for the hardware, with a measurement that nobody reads."""
+        """Look for the hardware, which takes long the first time; harmless to repeat."""
         if self._tracker is None and (end := self.begin()) is not None:
             end()
 
     def begin(self) -> Callable[[], Energy | None] | None:
-        """Begin, unless a measurement is under way."""
+        """Begin, and return what ends the measurement; None while another one is under way, which would count twice."""
         if not self._busy.acquire(blocking=False):
             return None
         try:
@@ -138,14 +116,14 @@ class CodecarbonMeter:
         return self._tracker
 
 
-def open_energy_meter(grid: str) -> EnergyMeter:
-    """Return the meter for a grid: `COUNTRY` (ISO 3166-1 alpha-3) or `USA/state`; for "" one that says nothing.
+def open_energy_meter(grid: str) -> CodecarbonMeter | None:
+    """Return the meter for a grid: `COUNTRY` (ISO 3166-1 alpha-3) or `USA/state`; for "" None.
 
     Raises ConfigurationError for a grid that codecarbon has no figures of, because it would take the world's, and when
     it is not installed.
     """
     if not grid:
-        return NoEnergyMeter()
+        return None
     if find_spec(_DISTRIBUTION) is None:
         raise ConfigurationError(
             "KFM_ENERGY_GRID asks for energy, and codecarbon is not installed",

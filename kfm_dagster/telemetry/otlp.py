@@ -1,7 +1,7 @@
 """OTLP: where spans go when the environment names a collector, by OpenTelemetry's SDK and its own variables (TEL-01).
 
 Nothing of it is imported before an endpoint is set. Belongs here: whether the environment asks for it, and waiting for
-what is under way. Does not belong here: the SDK's parts (`otlp_spans.py`), or what spans say (`traces.py`, `spans.py`).
+what is under way. Does not belong here: the SDK's parts (`otlp_spans.py`), or what spans say (`traces.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum, unique
 from typing import Self
 
@@ -151,16 +150,6 @@ class Total(StrEnum):
         return next((name for name in self.labels if name not in _SUBJECTS | _DEPLOYMENT), "")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeptTotal:
-    """A total as it stands, from the database's first day."""
-
-    total: Total
-    subject: str
-    label: str
-    amount: float
-
-
 class Totals:
     """What one transaction adds."""
 
@@ -201,11 +190,11 @@ def bound_label(bound: float) -> str:
     return "+Inf" if bound == math.inf else f"{bound:g}"
 
 
-def kept_totals(tx: Transaction) -> list[KeptTotal]:
-    """Return every total that is not 0. What another release added up under another name is left out."""
+def kept_totals(tx: Transaction) -> dict[tuple[Total, str, str], float]:
+    """Return every total that is not 0 by its subject and label, from the database's first day.
+
+    What another release added up under another name is left out.
+    """
     known = {str(total): total for total in Total}
-    return [
-        KeptTotal(total=known[row.metric], subject=row.subject, label=row.label, amount=float(row.amount))
-        for row in tx.run("totals.read")
-        if row.metric in known
-    ]
+    rows = tx.run("totals.read")
+    return {(known[row.metric], row.subject, row.label): float(row.amount) for row in rows if row.metric in known}

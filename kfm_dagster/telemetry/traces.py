@@ -3,15 +3,15 @@
 The ids of a trace and of its root are made of the unit and its attempt, so that every process that works on the
 attempt adds to one trace, and the root is written last, when the ledger has committed how the attempt ended. A trace
 of an attempt whose worker died has what that worker exported, and the root that the recovery wrote.
-Belongs here: names, ids, attributes, errors. Does not belong here: where spans go (`otlp.py`), or the spans of the run
-contract, which are of batches (`spans.py`).
+Belongs here: names, ids, attributes, errors, also of any other span: they cost nothing until an SDK is configured. Does
+not belong here: where spans go (`otlp.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -20,16 +20,14 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
 from kfm_dagster.contracts.envelope import Envelope, Lane
-from kfm_dagster.contracts.issues import Issue, Severity
-from kfm_dagster.telemetry.spans import mark_error, span
+from kfm_dagster.contracts.issues import Severity
 
 ROOT = "ingest"
 RECEIVE = "sqs_receive"
 
-_NAME = "kfm_dagster"
 _PREFIX = "nodd_sns."
 _AUTOMATIC = frozenset({None, "retry"})
 KNOWN_ATTEMPTS = 4_096
@@ -39,11 +37,31 @@ _ROOT_IDS: ContextVar[SpanContext | None] = ContextVar("kfm_root_ids", default=N
 Attributes = dict[str, str | int]
 
 
-class _Sampled:
-    """Which attempts are traced: all, until an exporter with another sampler is configured."""
+_SAMPLERS: list[Callable[[int], bool]] = []
+"""Which traces are sampled: of the provider that takes the root's ids from here; empty (all of them) with any other."""
 
-    decides: Callable[[int], bool] | None = None
-    """Of the provider that takes the root's ids from here; None with any other."""
+
+@contextmanager
+def span(name: str, attributes: Mapping[str, str | int | bool]) -> Iterator[Span]:
+    """Open a span; an exception that passes through marks it as an error, by its kind alone, and goes on."""
+    with _tracer().start_as_current_span(
+        # What an error says may quote addresses and messages of others.
+        name,
+        attributes=dict(attributes),
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as opened:
+        try:
+            yield opened
+        except BaseException as error:
+            mark_error(opened, type(error).__name__)
+            raise
+
+
+def mark_error(span: Span, code: str) -> None:
+    """Mark a span as failed, by a code and no more."""
+    span.set_status(Status(StatusCode.ERROR, code))
+    span.set_attribute("error.type", code)
 
 
 def root_ids() -> SpanContext | None:
@@ -53,7 +71,7 @@ def root_ids() -> SpanContext | None:
 
 def sample_by(decides: Callable[[int], bool]) -> None:
     """Let the root's ids come from here, and ask this of the id of each trace."""
-    _Sampled.decides = decides
+    _SAMPLERS[:] = [decides]
     attempt_ids.cache_clear()
 
 
@@ -67,7 +85,7 @@ def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
     """Return the ids of an attempt's trace and of its root: SHA-256 of both, so the same in every process."""
     digest = hashlib.sha256(f"kfm_dagster {wal_id} {attempt}".encode()).digest()
     trace_id = int.from_bytes(digest[:16])
-    sampled = _Sampled.decides is None or _Sampled.decides(trace_id)
+    sampled = all(decides(trace_id) for decides in _SAMPLERS)
     return SpanContext(
         trace_id=trace_id,
         span_id=int.from_bytes(digest[16:24]),
@@ -163,12 +181,12 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
         attributes["nodd.replay_original_run"] = row.original_run_id
     if unit is not None:
         attributes |= _made_of(unit)
-    token = _ROOT_IDS.set(ids if _Sampled.decides else None)
+    token = _ROOT_IDS.set(ids if _SAMPLERS else None)
     try:
         opened = _tracer().start_span(
             _PREFIX + ROOT,
             # A provider of somebody else's makes its own ids: then the root is one more span of the trace.
-            context=Context() if _Sampled.decides else _under(ids),
+            context=Context() if _SAMPLERS else _under(ids),
             start_time=_nanoseconds(row.last_attempt_at),
             attributes=attributes,
         )
@@ -226,13 +244,10 @@ def _mark(opened: Span, made: Envelope) -> None:
     """Mark a span by what is found of its unit, which was in the chain before."""
     if (failure := made.failure) is not None:
         mark_error(opened, failure.code)
-    for issue in _suspects(made):
-        opened.add_event("suspect", {"nodd.issue": issue.code})
+    for issue in made.issues:
+        if issue.severity is Severity.SUSPECT:
+            opened.add_event("suspect", {"nodd.issue": issue.code})
     opened.set_attributes(_made_of(made))
-
-
-def _suspects(made: Envelope) -> Iterator[Issue]:
-    return (issue for issue in made.issues if issue.severity is Severity.SUSPECT)
 
 
 def _under(ids: SpanContext) -> Context:
@@ -240,7 +255,7 @@ def _under(ids: SpanContext) -> Context:
 
 
 def _tracer() -> trace.Tracer:
-    return trace.get_tracer(_NAME)
+    return trace.get_tracer("kfm_dagster")
 
 
 def _nanoseconds(at: datetime) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,8 +19,8 @@ from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass, StageState
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster.storage.database import Database
-from kfm_dagster.telemetry.clock.log import ClockLog
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState
+from kfm_dagster_tests.followers.announcements.web_server import WebServer
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 STAGE = "nexrad-l2.metadata_extract"
@@ -107,6 +108,16 @@ class Clock:
 
     def passes(self, **length: float) -> None:
         self.at += timedelta(**length)
+
+
+def service_url(server: WebServer, path: str = "", *, user: str = "") -> str:
+    """The URL of apprise for a service that a test answers for."""
+    return server.url(path).replace("http://", f"json://{user}")
+
+
+def messages(server: WebServer) -> list[dict[str, Any]]:
+    """The messages that a service was sent."""
+    return [json.loads(request.body) for request in server.asked]
 
 
 URLS = "notify=json://127.0.0.1:1/notify page_ops=json://127.0.0.1:1/page open_ticket=json://127.0.0.1:1/ticket"

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
 
 import apprise
 import pytest
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.channels import Endpoint, Endpoints, send
+from kfm_dagster.alerts.channels import Endpoint, endpoints_of, send
 from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import AlertPlan, Level
 from kfm_dagster.alerts.store import AlertMessage, spoken, trial
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Record
-from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
+from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Record, messages, service_url
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
 
 SECRET = "hunter2-s3cr3t"
 CHANNELS = ["notify", "page_ops"]
-
-
-@pytest.fixture
-def webhook_server() -> Iterator[WebhookServer]:
-    with open_letterbox() as opened:
-        yield opened
 
 
 def endpoint(url: str) -> Endpoint:
@@ -34,7 +28,7 @@ def endpoint(url: str) -> Endpoint:
 
 @pytest.mark.clause("PCS-18")
 def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
-    database: Database, plan: AlertPlan, record: Record, now: Clock, webhook_server: WebhookServer
+    database: Database, plan: AlertPlan, record: Record, now: Clock, web_server: WebServer
 ) -> None:
     evaluator = AlertEvaluator(
         plan=plan,
@@ -43,12 +37,12 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
         tau_calib=plan.rules.unlock.window,
         database=database,
         clock=now,
-        urls=SecretStr(f"notify={webhook_server.url('alerts', user=f'kfm:{SECRET}@')}"),
+        urls=SecretStr(f"notify={service_url(web_server, 'alerts', user=f'kfm:{SECRET}@')}"),
     )
     record.gate("G7", run="r1")
     assert evaluator.evaluate().delivered == 1
     assert evaluator.evaluate().delivered == 0
-    [message] = webhook_server.taken
+    [message] = messages(web_server)
     assert message["title"] == f"[warning] covariance: {STAGE} G7"
     assert message["type"] == "warning"
     for part in (
@@ -61,42 +55,42 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
         f"Key: covariance/{STAGE} G7",
     ):
         assert part in message["message"]
-    [(path, credentials)] = webhook_server.asked
-    assert path == "/alerts"
-    assert str(credentials).startswith("Basic ")
+    [request] = web_server.asked
+    assert request.path == "/alerts"
+    assert request.headers["authorization"].startswith("Basic ")
 
 
 @pytest.mark.parametrize(
     ("level", "kind"), [(Level.INFO, "info"), (Level.WARNING, "warning"), (Level.CRITICAL, "failure")]
 )
-def test_a_level_is_told_in_the_services_own_terms(level: Level, kind: str, webhook_server: WebhookServer) -> None:
-    answer = send(endpoint(webhook_server.url()), AlertMessage(level=level, title="t", body="b"))
+def test_a_level_is_told_in_the_services_own_terms(level: Level, kind: str, web_server: WebServer) -> None:
+    answer = send(endpoint(service_url(web_server)), AlertMessage(level=level, title="t", body="b"))
     assert (answer.service, answer.error) == ("JSON", None)
-    assert [message["type"] for message in webhook_server.taken] == [kind]
+    assert [message["type"] for message in messages(web_server)] == [kind]
 
 
 @pytest.mark.clause("PCS-18")
 def test_a_receiver_has_as_long_as_it_is_given_unless_its_url_says_otherwise(
-    webhook_server: WebhookServer, monkeypatch: pytest.MonkeyPatch
+    web_server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apprise.URLBase, "socket_read_timeout", 0.05)
-    webhook_server.pause = 0.3
-    assert send(endpoint(webhook_server.url()), trial("notify"), seconds=30).error is None
-    assert send(endpoint(webhook_server.url() + "?rto=0.05"), trial("notify"), seconds=30).error is not None
+    web_server.answers = lambda _: time.sleep(0.3) or WebAnswer()
+    assert send(endpoint(service_url(web_server)), trial("notify"), seconds=30).error is None
+    assert send(endpoint(service_url(web_server) + "?rto=0.05"), trial("notify"), seconds=30).error is not None
 
 
 @pytest.mark.clause("PCS-18")
 def test_what_a_channel_does_not_take_says_why_without_a_credential(
-    webhook_server: WebhookServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    web_server: WebServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    webhook_server.status = 403
-    refused = send(endpoint(webhook_server.url(f"{SECRET}/x", user=f"kfm:{SECRET}@")), trial("notify"))
+    web_server.answers = lambda _: WebAnswer(status=403)
+    refused = send(endpoint(service_url(web_server, f"{SECRET}/x", user=f"kfm:{SECRET}@")), trial("notify"))
     gone = send(endpoint(f"json://kfm:{SECRET}@127.0.0.1:1/{SECRET}"), trial("notify"))
     unknown = send(endpoint(f"carrier-pigeon://{SECRET}@loft"), trial("notify"))
     incomplete = send(endpoint(f"slack://{SECRET}"), trial("notify"))
-    webhook_server.status = None
-    silent = send(endpoint(webhook_server.url(user=f"kfm:{SECRET}@")), trial("notify"), seconds=0.2)
+    web_server.answers = lambda _: WebAnswer(status=None)
+    silent = send(endpoint(service_url(web_server, user=f"kfm:{SECRET}@")), trial("notify"), seconds=0.2)
     broken = send(endpoint(f"json://[{SECRET}"), trial("notify"))
     answers = [refused, gone, unknown, incomplete, silent, broken]
     assert [answer.error for answer in answers if answer.error is None] == []
@@ -116,18 +110,18 @@ WRONG = [
 @pytest.mark.parametrize(("urls", "why"), WRONG)
 def test_wrong_urls_are_refused_by_their_place_and_never_shown(urls: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why) as refused:
-        Endpoints.parse(SecretStr(urls), CHANNELS)
+        endpoints_of(SecretStr(urls), CHANNELS)
     assert SECRET not in str(refused.value)
 
 
 def test_a_url_is_of_its_channel_or_of_all_and_is_one_endpoint_wherever_it_stands() -> None:
-    found = Endpoints.parse(SecretStr("json://a\n page_ops=json://b notify=json://b  notify=json://a"), CHANNELS)
-    assert {one.url.get_secret_value(): (one.number, set(one.channels)) for one in found.known} == {
+    found = endpoints_of(SecretStr("json://a\n page_ops=json://b notify=json://b  notify=json://a"), CHANNELS)
+    assert {one.url.get_secret_value(): (one.number, set(one.channels)) for one in found} == {
         "json://a": (1, {"notify", "page_ops"}),
         "json://b": (2, {"notify", "page_ops"}),
     }
     assert SECRET not in repr(endpoint(f"json://{SECRET}"))
-    assert Endpoints.parse(None, CHANNELS).of("notify") == []
+    assert endpoints_of(None, CHANNELS) == []
 
 
 def test_a_length_of_time_is_told_as_the_file_writes_it(plan: AlertPlan) -> None:

@@ -84,10 +84,10 @@ def test_an_alert_that_resolves_and_fires_again_is_suppressed_all_the_same(
         now.passes(minutes=minutes)
         if opened:
             repeats(record, now)
-        changes = evaluator.evaluate().changes
+        changes = evaluator.evaluate()
         assert (changes.opened, changes.resolved, changes.told) == (opened, resolved, told)
     repeats(record, now)
-    assert evaluator.evaluate().changes.told == [3]
+    assert evaluator.evaluate().told == [3]
     assert len(box.taken) == 2
     assert [one.state for one in evaluator.store.listed(resolved_since=NOON)] == ["resolved", "resolved", "firing"]
     assert [one.alert_id for one in evaluator.store.listed()] == [3]
@@ -100,15 +100,15 @@ def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
     repeats(record, now)
     evaluator.evaluate()
     now.passes(hours=2, minutes=59)
-    assert not evaluator.evaluate().changes.escalated
+    assert not evaluator.evaluate().escalated
     now.passes(minutes=1)
-    assert evaluator.evaluate().changes.escalated == [1]
+    assert evaluator.evaluate().escalated == [1]
     critical = f"[critical] {HERE}"
     # Told a minute before, as a warning; the window of suppression does not hold up what has become worse.
     assert box.taken[2:] == [(NOTIFY, critical), (PAGE, critical)]
     assert "has lasted too long and is critical now" in box.bodies[-1]
     now.passes(hours=9)
-    assert not evaluator.evaluate().changes.escalated
+    assert not evaluator.evaluate().escalated
     [alert] = evaluator.store.listed()
     assert (alert.level, alert.level_since) == (Level.CRITICAL, NOON + timedelta(hours=3))
 
@@ -126,7 +126,7 @@ def test_what_somebody_takes_on_is_quiet_and_goes_up_only_if_it_still_repeats(
     evaluator.evaluate()
     assert len(box.taken) == 1
     repeats(record, now)
-    assert evaluator.evaluate().changes.escalated == [1]
+    assert evaluator.evaluate().escalated == [1]
     assert [number for number, _ in box.taken[1:]] == [NOTIFY, PAGE]
     [alert] = evaluator.store.listed()
     assert (alert.state, alert.acknowledged_by) == (AlertState.FIRING, "ann")
@@ -177,7 +177,7 @@ def test_what_nobody_hears_is_kept_and_told_as_soon_as_somebody_does(
 ) -> None:
     deaf = desk_over(database, plan, now, box, urls=None)
     record.gate("G3")
-    assert deaf.evaluate().changes.opened == [1]
+    assert deaf.evaluate().opened == [1]
     assert deaf.unheard() == ["notify", "page_ops", "open_ticket"]
     assert [one.notifications for one in deaf.store.listed()] == [0]
     now.passes(seconds=30)
@@ -244,7 +244,7 @@ def test_evaluators_at_once_tell_each_alert_once(
     def evaluates(_: int) -> int:
         evaluator = desk_over(database, plan, now, box)
         together.wait()
-        return len(evaluator.evaluate().changes.opened)
+        return len(evaluator.evaluate().opened)
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(evaluates, range(4))) == 6

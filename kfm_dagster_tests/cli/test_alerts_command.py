@@ -15,9 +15,9 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, desk_over
-from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
+from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, desk_over, messages, service_url
 from kfm_dagster_tests.commands import Call, caller
+from kfm_dagster_tests.followers.announcements.web_server import open_web_server
 from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
@@ -98,28 +98,19 @@ def test_an_alert_is_taken_on_once_by_a_name_and_with_a_reason(
         assert len(error.splitlines()) == 1
 
 
-@pytest.fixture
-def webhook_server() -> Iterator[WebhookServer]:
-    with open_letterbox() as opened:
-        yield opened
-
-
 @pytest.mark.clause("PCS-18")
-def test_a_trial_tells_what_each_channel_answers(
-    webhook_server: WebhookServer, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KFM_ALERT_URLS", webhook_server.url("all", user=f"kfm:{SECRET}@"))
-    answer = call("test", "--json")
-    assert answer.code == ExitCode.DONE
-    assert answer.rows == [
-        {"channel": channel, "service": "JSON", "answer": "taken"} for channel in ("notify", "page_ops", "open_ticket")
-    ]
-    assert [message["title"] for message in webhook_server.taken] == [
-        f"[test] kfm_dagster: channel {channel}" for channel in ("notify", "page_ops", "open_ticket")
-    ]
-    dead = f"page_ops=json://kfm:{SECRET}@127.0.0.1:1/{SECRET}"
-    monkeypatch.setenv("KFM_ALERT_URLS", f"notify={webhook_server.url()} {dead}")
-    answer = call("test", "--json")
+def test_a_trial_tells_what_each_channel_answers(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    channels = ("notify", "page_ops", "open_ticket")
+    with open_web_server() as server:
+        monkeypatch.setenv("KFM_ALERT_URLS", service_url(server, "all", user=f"kfm:{SECRET}@"))
+        answer = call("test", "--json")
+        assert answer.code == ExitCode.DONE
+        assert answer.rows == [{"channel": channel, "service": "JSON", "answer": "taken"} for channel in channels]
+        titles = [message["title"] for message in messages(server)]
+        assert titles == [f"[test] kfm_dagster: channel {channel}" for channel in channels]
+        dead = f"page_ops=json://kfm:{SECRET}@127.0.0.1:1/{SECRET}"
+        monkeypatch.setenv("KFM_ALERT_URLS", f"notify={service_url(server)} {dead}")
+        answer = call("test", "--json")
     assert answer.code == ExitCode.FINISHED_WITH_FAILURES
     notify, page, ticket = answer.rows
     assert notify["answer"] == "taken"

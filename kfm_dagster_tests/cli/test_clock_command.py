@@ -15,10 +15,9 @@ from kfm_dagster.cli.main import main
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
-from kfm_dagster.telemetry.clock import kernel
-from kfm_dagster.telemetry.clock.kernel import NtpState
-from kfm_dagster.telemetry.clock.log import ClockLog
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock import sources
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState
+from kfm_dagster.telemetry.clock.sources import NtpState
 from kfm_dagster_tests.commands import caller
 
 Call = Callable[..., tuple[int, str]]
@@ -51,12 +50,12 @@ def server(offset: float, *, hours: float) -> ClockReading:
     )
 
 
-def set_kernel(monkeypatch: pytest.MonkeyPatch, said: NtpState) -> None:
-    monkeypatch.setattr(kernel.kernel_clock, "__kwdefaults__", {"ask": lambda: said})
+def set_kernel(monkeypatch: pytest.MonkeyPatch, said: tuple[int, NtpState]) -> None:
+    monkeypatch.setattr(sources.kernel_clock, "__kwdefaults__", {"ask": lambda: said})
 
 
-LOOSE = NtpState(answer=5, status=0x40, offset=0, maxerror=16_000_000)
-KEPT = NtpState(answer=0, status=0x1, offset=100, maxerror=20_000)
+LOOSE = (5, NtpState(status=0x40, offset=0, maxerror=16_000_000))
+KEPT = (0, NtpState(status=0x1, offset=100, maxerror=20_000))
 
 
 @pytest.mark.clause("PCS-10", "PCS-17")

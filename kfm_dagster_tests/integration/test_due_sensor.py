@@ -24,9 +24,9 @@ from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.outbox import store
 from kfm_dagster.retention.policy import RETENTION
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.alerts.recorded import STAGE, Record
-from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
+from kfm_dagster_tests.alerts.recorded import STAGE, Record, messages, service_url
 from kfm_dagster_tests.factories import received_long_ago
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration.chain import DAY, announce, deliver, put, volumes
 from kfm_dagster_tests.integration.face import Face, asked_datasets
 from kfm_dagster_tests.transactions import own_tx
@@ -86,31 +86,32 @@ def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a
 
 
 @pytest.fixture
-def webhook_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebhookServer]:
-    with open_letterbox() as opened:
-        monkeypatch.setenv("KFM_ALERT_URLS", f"notify={opened.url('alerts')}")
+def web_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    with open_web_server() as opened:
+        monkeypatch.setenv("KFM_ALERT_URLS", f"notify={service_url(opened, 'alerts')}")
         yield opened
 
 
 @pytest.mark.clause("PCS-18", "DAG-03")
 def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
-    webhook_server: WebhookServer, face: Face, monkeypatch: pytest.MonkeyPatch
+    web_server: WebServer, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A clock that runs is not waited for.
     monkeypatch.setattr(store, "FIRST_PAUSE", timedelta(0))
     assert face.tick("nodd_due").skip_message.endswith("; no alert fires")
     record = Record(face.pipeline.database, at=face.pipeline.clock())
     record.gate("G7", run="r1")
-    webhook_server.status = 503
+    web_server.answers = lambda _: WebAnswer(status=503)
     dead = face.tick("nodd_due")
     assert dead.run_requests == []
     fires = f"1 [warning] covariance: {STAGE} G7 (firing)"
     unheard = "nobody hears the channels page_ops, open_ticket (KFM_ALERT_URLS)"
     assert dead.skip_message.endswith(f"; {fires} | 1 waiting for their channel | {unheard}")
-    webhook_server.status = 200
+    web_server.answers = lambda _: WebAnswer()
     assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 messages taken | {unheard}")
     assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | {unheard}")
-    assert [message["title"] for message in webhook_server.taken] == [f"[warning] covariance: {STAGE} G7"]
+    # Refused once, and taken once.
+    assert [message["title"] for message in messages(web_server)] == [f"[warning] covariance: {STAGE} G7"] * 2
 
 
 def test_wrong_urls_stop_alerts_and_nothing_else(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:

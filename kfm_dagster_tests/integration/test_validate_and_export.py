@@ -26,8 +26,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.audit import AuditEvent, AuditKind, AuditLog, verify_chain
 from kfm_dagster.stages.card import ErrorClass, StageState
 from kfm_dagster.stages.store import StageStore
-from kfm_dagster.telemetry.clock.log import ClockLog
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState
 from kfm_dagster_tests.clocks import reopened
 from kfm_dagster_tests.integration.chain import DAY, PARTITION, deliver, missing, put, volumes
 from kfm_dagster_tests.integration.face import Face

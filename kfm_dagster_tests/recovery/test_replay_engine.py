@@ -28,8 +28,9 @@ from kfm_dagster.recovery.replay.pace import HoldReason
 from kfm_dagster.recovery.replay.runs import ReplayState, ReplayStateError, UnknownReplayError
 from kfm_dagster.recovery.replay.units import Admission
 from kfm_dagster.settings import Environment
-from kfm_dagster_tests.alerts.webhook_server import open_letterbox
+from kfm_dagster_tests.alerts.recorded import messages, service_url
 from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.followers.announcements.web_server import open_web_server
 from kfm_dagster_tests.integration.chain import CrashError
 from kfm_dagster_tests.recovery.dying import dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
@@ -312,11 +313,11 @@ def test_a_result_that_differs_without_permission_is_counted_audited_and_reaches
     assert 'nodd_sns_replay_mismatch_total{dataset="nexrad-l2",env="dev"} 3.0' in exposition(stand.pipeline).decode()
     audited = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_MISMATCH)
     assert len({entry.wal_id for entry in audited}) == 3
-    with open_letterbox() as box:
-        evaluator = replace(alert_evaluator(stand.pipeline), urls=SecretStr(f"page_ops={box.url()}"))
+    with open_web_server() as server:
+        evaluator = replace(alert_evaluator(stand.pipeline), urls=SecretStr(f"page_ops={service_url(server)}"))
         evaluator.evaluate()
         evaluator.evaluate()
-    [message] = box.taken
+    [message] = messages(server)
     assert "replay_divergence" in message["title"]
     assert "nexrad-l2" in message["message"]
 
@@ -326,7 +327,7 @@ def test_a_result_that_may_differ_is_kept_and_stops_nothing(stand: Stand) -> Non
     stand.bring("succeeded", 2)
     run = stand.engine.start(repair(), PERSON)
     stand.carry_out(run.replay_run_id, ending=another_result)
-    assert not alert_evaluator(stand.pipeline).evaluate().changes.opened
+    assert not alert_evaluator(stand.pipeline).evaluate().opened
     assert stand.engine.report(run.replay_run_id).run.state is ReplayState.FINISHED
     assert own_tx(stand.pipeline.ledger).mismatch_counts() == {}
     assert [found.permitted for found in stand.pipeline.ledger.mismatches()] == [True, True]

@@ -8,9 +8,8 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.storage.database import Database
-from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.quality import clock_quality
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, 123456, tzinfo=UTC)
 

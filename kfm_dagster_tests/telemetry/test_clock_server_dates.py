@@ -11,9 +11,8 @@ import pytest
 from kfm_dagster import failpoints
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.telemetry.clock.decision import ClockRules, decide
-from kfm_dagster.telemetry.clock.measuring import measure
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
-from kfm_dagster.telemetry.clock.server_dates import ask_date
+from kfm_dagster.telemetry.clock.sources import ask_date, measure
 from kfm_dagster_tests.telemetry.conftest import DateServer, http_date
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, 500_000, tzinfo=UTC)

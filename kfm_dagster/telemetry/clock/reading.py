@@ -1,4 +1,4 @@
-"""Readings: what one source says of this machine's clock.
+"""Readings: what one source says of this machine's clock, and their append-only record (`clock_readings`).
 
 Offsets are seconds of true time minus this clock: a clock that is behind has a positive one, as the kernel and NTP
 (RFC 5905) have it.
@@ -6,9 +6,17 @@ Offsets are seconds of true time minus this clock: a clock that is behind has a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum, unique
+from pathlib import Path
+
+from kfm_dagster.storage.database import Database
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+RECENT = 10_000
+"""Readings that are read at most: five weeks of a run every five minutes."""
 
 KERNEL = "kernel"
 """Source of the kernel's own readings; any other source is a server."""
@@ -42,3 +50,34 @@ class ClockReading:
     def delta_t_abs(self) -> float | None:
         """Absolute time error in seconds (the card's KPI); None where no offset is known."""
         return None if self.offset_seconds is None else abs(self.offset_seconds)
+
+
+def clock_id() -> str:
+    """Return the identity of this kernel's clock since it was booted; `unknown` where the kernel gives it none.
+
+    Containers of one machine share its clock and this id; workers of one database do not share a clock, and none may
+    trust another's readings. It is random and says nothing of the machine.
+    """
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
+class ClockLog:
+    """Readings of one clock, by default this machine's since it was booted; every other clock's stay out of sight."""
+
+    def __init__(self, database: Database, *, clock: str | None = None) -> None:
+        self._database = database
+        self._clock = clock_id() if clock is None else clock
+
+    def record(self, readings: Iterable[ClockReading]) -> None:
+        """Keep readings, in their order."""
+        with self._database.transaction() as tx:
+            tx.run_many("clock.record", [{"clock_id": self._clock, **asdict(reading)} for reading in readings])
+
+    def recent(self, *, since: datetime, limit: int = RECENT) -> tuple[ClockReading, ...]:
+        """Return the last `limit` readings that were taken at `since` or later, in the order of taking."""
+        with self._database.snapshot() as tx:
+            readings = tx.rows(ClockReading, "clock.recent", clock_id=self._clock, since=since, limit=limit)
+        return tuple(reversed(readings))

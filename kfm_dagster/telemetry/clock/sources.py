@@ -1,0 +1,162 @@
+"""The sources that say how right this clock is: the kernel, and the Date of a server's answer to one HEAD request.
+
+The kernel knows what a time service has set (chrony, ntpd, systemd-timesyncd): adjtimex(2) with `modes = 0` reads it,
+changes nothing and needs no privilege. Belongs here: asking, and what an answer means. Where there is no such call, or
+a sandbox refuses it, the state is unknown; a server that does not answer, or answers from a cache, gives nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import logging
+import sys
+import urllib.request
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from kfm_dagster.redaction import error_text
+from kfm_dagster.telemetry.clock.decision import ClockRules, decides
+from kfm_dagster.telemetry.clock.reading import KERNEL, ClockReading, ClockState
+
+TIME_ERROR = 5
+"""Answer of adjtimex: the clock is not synchronised to a reliable server."""
+STA_UNSYNC = 0x0040
+"""Status bit: not synchronised. The kernel sets it by itself once the maximum error reaches 16 s."""
+STA_NANO = 0x2000
+"""Status bit: the offset is in nanoseconds, else in microseconds. Errors are in microseconds always."""
+
+
+class NtpState(ctypes.Structure):
+    """`struct timex` of <sys/timex.h> as far as it is read; the rest is room for what the kernel writes behind it."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),  # 208 bytes in all on 64-bit Linux
+    )
+
+
+def adjtimex() -> tuple[int, NtpState] | None:
+    """Return the kernel's answer and its state; None where it has no such call or refuses it."""
+    if not sys.platform.startswith("linux"):
+        return None
+    state = NtpState()
+    try:
+        answer: int = ctypes.CDLL(None).adjtimex(ctypes.byref(state))
+    except (AttributeError, OSError):
+        return None
+    return None if answer < 0 else (answer, state)
+
+
+def kernel_clock(at: datetime, *, ask: Callable[[], tuple[int, NtpState] | None] = adjtimex) -> ClockReading:
+    """Return what the kernel says of its clock.
+
+    The uncertainty is its maximum error, which grows by 500 ppm between two updates of the time service; the estimated
+    error is no bound, and some services leave it 0. The offset of a clock that is not synchronised is meaningless.
+    """
+    if (answered := ask()) is None:
+        return ClockReading(at=at, source=KERNEL, state=ClockState.UNKNOWN)
+    answer, state = answered
+    if answer == TIME_ERROR or state.status & STA_UNSYNC:
+        return ClockReading(at=at, source=KERNEL, state=ClockState.UNLOCKED)
+    return ClockReading(
+        at=at,
+        source=KERNEL,
+        offset_seconds=state.offset / (1e9 if state.status & STA_NANO else 1e6),
+        uncertainty_seconds=state.maxerror / 1e6,
+        state=ClockState.LOCKED,
+    )
+
+
+_LOG = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 3.0
+"""A server that takes longer to connect or to answer is given up: its Date would be of little use."""
+DATE_RESOLUTION_SECONDS = 1.0
+"""An HTTP Date has whole seconds (RFC 9110, 5.6.7), and servers leave the rest of the second out."""
+
+
+def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUEST_SECONDS) -> ClockReading | None:
+    """Ask a server for its time by one HEAD request without credentials; None when it does not tell.
+
+    Any answer will do, a refusal too. Proxies of the environment are used, redirects are not followed. `seconds` is for
+    each of connecting and answering.
+    """
+    try:
+        host = urlsplit(url).hostname or ""
+        sent_at = clock()
+        headers = _head(url, seconds=seconds)
+        received_at = clock()
+        return reading_of(headers.get("Date"), host=host, sent_at=sent_at, received_at=received_at)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        _LOG.info("no server tells the time: %s", error_text(error))
+        return None
+
+
+def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: datetime) -> ClockReading:
+    """Return what a Date says that a server set between sending and receiving by this clock.
+
+    The server's time was within [date, date + 1 s), this clock's within [sent_at, received_at]. Raises ValueError for
+    a text that is not a date, and for an answer that came before its question: the clock was set meanwhile.
+    """
+    if received_at < sent_at:
+        raise ValueError("the clock was set back while an answer was on its way")
+    try:
+        time = parsedate_to_datetime(date or "")
+        # HTTP means UTC; two of its three forms say so in a way that the parser takes for no zone at all.
+        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        raise ValueError("the answer has no HTTP date (RFC 9110, 5.6.7)") from None
+    low = (time - received_at).total_seconds()
+    high = (time - sent_at).total_seconds() + DATE_RESOLUTION_SECONDS
+    return ClockReading(
+        at=received_at,
+        source=f"date:{host}",
+        offset_seconds=(low + high) / 2,
+        uncertainty_seconds=(high - low) / 2,
+        state=ClockState.UNKNOWN,
+    )
+
+
+def _head(url: str, *, seconds: float) -> Any:
+    # No handler for errors and redirects, so that every answer is one; none for files and FTP.
+    opener = urllib.request.OpenerDirector()
+    for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
+        opener.add_handler(handler)
+    request = urllib.request.Request(url, method="HEAD", headers={"Cache-Control": "no-cache"})  # noqa: S310, as above
+    answer = opener.open(request, timeout=seconds)
+    if answer is None:
+        raise ValueError("the URL is neither http nor https")
+    with answer:
+        if (answer.headers.get("Age") or "0").strip() != "0":
+            raise ValueError("a cache answers, with the Date of the origin (RFC 9111, 5.1)")
+        return answer.headers
+
+
+MOST_REQUESTS = 5
+"""An answer during which the server's second changes decides nothing: three in ten where answers take 0.3 s, and 0.2 %
+of five in a row."""
+
+
+def measure(rules: ClockRules, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
+    """Return the readings of this moment, the kernel's first, in the order in which they are judged.
+
+    `endpoint` is asked again while its answer decides nothing by the rules. Never raises for a network that is away:
+    the kernel's reading is left then.
+    """
+    readings = [kernel_clock(clock())]
+    for _ in range(0 if endpoint is None else MOST_REQUESTS):
+        if (answer := ask_date(endpoint or "", clock=clock)) is None:
+            break
+        readings.append(answer)
+        if decides(answer, rules):
+            break
+    return readings
