@@ -50,11 +50,6 @@ def without_secrets(text: str, address: str) -> str:
     return text
 
 
-def has_secrets(address: str) -> bool:
-    """Tell whether an address is shown otherwise than it is."""
-    return shown(address) != address
-
-
 def _option(option: str) -> str:
     name, separator, _ = option.partition("=")
     return option if name.lower() in _HARMLESS else f"{name}{separator}{HIDDEN}"

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from enum import StrEnum, unique
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveInt, SecretStr, ValidationError, ValidationInfo, field_validator
@@ -35,6 +35,7 @@ MISSPELT = 0.8
 _LOG = logging.getLogger(__name__)
 _logged: set[str] = set()
 
+_PAGE = r"^(https?://[^/\s@?#]+[^\s@?#]*)?$"
 _UNSET = {
     "dagster_dsn": "Dagster keeps SQLite files",
     "stac_api_dsn": "there is no STAC API",
@@ -109,7 +110,7 @@ class Settings(BaseSettings):
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
     catalog_public_url: str = Field(
         "",
-        pattern=r"^(https?://[^/\s@?#]+[^\s@?#]*)?$",
+        pattern=_PAGE,
         description="Where people read the catalog, https://HOST/PATH; DCAT names its files there. Default: "
         "KFM_CATALOG_URL.",
     )
@@ -121,12 +122,12 @@ class Settings(BaseSettings):
     )
     dagster_url: str = Field(
         "",
-        pattern=r"^(https?://[^/\s@?#]+[^\s@?#]*)?$",
+        pattern=_PAGE,
         description="Where people open the Dagster UI, https://HOST; the console links runs there. Default: no links.",
     )
     console_url: str = Field(
         "",
-        pattern=r"^(https?://[^/\s@?#]+[^\s@?#]*)?$",
+        pattern=_PAGE,
         description="Where people open the console (kfm console), https://HOST; the Dagster UI links failing units "
         "there. Default: no links.",
     )
@@ -412,7 +413,7 @@ class Settings(BaseSettings):
         try:
             return cls(**given)
         except ValidationError as error:
-            raise _refusal([cls._fault(found, given) for found in error.errors()]) from None
+            raise cls._refusal(error.errors(), given) from None
 
     @classmethod
     def current(cls, **given: str) -> Settings:
@@ -420,19 +421,30 @@ class Settings(BaseSettings):
         return _current(frozenset(os.environ.items()), tuple(given.items()))
 
     @classmethod
-    def _fault(cls, found: ErrorDetails, given: Mapping[str, Any]) -> _Fault:
-        setting = "_".join(str(part) for part in found["loc"])
-        field = cls.model_fields[str(found["loc"][0])]
-        hidden = (
-            found["loc"][0] in {"wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn"}  # it may hold a password
-            or SecretStr in get_args(field.annotation)
-            or _may_hold_a_secret(str(found["input"]))
-        )
-        return _Fault(
-            name=setting if setting in given else f"KFM_{setting.upper()}",
-            is_variable=setting not in given,
-            observed="a value that is not shown" if hidden else repr(found["input"]),
-            expected=found["msg"].removeprefix("Value error, "),
+    def _refusal(cls, errors: Sequence[ErrorDetails], given: Mapping[str, Any]) -> ConfigurationError:
+        faults = []
+        for error in errors:
+            setting, field = "_".join(str(part) for part in error["loc"]), str(error["loc"][0])
+            hidden = (
+                field in {"wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn"}  # it may hold a password
+                or SecretStr in get_args(cls.model_fields[field].annotation)
+                or _may_hold_a_secret(str(error["input"]))
+            )
+            name = setting if setting in given else f"KFM_{setting.upper()}"
+            observed = "a value that is not shown" if hidden else repr(error["input"])
+            faults.append((name, observed, error["msg"].removeprefix("Value error, ")))
+        if len(faults) > 1:
+            return ConfigurationError(
+                f"{len(faults)} settings are wrong",
+                observed=", ".join(f"{name} {observed} (expected {expected})" for name, observed, expected in faults),
+                next_step="correct or unset each of them",
+            )
+        [(name, observed, expected)] = faults
+        return ConfigurationError(
+            f"{'setting' if name in given else 'environment variable'} {name} is wrong",
+            observed=observed,
+            expected=expected,
+            next_step="correct it" if name in given else f"correct or unset {name}",
         )
 
     @property
@@ -478,6 +490,11 @@ class Settings(BaseSettings):
         return self.retention_dsn or self.database_url
 
     @property
+    def dagster_home(self) -> Path:
+        """DAGSTER_HOME of the deployment, as `kfm init` chooses it."""
+        return Path(os.environ.get("DAGSTER_HOME") or self.home / "dagster").absolute()
+
+    @property
     def storage(self) -> str:
         """URL or folder of landing zone and artifacts."""
         return self.storage_url or str(self.home.absolute() / "storage")
@@ -521,31 +538,6 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 def _may_hold_a_secret(value: str) -> bool:
     """Tell whether a text is a URL with more than a scheme, a host and a path."""
     return "://" in value and any(mark in value for mark in "@?#")
-
-
-class _Fault(NamedTuple):
-    """One setting of a wrong value."""
-
-    name: str
-    is_variable: bool
-    observed: str
-    expected: str
-
-
-def _refusal(faults: Sequence[_Fault]) -> ConfigurationError:
-    if len(faults) > 1:
-        return ConfigurationError(
-            f"{len(faults)} settings are wrong",
-            observed=", ".join(f"{fault.name} {fault.observed} (expected {fault.expected})" for fault in faults),
-            next_step="correct or unset each of them",
-        )
-    (fault,) = faults
-    return ConfigurationError(
-        f"{'environment variable' if fault.is_variable else 'setting'} {fault.name} is wrong",
-        observed=fault.observed,
-        expected=fault.expected,
-        next_step=f"correct or unset {fault.name}" if fault.is_variable else "correct it",
-    )
 
 
 def _log_misspelt(settings: Iterable[str]) -> None:

@@ -127,7 +127,7 @@ def _dagster(settings: Settings) -> dict[str, Any]:
     # Importing Dagster takes seconds, and nothing is wrong so far.
     from kfm_dagster.defs.instance_storage import prepare  # noqa: PLC0415
 
-    home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").absolute()
+    home = settings.dagster_home
     written = prepare(home, dagster_yaml=dagster_yaml_for(os.environ, home))
     storage = shown(settings.dagster_dsn) if settings.dagster_dsn else "SQLite files"
     return {"home": str(home), "dagster.yaml": "written" if written else "kept", "storage": storage}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
@@ -73,7 +71,7 @@ def _opened(*, writing: bool) -> Iterator[Retention]:
         # Only here, because importing Dagster takes seconds.
         from kfm_dagster.defs.old_runs import old_runs_of  # noqa: PLC0415
 
-        home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster")
+        home = settings.dagster_home
         with old_runs_of(home, database) as runs:
             yield retention_of(settings, database, runs=runs, clock=utc_now)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,7 +55,7 @@ def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[
 
 def explanations(database: Database, run_states: RunStateStore, settings: Settings) -> Explanations:
     """Explain runs by an opened database; re-executions are looked up in DAGSTER_HOME (default: KFM_HOME/dagster)."""
-    home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster")
+    home = settings.dagster_home
     if not home.is_dir():
         return Explanations(database=database, run_states=run_states)
     # Only here, because importing Dagster takes seconds.

@@ -112,35 +112,19 @@ class DrainError(DependencyUnavailableError):
     """The queue did not drain."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Backfills:
-    """What running backfills have still to do."""
-
-    coming: list[UnlistedDays]
-    """Days that the deployment lists by itself."""
-    held: dict[str, list[UnlistedDays]]
-    """Days that wait for a person, by the reason, a sentence."""
-    ending: list[str]
-    """Backfills whose every day is listed."""
-
-    @property
-    def at_work(self) -> bool:
-        """Tell whether the deployment has something to do for them."""
-        return bool(self.coming or self.ending)
-
-    @classmethod
-    def now(cls, ledger: Ledger) -> _Backfills:
-        """Look once."""
-        off = KillSwitchPolicy.now(ledger.switches)
-        backfills = cls(coming=[], held={}, ending=listed_backfills(ledger.database))
-        for days in unlisted_days(ledger.database):
-            if (switch := off.of(days.dataset)) is not None:
-                backfills.held.setdefault(sentence(switch), []).append(days)
-            elif days.dataset not in ledger.registry.contracts:
-                backfills.held.setdefault(f"no contract names {days.dataset}", []).append(days)
-            else:
-                backfills.coming.append(days)
-        return backfills
+def _unlisted(ledger: Ledger) -> tuple[list[UnlistedDays], dict[str, list[UnlistedDays]]]:
+    """Return the days of backfills that the deployment lists by itself, and those that wait for a person, by reason."""
+    off = KillSwitchPolicy.now(ledger.switches)
+    coming: list[UnlistedDays] = []
+    held: dict[str, list[UnlistedDays]] = {}
+    for days in unlisted_days(ledger.database):
+        if (switch := off.of(days.dataset)) is not None:
+            held.setdefault(sentence(switch), []).append(days)
+        elif days.dataset not in ledger.registry.contracts:
+            held.setdefault(f"no contract names {days.dataset}", []).append(days)
+        else:
+            coming.append(days)
+    return coming, held
 
 
 def drain(
@@ -158,8 +142,8 @@ def drain(
     while True:
         now = progress(pipeline.queue, ledger)
         report(now)
-        backfills, replaying = _Backfills.now(ledger), replays.at_work()
-        idle = now.drained and not replaying and not backfills.at_work
+        (coming, _), ending, replaying = _unlisted(ledger), listed_backfills(ledger.database), replays.at_work()
+        idle = now.drained and not (coming or ending or replaying)
         if idle and _has_follow_up(pipeline):
             until = until or time.monotonic() + FOLLOW_UP_SECONDS
             idle = time.monotonic() > until
@@ -169,7 +153,7 @@ def drain(
         deployment.tend()
         if time.monotonic() > deadline:
             raise DrainError(
-                observed=f"{_left(now, backfills, replaying=replaying)} left after {timeout_seconds:.0f} s",
+                observed=f"{_left(now, coming, ending, replaying=replaying)} left after {timeout_seconds:.0f} s",
                 next_step=f"read {deployment.home / 'logs'} and run the command again; it goes on where it stopped",
             )
         time.sleep(POLL_SECONDS)
@@ -183,8 +167,8 @@ def _has_follow_up(pipeline: Pipeline) -> bool:
 
 def say_what_is_held(ledger: Ledger, say: Callable[[str], None]) -> None:
     """Say which days of backfills a drain has left to a person, and why: a line for each reason."""
-    for why, backfills in _Backfills.now(ledger).held.items():
-        say(f"{_days(backfills)} not listed: {why}")
+    for why, days in _unlisted(ledger)[1].items():
+        say(f"{_days(days)} not listed: {why}")
 
 
 def flush_lineage(lineage: Lineage, say: Callable[[str], None]) -> None:
@@ -193,12 +177,12 @@ def flush_lineage(lineage: Lineage, say: Callable[[str], None]) -> None:
         say(f"lineage waits for its backend: {error}")
 
 
-def _left(now: Progress, backfills: _Backfills, *, replaying: bool) -> str:
+def _left(now: Progress, coming: list[UnlistedDays], ending: list[str], *, replaying: bool) -> str:
     parts = [counted(now.queued, "message"), counted(now.units - now.terminal, "unit")]
-    if backfills.coming:
-        parts.append(_days(backfills.coming))
-    elif backfills.ending:
-        parts.append(f"the end of backfill {', '.join(backfills.ending)}")
+    if coming:
+        parts.append(_days(coming))
+    elif ending:
+        parts.append(f"the end of backfill {', '.join(ending)}")
     if replaying:
         parts.append("a replay (kfm replay status)")
     return ", ".join(parts)

@@ -87,6 +87,7 @@ def test_a_port_is_none_that_an_outgoing_connection_may_have(monkeypatch: pytest
     range_of_outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if range_of_outgoing.is_file():  # Linux
         assert max(deployment_module.PORTS) < int(range_of_outgoing.read_text(encoding="ascii").split()[0])
+    assert free_port() in deployment_module.PORTS
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(deployment_module, "PORTS", [taken.getsockname()[1]])
         with pytest.raises(DeploymentError, match="no free port"):

@@ -10,9 +10,9 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from kfm_dagster.catalog.discovery import FollowerSource, FollowerSources
+from kfm_dagster.catalog.discovery import FollowerSource
 from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, fault, ok, refused
-from kfm_dagster.deployment.doctor.instance import check_broker, check_daemons, check_instance, dagster_home
+from kfm_dagster.deployment.doctor.instance import check_broker, check_daemons, check_instance
 from kfm_dagster.deployment.doctor.queues import (
     check_clock,
     check_dead_letters,
@@ -29,7 +29,6 @@ from kfm_dagster.deployment.doctor.stores import (
     check_store,
 )
 from kfm_dagster.ingest.calibration import time_server
-from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.preflight import stores
 from kfm_dagster.settings import Settings
@@ -48,9 +47,9 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
     def recorded() -> Sequence[ClockReading]:
         return recorded_readings(settings, clock() - rules.tau_calib)
 
-    folders = [settings.home, dagster_home(settings), *(Path(place) for *_, place in chosen if "://" not in place)]
+    folders = [settings.home, settings.dagster_home, *(Path(place) for *_, place in chosen if "://" not in place)]
     return {
-        "configuration": partial(_configuration, settings),
+        "configuration": partial(_configuration, read),
         "database": partial(check_database, settings),
         "backups": partial(check_backups, settings, clock),
         "retention": partial(check_retention, settings),
@@ -67,15 +66,9 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
         },
         "room": partial(check_room, folders),
         **({"Celery": partial(check_broker, broker.get_secret_value())} if broker is not None else {}),
-        **dict(_of_followers(read.followers)),
+        **{source.title or name: partial(_ask, source) for name, source in read.followers.loaded.items()},
+        **{f"follower {name}": partial(_left_out, error) for name, error in read.followers.errors.items()},
     }
-
-
-def _of_followers(sources: FollowerSources) -> Iterator[tuple[str, Check]]:
-    for name, source in sources.loaded.items():
-        yield source.title or name, partial(_ask, source)
-    for name, error in sources.errors.items():
-        yield f"follower {name}", partial(_left_out, error)
 
 
 def _ask(source: FollowerSource) -> Iterator[Diagnosis]:
@@ -83,7 +76,7 @@ def _ask(source: FollowerSource) -> Iterator[Diagnosis]:
         if isinstance(answer, str):
             yield ok(answer)
         else:
-            yield refused(answer, expected="an answer", next_step="correct it, then ask again")
+            yield refused(answer)
 
 
 def _left_out(error: str) -> Iterator[Diagnosis]:
@@ -95,6 +88,5 @@ def _left_out(error: str) -> Iterator[Diagnosis]:
     )
 
 
-def _configuration(settings: Settings) -> Iterator[Diagnosis]:
-    read = read_configuration(settings)
+def _configuration(read: Configuration) -> Iterator[Diagnosis]:
     yield ok(f"settings, pipeline card and {len(list(read.registry))} contracts are in order")

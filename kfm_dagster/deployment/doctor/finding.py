@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum, unique
+from functools import partial
 
 from kfm_dagster.errors import KfmError
 from kfm_dagster.redaction import error_text
@@ -26,7 +27,7 @@ class Health(StrEnum):
     """It does not work, or loses what it should keep."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One thing that was looked at; what is not well says what was observed, what was expected, and what to do."""
 
@@ -43,32 +44,22 @@ Check = Callable[[], Iterable[Diagnosis]]
 """Looks at one thing of a deployment. May raise KfmError, which is a fault; changes nothing."""
 
 
-def ok(what: str) -> Diagnosis:
-    """Return that something is well."""
-    return Diagnosis(verdict=Health.OK, what=what)
+def _diagnosis(verdict: Health, what: str, *, observed: object, expected: object, next_step: str) -> Diagnosis:
+    return Diagnosis(verdict, what, str(observed), str(expected), next_step)
 
 
-def warning(what: str, *, observed: object, expected: object, next_step: str) -> Diagnosis:
-    """Return what works today."""
-    return Diagnosis(
-        verdict=Health.WARNING, what=what, observed=str(observed), expected=str(expected), next_step=next_step
-    )
+ok = partial(Diagnosis, Health.OK)
+warning = partial(_diagnosis, Health.WARNING)
+fault = partial(_diagnosis, Health.FAULT)
 
 
-def fault(what: str, *, observed: object, expected: object, next_step: str) -> Diagnosis:
-    """Return what does not work."""
-    return Diagnosis(
-        verdict=Health.FAULT, what=what, observed=str(observed), expected=str(expected), next_step=next_step
-    )
-
-
-def refused(error: KfmError, *, expected: str, next_step: str) -> Diagnosis:
+def refused(error: KfmError) -> Diagnosis:
     """Return a refusal as a fault; what it does not say is taken from here."""
     return fault(
         error.what,
         observed="nothing" if error.observed is None else error.observed,
-        expected=expected if error.expected is None else error.expected,
-        next_step=error.next_step or next_step,
+        expected="an answer" if error.expected is None else error.expected,
+        next_step=error.next_step or "correct it, then ask again",
     )
 
 
@@ -100,7 +91,7 @@ def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:
     try:
         made = list(check())
     except KfmError as error:
-        made = [refused(error, expected="an answer", next_step="correct it, then ask again")]
+        made = [refused(error)]
     except Exception as error:
         # A doctor that dies of one patient says nothing of the others.
         made = [

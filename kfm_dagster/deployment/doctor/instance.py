@@ -26,19 +26,14 @@ LANE, BULK = "kfm/lane", "bulk"
 _FILE = "dagster.yaml of this release (kfm init writes it where there is none)"
 
 
-def dagster_home(settings: Settings) -> Path:
-    """Return the DAGSTER_HOME of the deployment, as `kfm init` chooses it."""
-    return Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").absolute()
-
-
 def check_instance(settings: Settings) -> Iterator[Diagnosis]:
     """Look at `dagster.yaml`."""
-    file = dagster_home(settings) / "dagster.yaml"
+    file = settings.dagster_home / "dagster.yaml"
     if not file.is_file():
         yield fault("Dagster has no instance here", observed=f"no {file}", expected=_FILE, next_step="run kfm init")
         return
     try:
-        found: Any = read_yaml(file.read_text(encoding="utf-8"))
+        read: Any = read_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         yield fault(
             "dagster.yaml cannot be read",
@@ -47,14 +42,7 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
             next_step="correct it, or move it away and run kfm init",
         )
         return
-    config = found if isinstance(found, dict) else {}
-    yield from _storage(settings, config)
-    yield from _monitoring(_part(config, "run_monitoring"))
-    yield from _retries(_part(config, "run_retries"))
-    yield from _slots(settings, config)
-
-
-def _storage(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    config = read if isinstance(read, dict) else {}
     if settings.env is Environment.PROD and "postgres" not in _part(config, "storage"):
         yield warning(
             "Dagster keeps its runs in files of one machine",
@@ -62,9 +50,7 @@ def _storage(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosi
             expected="PostgreSQL in prod",
             next_step="set KFM_DAGSTER_DSN, move dagster.yaml away and run kfm init",
         )
-
-
-def _monitoring(monitoring: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    monitoring, retries = _part(config, "run_monitoring"), _part(config, "run_retries")
     if not monitoring.get("enabled", False):
         yield fault(
             "nobody notices that a run's process died: the run stays started, and keeps its slot, for ever",
@@ -72,18 +58,15 @@ def _monitoring(monitoring: Mapping[str, Any]) -> Iterator[Diagnosis]:
             expected="run_monitoring: {enabled: true}",
             next_step=f"enable it in dagster.yaml, as in {_FILE}",
         )
-        return
-    yield ok("run monitoring is on")
-    if not monitoring.get("free_slots_after_run_end_seconds"):
-        yield warning(
-            "pool slots of a run that died are never given back",
-            observed="no run_monitoring.free_slots_after_run_end_seconds",
-            expected="30, as in the dagster.yaml of this release",
-            next_step="set it in dagster.yaml",
-        )
-
-
-def _retries(retries: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    else:
+        yield ok("run monitoring is on")
+        if not monitoring.get("free_slots_after_run_end_seconds"):
+            yield warning(
+                "pool slots of a run that died are never given back",
+                observed="no run_monitoring.free_slots_after_run_end_seconds",
+                expected="30, as in the dagster.yaml of this release",
+                next_step="set it in dagster.yaml",
+            )
     again = retries.get("retry_on_asset_or_op_failure", True)
     if retries.get("enabled", False) and again and retries.get("max_retries", 0) != 0:
         yield warning(
@@ -94,6 +77,7 @@ def _retries(retries: Mapping[str, Any]) -> Iterator[Diagnosis]:
         )
     else:
         yield ok("failed units are tried again by the ledger alone")
+    yield from _slots(settings, config)
 
 
 def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]:
@@ -145,7 +129,7 @@ _PROGRAM = "dagster-daemon"
 
 def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterator[Diagnosis]:
     """Look who works in the instance."""
-    home = dagster_home(settings)
+    home = settings.dagster_home
     moment = now or datetime.now(UTC)
     beats = _heartbeats(settings, home)
     processes = _processes(home)

@@ -16,21 +16,18 @@ from cryptography import x509
 from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, refused, warning
+from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.deployment.doctor.stores import missing_file
+from kfm_dagster.deployment.provisioning.plan import DLQ_RETENTION, LEASE_MARGIN_SECONDS
 from kfm_dagster.errors import KfmError, QueueUnavailableError
 from kfm_dagster.notifications.authenticity import Signatures
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.clock.decision import ClockRules, decide
-from kfm_dagster.telemetry.clock.log import ClockLog
-from kfm_dagster.telemetry.clock.measuring import measure
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
-from kfm_dagster.telemetry.clock.server_dates import ask_date
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState
+from kfm_dagster.telemetry.clock.sources import ask_date, measure
 
-LEASE_MARGIN_SECONDS = 60
-"""A lease lasts a minute longer than a message stays hidden (KFM_LEASE_SECONDS: 900 s + 60 s)."""
 SHORT_RETENTION = timedelta(days=4)
 """SQS's default: a deployment that stands still over a long weekend loses nothing by it."""
 SHOWN_TOPICS = 3
@@ -41,9 +38,6 @@ def check_queue(settings: Settings, registry: ContractRegistry) -> Iterator[Diag
     """Look at the primary queue."""
     name = settings.sqs_primary_queue
     found = _described(settings, name)
-    if isinstance(found, Diagnosis):
-        yield found
-        return
     yield ok(f"queue {name} answers")
     yield _visibility(settings, found)
     yield from _redrive(settings, registry, found)
@@ -70,13 +64,12 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
         )
         return
     found = _described(settings, name)
-    if isinstance(found, Diagnosis):
-        yield found
-        return
     yield ok(f"dead-letter queue {name} answers")
-    source = _described(settings, settings.sqs_primary_queue)
     own = int(found["MessageRetentionPeriod"])
-    if not isinstance(source, Diagnosis) and own <= int(source["MessageRetentionPeriod"]) and own < 14 * 86_400:
+    source = 0
+    with suppress(QueueUnavailableError):  # its own check says so
+        source = int(_described(settings, settings.sqs_primary_queue)["MessageRetentionPeriod"])
+    if own <= source and own < DLQ_RETENTION:
         yield warning(
             "dead letters are thrown away as soon as others: their age counts from when they were first sent",
             observed=f"MessageRetentionPeriod {timedelta(seconds=own)}",
@@ -93,20 +86,24 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
         )
 
 
-def _described(settings: Settings, name: str) -> Mapping[str, str] | Diagnosis:
+def _described(settings: Settings, name: str) -> Mapping[str, str]:
+    """Return a queue's attributes. Raises QueueUnavailableError with what to do about it."""
     try:
         return connect(settings, name=name).described()
     except QueueUnavailableError as error:
         if "AccessDenied" in str(error.observed):
-            return fault(
+            raise QueueUnavailableError(
                 f"these credentials may not look at queue {name}",
                 observed=error.observed,
                 expected="sqs:GetQueueUrl and sqs:GetQueueAttributes, and what receiving needs",
                 next_step="give the role this policy: kfm queue create --dataset NAME --print iam",
-            )
-        return refused(
-            error, expected="a queue that answers", next_step="create the queue: kfm queue create --dataset NAME"
-        )
+            ) from None
+        raise QueueUnavailableError(
+            error.what,
+            observed=error.observed,
+            expected=error.expected or "a queue that answers",
+            next_step=error.next_step or "create the queue: kfm queue create --dataset NAME",
+        ) from None
 
 
 def _visibility(settings: Settings, found: Mapping[str, str]) -> Diagnosis:
