@@ -7,16 +7,13 @@ from collections.abc import Callable
 import dagster as dg
 
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
+from kfm_dagster.defs.chain import daily_partitions
 from kfm_dagster.defs.checks import unit_checks
 from kfm_dagster.defs.due_sensor import due_sensor
-from kfm_dagster.defs.evidence_job import evidence_job
 from kfm_dagster.defs.executors import step_executor
 from kfm_dagster.defs.gap_check import CHECK, feed_check, gap_schedule
 from kfm_dagster.defs.io_manager import StageIOManager
-from kfm_dagster.defs.jobs import gap_job, ingest_jobs, path_jobs
-from kfm_dagster.defs.listing_schedules import listing_schedules
-from kfm_dagster.defs.partitions import daily_partitions
-from kfm_dagster.defs.path_arrival import path_assets
+from kfm_dagster.defs.jobs import evidence_job, gap_job, ingest_jobs, listing_schedules, path_jobs
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.retention_job import retention_job, retention_schedule
@@ -40,11 +37,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     interval = settings.sensor_interval_seconds
     ingests, paths, evidence = ingest_jobs(registry), path_jobs(registry), evidence_job()
     return dg.Definitions(
-        assets=[
-            queue_asset(),
-            *dataset_assets(registry, days=days, code_version=code_version, settings=settings),
-            *path_assets(registry, days=days, code_version=code_version),
-        ],
+        assets=[queue_asset(), *dataset_assets(registry, days=days, code_version=code_version, settings=settings)],
         asset_checks=[*unit_checks(registry, days=days), feed_check()],
         jobs=[*ingests, *paths, gap_job(CHECK), evidence, replay_job(), retention_job()],
         schedules=[*listing_schedules(registry, days=days), gap_schedule(pipeline), retention_schedule(pipeline)],

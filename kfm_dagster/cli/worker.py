@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from contextlib import closing
@@ -87,14 +86,12 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
     refuse_unwritable_home(settings.home)
     preflight(settings, connect(settings).depth)
     # Only here, because importing Dagster takes seconds.
-    from kfm_dagster.defs.display import Places  # noqa: PLC0415
     from kfm_dagster.defs.runless import RunlessReports  # noqa: PLC0415
 
     with closing(Pipeline.open(settings)) as pipeline:
         hold_roots(settings, pipeline.database)
-        home = Path(os.environ.get("DAGSTER_HOME") or settings.home.absolute() / "dagster")
-        places, run_states = Places.of(settings), pipeline.stages.run_states
-        with closing(RunlessReports(home, pipeline.ledger, run_states, places, warn=_warn)) as reports:
+        home = settings.dagster_home
+        with closing(RunlessReports(home, pipeline, warn=_warn)) as reports:
             resident = Worker(
                 pipeline=pipeline,
                 locks=RunLocks.of(settings),

@@ -1,33 +1,39 @@
-"""Assets: each (dataset, operator) as an op, lifted into a software-defined asset; all derived from the contracts."""
+"""Assets: each (dataset, operator) as an op, lifted into a software-defined asset; all derived from the contracts.
+
+Belongs here: what Dagster sees of a stage while it runs, too: its gates as results, its output for the IO manager, its
+failure as Dagster's. Does not belong here: what is recorded of it (`io_manager.py`).
+"""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
+from kfm_dagster.contracts.cadence import DROP_OVER, SILENT_AFTER
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.defs.chain import QUEUE_KEY, asset_key, op_name, slug
-from kfm_dagster.defs.freshness import freshness_policy
-from kfm_dagster.defs.gate_checks import gate_specs
+from kfm_dagster.defs.chain import QUEUE_KEY, asset_key, dataset_of, op_name, slug
+from kfm_dagster.defs.failing import refuse_foreign_roots, try_again_or_roll_back
+from kfm_dagster.defs.gate_checks import gate_results, gate_specs, not_evaluated
 from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.resources import PipelineResource, WalResource
-from kfm_dagster.defs.run_tags import DATASET_TAG
-from kfm_dagster.defs.stage_run import run_stage
+from kfm_dagster.defs.run_tags import DATASET_TAG, FORCE_TAG
 from kfm_dagster.governance.log import DAGSTER_UI, Decision
 from kfm_dagster.ingest.node import ChainNode
-from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, chain
+from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, Source, StacRegister, chain
+from kfm_dagster.ingest.path_arrivals import PathArrivals, radars
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.recovery.backfill.days import DayListing
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster.stages.failure import StageFailedError
 
 
 class ReplayOf(dg.Config):
@@ -67,69 +73,65 @@ def queue_asset() -> dg.AssetSpec:
 def dataset_assets(
     registry: ContractRegistry, *, days: dg.PartitionsDefinition, code_version: str, settings: Settings
 ) -> list[dg.AssetsDefinition]:
-    """Return the chain of every dataset: envelopes > integrity > metadata > stac_items > provenance > ledger."""
-    return [asset for contract in registry for asset in _chain(contract, days, code_version, settings)]
+    """Return the chain of every dataset: envelopes > integrity > metadata > stac_items > provenance > ledger.
+
+    A dataset of radar volumes has `path_arrival` beside it, downstream of its metadata.
+    """
+    nodes = [(contract, node) for contract in registry for node in chain()]
+    nodes += [(contract, PathArrivals) for contract in radars(registry)]
+    return [_asset(contract, node, days, code_version, settings) for contract, node in nodes]
 
 
-def _chain(
-    contract: DatasetContract, days: dg.PartitionsDefinition, code_version: str, settings: Settings
-) -> list[dg.AssetsDefinition]:
-    assets = []
-    upstream: dg.AssetKey | None = None
-    for kind in chain():
-        key = asset_key(contract.id, kind.asset)
-        made = stage_asset(
-            contract.id,
-            key,
-            name=op_name(contract.id, kind.operator),
-            description=kind.description,
-            gates=kind.required_gates,
-            days=days,
-            code_version=code_version,
-            upstream=upstream,
-        )
-        asset = made(_first(contract.id) if upstream is None else _later(contract.id, kind))
-        assets.append(asset.map_asset_specs(partial(_described, contract=contract, kind=kind, settings=settings)))
-        upstream = key
-    return assets
+def _asset(
+    contract: DatasetContract,
+    kind: type[ChainNode],
+    days: dg.PartitionsDefinition,
+    code_version: str,
+    settings: Settings,
+) -> dg.AssetsDefinition:
+    key, before = asset_key(contract.id, kind.asset), kind.follows
+    run = _first(contract.id) if kind is MessageParse else _beside(contract.id) if before is None else _later(kind)
+    asset = dg.multi_asset(
+        name=op_name(contract.id, kind.operator),
+        description=kind.description,
+        ins={} if before is None else {"upstream": dg.AssetIn(key=asset_key(contract.id, before.asset))},
+        outs={"result": dg.AssetOut(key=key, io_manager_key="stage_io", code_version=code_version)},
+        check_specs=gate_specs(key, kind.required_gates, days=days),
+        partitions_def=days,
+        group_name=slug(contract.id),
+        # Of all its steps: a limit on it is one on the runs that have work of the dataset (dagster.yaml).
+        pool=contract.id,
+    )(run)
+    return asset.map_asset_specs(partial(_described, contract=contract, kind=kind, settings=settings))
 
 
 def _described(
     spec: dg.AssetSpec, *, contract: DatasetContract, kind: type[ChainNode], settings: Settings
 ) -> dg.AssetSpec:
+    reads = {MessageParse: QUEUE_KEY, PathArrivals: asset_key(contract.id, MetadataExtract.asset)}
     described = spec.replace_attributes(
         description=f"{kind.description}\n\n{contract.metadata.title}.",
         owners=contract.metadata.owners,
         kinds={"python", *({"json"} if kind is StacRegister else {"parquet"})},
         tags={**spec.tags, DATASET_TAG: contract.id},
-        freshness_policy=freshness_policy(contract, settings) if kind is StacRegister else None,
+        freshness_policy=_freshness_policy(contract, settings) if kind is StacRegister else None,
     )
-    return described.replace_attributes(deps=[QUEUE_KEY]) if kind is MessageParse else described
+    return described.replace_attributes(deps=[reads[kind]]) if kind in reads else described
 
 
-def stage_asset(
-    dataset: str,
-    key: dg.AssetKey,
-    *,
-    name: str,
-    description: str,
-    gates: Sequence[Gate],
-    days: dg.PartitionsDefinition,
-    code_version: str,
-    upstream: dg.AssetKey | None = None,
-) -> Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition]:
-    """Return what makes the asset of a stage, with the gates that it is held against as checks."""
-    return dg.multi_asset(
-        name=name,
-        description=description,
-        ins={} if upstream is None else {"upstream": dg.AssetIn(key=upstream)},
-        outs={"result": dg.AssetOut(key=key, io_manager_key="stage_io", code_version=code_version)},
-        check_specs=gate_specs(key, gates, days=days),
-        partitions_def=days,
-        group_name=slug(dataset),
-        # Of all its steps: a limit on it is one on the runs that have work of the dataset (dagster.yaml).
-        pool=dataset,
-    )
+def _freshness_policy(contract: DatasetContract, settings: Settings) -> dg.FreshnessPolicy | None:
+    """Return when Dagster shows a dataset as late: a warning after two of the times in which new Items come, then four.
+
+    None where nothing says when something new comes: a sample of a feed, or a contract with neither.
+    """
+    if settings.feed is FeedKind.SAMPLE:
+        return None
+    listing = contract.storage.scheduled_listing if settings.scheduled_listings else None
+    seconds = contract.freshness.budget_seconds if contract.freshness else listing and listing.every_seconds
+    if not seconds:
+        return None
+    newest_for = timedelta(seconds=seconds)
+    return dg.FreshnessPolicy.time_window(warn_window=SILENT_AFTER * newest_for, fail_window=DROP_OVER * newest_for)
 
 
 def _first(dataset: str) -> Callable[..., Iterator[Any]]:
@@ -141,7 +143,7 @@ def _first(dataset: str) -> Callable[..., Iterator[Any]]:
         stage_io: dg.ResourceParam[StageIOManager],
     ) -> Iterator[Any]:
         node = _first_node(pipeline.get(), config, dataset, context.partition_key, context.run)
-        yield from run_stage(context, node, None, wal, stage_io)
+        yield from _run_stage(context, node, None, wal, stage_io)
 
     return message_parse
 
@@ -167,7 +169,7 @@ def _decision(replay: ReplayOf, run_id: str) -> Decision:
     return Decision(actor=DAGSTER_UI, reason=replay.reason, change_ref=replay.change_ref, dagster_run_id=run_id)
 
 
-def _later(dataset: str, kind: type[ChainNode]) -> Callable[..., Iterator[Any]]:
+def _later(kind: type[ChainNode]) -> Callable[..., Iterator[Any]]:
     def run_operator(
         context: dg.AssetExecutionContext,
         upstream: StageBatch,
@@ -175,8 +177,51 @@ def _later(dataset: str, kind: type[ChainNode]) -> Callable[..., Iterator[Any]]:
         wal: WalResource,
         stage_io: dg.ResourceParam[StageIOManager],
     ) -> Iterator[Any]:
-        parts = {"dataset": dataset, "partition": context.partition_key, "run_id": root_run_id(context.run)}
-        node = kind(pipeline=pipeline.get(), read_ahead=pipeline.state().read_ahead, **parts)
-        yield from run_stage(context, node, upstream, wal, stage_io)
+        parts = {"partition": context.partition_key, "run_id": root_run_id(context.run)}
+        dataset, read_ahead = dataset_of(context.asset_key), pipeline.state().read_ahead
+        node = kind(pipeline=pipeline.get(), dataset=dataset, read_ahead=read_ahead, **parts)
+        yield from _run_stage(context, node, upstream, wal, stage_io)
 
     return run_operator
+
+
+def _beside(dataset: str) -> Callable[..., Iterator[Any]]:
+    def run_path_arrival(
+        context: dg.AssetExecutionContext,
+        pipeline: PipelineResource,
+        wal: WalResource,
+        stage_io: dg.ResourceParam[StageIOManager],
+    ) -> Iterator[Any]:
+        run_id = root_run_id(context.run)
+        node = PathArrivals(pipeline=pipeline.get(), dataset=dataset, partition=context.partition_key, run_id=run_id)
+        yield from _run_stage(context, node, None, wal, stage_io)
+
+    return run_path_arrival
+
+
+def _run_stage(
+    context: dg.AssetExecutionContext,
+    node: ChainNode,
+    upstream: StageBatch | None,
+    wal: WalResource,
+    stage_io: StageIOManager,
+) -> Iterator[Any]:
+    """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
+    refuse_foreign_roots(stage_io.pipeline)
+    key = context.asset_key
+    day = partial(wal.get().day, dataset=dataset_of(key), partition=context.partition_key)
+    console = wal.settings().console_url
+    try:
+        stage = stage_io.run(node, upstream, force=context.run.tags.get(FORCE_TAG))
+    except StageFailedError as error:
+        if error.decision is not None:
+            yield from gate_results(key, node.required_gates, error.decision, day=day(), console=console)
+        try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
+        raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
+    if stage.decision is None:
+        yield from not_evaluated(key, node.required_gates, stage, day=day())
+    else:
+        yield from gate_results(key, node.required_gates, stage.decision, day=day(), console=console)
+    # The same inputs, parameters and code are the same data: what was handed on keeps its version.
+    version = stage_io.content_hash(stage)
+    yield dg.Output(stage, output_name="result", data_version=dg.DataVersion(version) if version else None)

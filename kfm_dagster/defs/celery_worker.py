@@ -11,14 +11,32 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 import click
 
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs.code_server import CODE_VERSION
-from kfm_dagster.defs.executors import worker_executor
-from kfm_dagster.errors import KfmError
+from kfm_dagster.defs.executors import BROKER, agreed, step_executor
+from kfm_dagster.errors import ConfigurationError, KfmError
 from kfm_dagster.settings import Settings
+
+
+def worker_app(settings: Settings) -> Any:
+    """Return Celery's application for the executor's steps. Raises ConfigurationError without broker or package."""
+    if settings.celery_broker is None:
+        raise ConfigurationError(
+            "there is no broker to take steps from", observed=f"{BROKER} is not set", next_step=f"export {BROKER}=..."
+        )
+    step_executor(settings)  # refuses where the package is missing
+    from dagster_celery.executor import CeleryExecutor  # noqa: PLC0415 - the extra `celery`
+    from dagster_celery.make_app import make_app  # noqa: PLC0415
+
+    address = settings.celery_broker.get_secret_value()
+    executor = CeleryExecutor.for_cli(  # type: ignore[no-untyped-call]
+        broker=address, backend=address, config_source=agreed(settings)
+    )
+    return make_app(executor.app_args())  # type: ignore[no-untyped-call]
 
 
 @click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
@@ -26,18 +44,16 @@ from kfm_dagster.settings import Settings
 def main(*, options: tuple[str, ...]) -> None:
     """Do steps until SIGTERM, with options of `celery worker`."""
     try:
-        executor = worker_executor(Settings.load())
+        app = worker_app(Settings.load())
     except KfmError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
-    from dagster_celery.make_app import make_app  # noqa: PLC0415 - the extra `celery`, which is there
-    from dagster_celery.tasks import create_task  # noqa: PLC0415
+    from dagster_celery.tasks import create_task  # noqa: PLC0415 - the extra, which is there
 
     # Now, so that no step waits for it, and every step is of the code that the worker started with.
     importlib.import_module("kfm_dagster.definitions")
     importlib.import_module(CODE_VERSION)
     collect_rarely()
-    app = make_app(executor.app_args())  # type: ignore[no-untyped-call]
     create_task(app)  # type: ignore[no-untyped-call]
     app.worker_main(["worker", *options])
 

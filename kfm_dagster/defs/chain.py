@@ -1,6 +1,11 @@
-"""Names in Dagster: the assets and ops of the chain's nodes, by dataset."""
+"""Names in Dagster: the assets and ops of the chain's nodes, by dataset, and the days that partition them.
+
+Does not belong here: which day is the first (`ingest/window.py`).
+"""
 
 from __future__ import annotations
+
+from datetime import date
 
 import dagster as dg
 
@@ -39,3 +44,12 @@ def op_name(dataset: str, operator: str) -> str:
 def slug(dataset: str) -> str:
     """Return the dataset id as a Dagster name, which takes no hyphen."""
     return dataset.replace("-", "_")
+
+
+def daily_partitions(first_day: date) -> dg.DailyPartitionsDefinition:
+    """Return the days (UTC) of every dataset from the first one on; today's objects arrive today, so it is one, too.
+
+    One definition, so that a run can cover several datasets. A unit belongs to the day of its key's own time, so that
+    a day's objects can be listed by prefix.
+    """
+    return dg.DailyPartitionsDefinition(start_date=first_day.isoformat(), timezone="UTC", end_offset=1)

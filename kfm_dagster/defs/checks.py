@@ -2,8 +2,8 @@
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
@@ -11,11 +11,11 @@ from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_key
 from kfm_dagster.defs.display import day_counts, day_sentence
+from kfm_dagster.defs.failing import redacted
 from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, failing_of_day
 from kfm_dagster.defs.gate_checks import by_day
-from kfm_dagster.defs.one_line import redacted
 from kfm_dagster.defs.resources import WalResource
-from kfm_dagster.ledger.reports import DayReport, FailingUnit
+from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.stages.batch import StageBatch
 
@@ -43,74 +43,51 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
     def every_unit_succeeded(
         context: dg.AssetCheckExecutionContext, ledger: StageBatch, wal: WalResource
     ) -> dg.AssetCheckResult:
-        console = wal.settings().console_url
-        found = _found(ledger, wal.get(), dataset=dataset, day=context.partition_key, console=console)
-        if found.mismatched:
-            context.log.error("results of %s differ from earlier ones: %s", dataset, ", ".join(found.mismatched))
-        return found.result()
+        known, day = wal.get(), context.partition_key
+        report = known.day(dataset=dataset, partition=day)
+        failing = known.failing_of_day(dataset=dataset, partition=day, limit=MAX_TABLE_ROWS)
+        mismatched = _mismatched(ledger, known)
+        if mismatched:
+            context.log.error("results of %s differ from earlier ones: %s", dataset, ", ".join(mismatched))
+        table = failing_of_day(failing, console=wal.settings().console_url, dataset=dataset)
+        return _result(ledger, report, table, mismatched)
 
     return every_unit_succeeded
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What the check found: of the day, by the ledger, and of the run."""
-
-    dataset: str
-    day: DayReport
-    failing: Sequence[FailingUnit]
-    """Of the day, as many as a table shows."""
-    units: int
-    """Of the run, and the next ones, too."""
-    run_failing: int
-    mismatched: Sequence[str]
-    lost: int
-    console: str
-    """Where the console is, or nothing."""
-
-    def result(self) -> dg.AssetCheckResult:
-        """Return it as Dagster shows it: the day first, the run's share beside it."""
-        out = sum(self.day.failing.values())
-        bad = out or self.run_failing or self.mismatched
-        of_run = f"of {self.units} units of this run"
-        said = [
-            (out, f"{out} of {self.day.units} units of the day failed or are quarantined"),
-            (self.run_failing, f"{self.run_failing} {of_run} failed"),
-            (self.mismatched, f"{len(self.mismatched)} {of_run} gave another result than before"),
-            (self.lost, f"{self.lost} {of_run} were another run's when this one settled them"),
-            (not self.day.units, day_sentence(self.day)),
-        ]
-        return dg.AssetCheckResult(
-            passed=not any(holds for holds, _ in said),
-            severity=dg.AssetCheckSeverity.ERROR if bad else dg.AssetCheckSeverity.WARN,
-            description="; ".join(text for holds, text in said if holds) or None,
-            metadata={
-                "rule": "every unit of the day ends with a STAC Item and its lineage",
-                "observed": out,
-                "expected": 0,
-                **failing_of_day(self.failing, console=self.console, dataset=self.dataset),
-                "day": day_sentence(self.day),
-                **day_counts(self.day),
-                "run_units": self.units,
-                "run_failing": self.run_failing,
-                "run_lost": self.lost,
-                "mismatched_units": list(self.mismatched),
-            },
-        )
-
-
-def _found(ledger: StageBatch, known: Ledger, *, dataset: str, day: str, console: str) -> _Found:
+def _result(
+    ledger: StageBatch, day: DayReport, table: Mapping[str, Any], mismatched: Sequence[str]
+) -> dg.AssetCheckResult:
+    """Return the check's result: of the day, by the ledger, and beside it the run's share."""
     # A unit that another run has taken fails here for that reason alone, and may have succeeded there.
     seen = () if ledger.reused_whole else ledger.envelopes
-    return _Found(
-        dataset=dataset,
-        day=known.day(dataset=dataset, partition=day),
-        failing=known.failing_of_day(dataset=dataset, partition=day, limit=MAX_TABLE_ROWS),
-        units=len(ledger.envelopes),
-        run_failing=sum(1 for u in seen if u.failure is not None and u.failure.code != FenceIssue.CLAIM_LOST),
-        mismatched=_mismatched(ledger, known),
-        lost=ledger.state.validation_summary.get("lost", 0),
-        console=console,
+    units, lost = len(ledger.envelopes), ledger.state.validation_summary.get("lost", 0)
+    failing = sum(1 for unit in seen if unit.failure is not None and unit.failure.code != FenceIssue.CLAIM_LOST)
+    out, of_run = sum(day.failing.values()), f"of {units} units of this run"
+    faults = [
+        (out, f"{out} of {day.units} units of the day failed or are quarantined"),
+        (failing, f"{failing} {of_run} failed"),
+        (mismatched, f"{len(mismatched)} {of_run} gave another result than before"),
+        (lost, f"{lost} {of_run} were another run's when this one settled them"),
+        (not day.units, day_sentence(day)),
+    ]
+    sentences = [sentence for holds, sentence in faults if holds]
+    return dg.AssetCheckResult(
+        passed=not sentences,
+        severity=dg.AssetCheckSeverity.ERROR if out or failing or mismatched else dg.AssetCheckSeverity.WARN,
+        description="; ".join(sentences) or None,
+        metadata={
+            "rule": "every unit of the day ends with a STAC Item and its lineage",
+            "observed": out,
+            "expected": 0,
+            **table,
+            "day": day_sentence(day),
+            **day_counts(day),
+            "run_units": units,
+            "run_failing": failing,
+            "run_lost": lost,
+            "mismatched_units": list(mismatched),
+        },
     )
 
 

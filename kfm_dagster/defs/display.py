@@ -15,8 +15,7 @@ Belongs here: which facts, in the order in which a person asks for them. Does no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,20 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.chain import node_of
-from kfm_dagster.defs.evidence import evidence
-from kfm_dagster.defs.failing_units import failing_in_run
+from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, SHOWN_IN_PLACE, failing_in_run
 from kfm_dagster.defs.pictures import arrival_plot, footprint_map
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.arrival_table import read_table
 from kfm_dagster.ingest.nodes import MetadataExtract, Settle, StacRegister
 from kfm_dagster.ingest.path_arrivals import product_of
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.staged import StagedNode
 from kfm_dagster.storage.artifacts import Artifacts
-from kfm_dagster.storage.database import Database
 
 _NO_COUNTS = {
     "checks",
@@ -72,21 +69,8 @@ def day_counts(day: DayReport) -> dict[str, int]:
     return {"day_units": day.units, **{f"day_{status}": day.counts[status] for status in (*_LEFT, Status.SUCCEEDED)}}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """Where what a page links is: the catalog, and the console if that is known (KFM_CONSOLE_URL)."""
-
-    catalog: str
-    console: str
-
-    @classmethod
-    def of(cls, settings: Settings) -> Places:
-        """Return those of a deployment."""
-        return cls(catalog=settings.catalog, console=settings.console_url)
-
-
 def stage_metadata(
-    noun: str, batch: StageBatch, *, day: DayReport, places: Places, account: NodeAccount | None = None
+    noun: str, batch: StageBatch, *, day: DayReport, settings: Settings, account: NodeAccount | None = None
 ) -> dict[str, Any]:
     """Return the metadata of one materialisation; `account` is what `kfm explain` tells of the node.
 
@@ -102,12 +86,13 @@ def stage_metadata(
     if batch.restricted:
         shown["tag"] = f"[Restricted] {', '.join(batch.restricted)}"
     if failing:
-        shown |= failing_in_run(failing, console=places.console, run_id=state.run_id)
+        shown |= failing_in_run(failing, console=settings.console_url, run_id=state.run_id)
     if noun == StacRegister.asset:
         written = Counter(unit.stac.write_status.value for unit in seen if unit.stac is not None)
         shown |= {f"items_{status}": count for status, count in sorted(written.items())}
-        shown["catalog"] = _link(places.catalog)
-    if noun in _FOOTPRINT_NOUNS and (picture := footprint_picture(seen)):
+        shown["catalog"] = _link(settings.catalog)
+    geometries = [unit.metadata.geometry for unit in seen if unit.metadata and unit.metadata.geometry is not None]
+    if noun in _FOOTPRINT_NOUNS and (picture := footprint_map(geometries)):
         shown["footprints"] = dg.MetadataValue.md(picture)
     known = {
         "run_state": f"{state.dataset_id} / {state.run_id}",
@@ -117,8 +102,8 @@ def stage_metadata(
     return shown | {
         **day_counts(day),
         **_run_counts(noun, batch, failing),
-        **_took(account),
-        **evidence(known, account),
+        **(account.took if account else {}),
+        **_evidence(known, account),
     }
 
 
@@ -129,8 +114,8 @@ def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, accoun
         **_lead("skipped", day_sentence(day), account, cause=cause.value),
         **({"applied_by": by} if by else {}),
         **day_counts(day),
-        **_took(account),
-        **evidence({"inputs_hash": stage.key.inputs_hash}, account),
+        **account.took,
+        **_evidence({"inputs_hash": stage.key.inputs_hash}, account),
     }
 
 
@@ -155,10 +140,6 @@ def _run_counts(noun: str, batch: StageBatch, failing: Sequence[Envelope]) -> di
     return shown | {f"run_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
 
 
-def _took(account: NodeAccount | None) -> Mapping[str, float | int | str]:
-    return account.took if account else {}
-
-
 def arrivals_metadata(artifacts: Artifacts, batch: StageBatch) -> dict[str, Any]:
     """Return what a materialisation of `path_arrival` shows besides its units: the table's rows, and their plot."""
     summary = batch.state.validation_summary
@@ -169,16 +150,10 @@ def arrivals_metadata(artifacts: Artifacts, batch: StageBatch) -> dict[str, Any]
     return shown
 
 
-def account_of(database: Database, run_states: RunStateStore, dataset_id: str, run_id: str) -> NodeAccount:
+def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
     """Return what a node has recorded in a root run."""
-    return Explanations(database=database, run_states=run_states).node(dataset_id, run_id)
-
-
-def footprint_picture(units: Sequence[Envelope]) -> str | None:
-    """Return a map of the units' footprints as Markdown, or None when no unit has one."""
-    return footprint_map(
-        [unit.metadata.geometry for unit in units if unit.metadata is not None and unit.metadata.geometry is not None]
-    )
+    recorded = Explanations(database=pipeline.database, run_states=pipeline.stages.run_states)
+    return recorded.node(dataset_id, run_id)
 
 
 def _failed_earlier(noun: str, failing: Sequence[Envelope]) -> int:
@@ -192,3 +167,31 @@ def _link(catalog: str) -> dg.PathMetadataValue | dg.UrlMetadataValue:
     if "://" in catalog:
         return dg.MetadataValue.url(f"{catalog.rstrip('/')}/catalog.json")
     return dg.MetadataValue.path(str(Path(catalog) / "catalog.json"))
+
+
+def _evidence(known: Mapping[str, str | None], account: NodeAccount | None) -> dict[str, dg.MarkdownMetadataValue]:
+    """Return the metadata entry `evidence`: what is known, what the node's account adds to it, and its inputs."""
+    of_account = {} if account is None else {name: getattr(account, name) for name in _OF_ACCOUNT}
+    rows = [[name, str(value)] for name, value in {**known, **of_account}.items() if value is not None]
+    parts = [markdown_table(["what", "value"], rows)]
+    if account is not None and account.inputs:
+        parts.append(_inputs(account.inputs))
+    # Filled up, for the UI hides nothing that is short.
+    return {"evidence": dg.MetadataValue.md("\n\n".join(parts).ljust(SHOWN_IN_PLACE))}
+
+
+_OF_ACCOUNT = ("content_hash", "intent", "applied_by")
+"""Which content it was, and which run applied it."""
+
+
+def _inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for entry in inputs for name in entry))
+    shown = [[str(entry.get(name, "")) for name in names] for entry in inputs[:MAX_TABLE_ROWS]]
+    title = f"inputs, {len(shown)} of {len(inputs)}:" if len(inputs) > len(shown) else "inputs:"
+    return f"{title}\n\n{markdown_table(names, shown)}"
+
+
+def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as Markdown; a cell that holds a bar does not end there."""
+    lines = [names, ["---"] * len(names), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

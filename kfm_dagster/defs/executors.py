@@ -6,15 +6,12 @@ entry point (`celery_worker.py`), or where runs themselves are started (the run 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.settings import Settings
-
-if TYPE_CHECKING:
-    from dagster_celery.executor import CeleryExecutor
 
 BROKER = "KFM_CELERY_BROKER"
 LEASES_UNTIL_REDELIVERY = 2
@@ -30,40 +27,20 @@ def step_executor(settings: Settings) -> dg.ExecutorDefinition:
     try:
         from dagster_celery import celery_executor  # noqa: PLC0415 - the extra `celery`
     except ImportError:
-        raise _not_installed() from None
+        raise ConfigurationError(
+            f"{BROKER} is set, and dagster-celery is not installed",
+            next_step=f"pip install 'kfm-dagster[celery]', or unset {BROKER}",
+        ) from None
     # By name only: Dagster shows an executor's configuration, and the address may hold a password.
     address = {"env": BROKER}
-    return celery_executor.configured({"broker": address, "backend": address, "config_source": _agreed(settings)})
+    return celery_executor.configured({"broker": address, "backend": address, "config_source": agreed(settings)})
 
 
-def worker_executor(settings: Settings) -> CeleryExecutor:
-    """Return the executor as its workers know it. Raises ConfigurationError without broker or package."""
-    if settings.celery_broker is None:
-        raise ConfigurationError(
-            "there is no broker to take steps from", observed=f"{BROKER} is not set", next_step=f"export {BROKER}=..."
-        )
-    try:
-        from dagster_celery.executor import CeleryExecutor  # noqa: PLC0415 - the extra `celery`
-    except ImportError:
-        raise _not_installed() from None
-    address = settings.celery_broker.get_secret_value()
-    executor: CeleryExecutor = CeleryExecutor.for_cli(  # type: ignore[no-untyped-call]
-        broker=address, backend=address, config_source=_agreed(settings)
-    )
-    return executor
-
-
-def _agreed(settings: Settings) -> dict[str, Any]:
+def agreed(settings: Settings) -> dict[str, Any]:
+    """Return the configuration of Celery that executor and workers have in common."""
     return {
         # A step is done when it has ended, not when it was received: that of a worker that dies is another worker's.
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "broker_transport_options": {"visibility_timeout": LEASES_UNTIL_REDELIVERY * settings.lease_seconds},
     }
-
-
-def _not_installed() -> ConfigurationError:
-    return ConfigurationError(
-        f"{BROKER} is set, and dagster-celery is not installed",
-        next_step=f"pip install 'kfm-dagster[celery]', or unset {BROKER}",
-    )

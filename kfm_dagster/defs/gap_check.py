@@ -11,8 +11,8 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.defs.chain import QUEUE_KEY
+from kfm_dagster.defs.failing import one_line, redacted
 from kfm_dagster.defs.jobs import GAP_JOB
-from kfm_dagster.defs.one_line import one_line, redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.drawing.svg import data_url
 from kfm_dagster.exports.gap_picture import GapPicture, draw, gap_picture

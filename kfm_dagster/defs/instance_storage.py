@@ -17,7 +17,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,15 @@ def opened_instance(home: Path) -> dg.DagsterInstance | None:
         # With such a dagster.yaml, or without its database, Dagster does not start either. Every class of its
         # configuration raises errors of its own.
         return None
+
+
+@contextmanager
+def instance_of(home: Path) -> Iterator[dg.DagsterInstance | None]:
+    """Open the instance of a DAGSTER_HOME for a while; None without a storage that answers."""
+    with environment({"DAGSTER_HOME": str(home)}):
+        instance = opened_instance(home)
+        with nullcontext() if instance is None else instance:
+            yield instance
 
 
 def _has_runs(home: Path) -> bool:

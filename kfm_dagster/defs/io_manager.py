@@ -6,7 +6,7 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from kfm_dagster.defs.chain import dataset_of, node_of
-from kfm_dagster.defs.display import Places, account_of, arrivals_metadata, skip_metadata, stage_metadata
+from kfm_dagster.defs.display import account_of, arrivals_metadata, skip_metadata, stage_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_tags import tag_run
@@ -14,7 +14,7 @@ from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import Settle
-from kfm_dagster.ingest.path_arrivals import NODE
+from kfm_dagster.ingest.path_arrivals import PathArrivals
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.run_contract import StageRunner
@@ -52,8 +52,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         return self._account(stage).content_hash
 
     def _account(self, stage: StagedNode) -> NodeAccount:
-        opened = self.pipeline.get()
-        return account_of(opened.database, opened.stages.run_states, stage.kind, stage.run_id)
+        return account_of(self.pipeline.get(), stage.kind, stage.run_id)
 
     def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
         """Commit the stage; the materialisation carries what became of its units, and an observation that it skipped.
@@ -86,8 +85,8 @@ class StageIOManager(dg.ConfigurableIOManager):
             tag_run(context.step_context.instance, run, dataset, day=day, skipped=skipped, settled=settled)
         context.add_output_metadata(
             {
-                **stage_metadata(noun, batch, day=day, places=Places.of(pipeline.settings), account=account),
-                **(arrivals_metadata(pipeline.artifacts, batch) if noun == NODE else {}),
+                **stage_metadata(noun, batch, day=day, settings=pipeline.settings, account=account),
+                **(arrivals_metadata(pipeline.artifacts, batch) if noun == PathArrivals.asset else {}),
             }
         )
 

@@ -1,24 +1,34 @@
-"""Jobs: one over all datasets for the sensors, and one per dataset for people, and what stands beside the chains."""
+"""Jobs: one over all datasets for the sensors, one per dataset for people, those beside the chains, daily listings."""
 
-from __future__ import annotations
+# No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
+
+from datetime import timedelta
 
 import dagster as dg
 
+from kfm_dagster.contracts.cadence import settled_until
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import asset_key, asset_keys, slug
+from kfm_dagster.defs.failing import redacted, refuse_foreign_roots
+from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.defs.run_tags import LANE_TAG, dataset_tags
-from kfm_dagster.ingest.path_arrivals import NODE, radars
+from kfm_dagster.ingest.evidence import EvidenceCollector
+from kfm_dagster.ingest.path_arrivals import PathArrivals, radars
 
 INGEST_JOB = "ingest"
 PATH_JOB = "path_arrival"
 GAP_JOB = "feed_gaps"
+EVIDENCE_JOB = "nodd_evidence"
+LISTED_DAILY = "40 6 * * *"
+"""Off the full hour, and so late that the day before has settled for GFS, too, whose last hours take six."""
 
 _BY_HAND = {LANE_TAG: Lane.BULK.value}
 """What a person or a backfill of the UI starts lists a day: bulk work. The sensors name the lane of each run."""
 
 
-def ingest_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinition]:
+def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
     """Return `ingest` (every dataset) and `ingest_<dataset>` (one); both run with nothing typed."""
     keys = {contract.id: asset_keys(contract.id) for contract in registry}
     every = dg.define_asset_job(
@@ -40,9 +50,9 @@ def ingest_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinit
     return [every, *each]
 
 
-def path_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinition]:
+def path_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
     """Return the job over what stands beside the chains of radar volumes; none without such a dataset."""
-    keys = [asset_key(contract.id, NODE) for contract in radars(registry)]
+    keys = [asset_key(contract.id, PathArrivals.asset) for contract in radars(registry)]
     job = dg.define_asset_job(
         PATH_JOB,
         selection=dg.AssetSelection.assets(*keys),
@@ -53,7 +63,7 @@ def path_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinitio
     return [job] if keys else []
 
 
-def gap_job(check: dg.AssetCheckKey) -> dg.UnresolvedAssetJobDefinition:
+def gap_job(check: dg.AssetCheckKey) -> "dg.UnresolvedAssetJobDefinition":
     """Return the job that looks for gaps now."""
     return dg.define_asset_job(
         GAP_JOB,
@@ -61,3 +71,62 @@ def gap_job(check: dg.AssetCheckKey) -> dg.UnresolvedAssetJobDefinition:
         description="Look now whether something of the followed feeds is missing. The schedule nodd_gaps looks every "
         "hour by itself and needs no run.",
     )
+
+
+def evidence_job() -> dg.JobDefinition:
+    """Return the job that collects evidence: a store that does not answer then holds up no tick and no run."""
+
+    @dg.op(
+        name="collect_evidence",
+        description="Stores the evidence of quarantined units that have none: message, both ends of the object, error, "
+        "history.",
+    )
+    @redacted
+    def collect(pipeline: PipelineResource) -> int:
+        refuse_foreign_roots(pipeline)
+        collector, collected = EvidenceCollector(pipeline.get()), 0
+        while bundles := collector.collect():
+            collected += bundles
+        return collected
+
+    return job_of(
+        collect,
+        name=EVIDENCE_JOB,
+        description="Collect the evidence of quarantined units. The sensor nodd_ledger asks for it where some lack it; "
+        "kfm quarantine show has it.",
+    )
+
+
+def job_of(op: dg.OpDefinition, *, name: str, description: str) -> dg.JobDefinition:
+    """Return the job of one op."""
+    return dg.GraphDefinition(name=name, node_defs=[op]).to_job(description=description)
+
+
+def listing_schedules(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.ScheduleDefinition]:
+    """Return a schedule of each announced dataset that lists its bucket for the last whole day.
+
+    Switched off, for deployments that do not trust the queue alone: what is announced needs no listing, and a listing
+    costs requests. Listings that a contract itself asks for are begun by `nodd_due`.
+    """
+    return [_schedule(contract, days) for contract in registry if contract.storage.scheduled_listing is None]
+
+
+def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.ScheduleDefinition:
+    @dg.schedule(
+        name=f"nodd_list_{slug(contract.id)}",
+        job_name=f"{INGEST_JOB}_{slug(contract.id)}",
+        cron_schedule=LISTED_DAILY,
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description=f"Lists the bucket for the last day that should be whole and ingests what is missing of "
+        f"{contract.metadata.title}. Switched off: messages bring it as it comes, and kfm reconcile fetches "
+        "single gaps.",
+    )
+    def list_last_day(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        at = context.scheduled_execution_time
+        settled = settled_until(contract.coverage, at) if contract.coverage else at
+        day = (settled.date() - timedelta(days=1)).isoformat()
+        if not days.has_partition_key(day):
+            return dg.SkipReason(f"{day} is before the first day of the partitions; kfm backfill lowers it")
+        return dg.RunRequest(run_key=day, partition_key=day)
+
+    return list_last_day

@@ -15,27 +15,16 @@ from pathlib import Path
 
 import dagster as dg
 
-from kfm_dagster.defs.instance_storage import opened_instance
+from kfm_dagster.defs.instance_storage import instance_of
 from kfm_dagster.defs.io_manager import root_run_id
-from kfm_dagster.defs.run_storage import ACTIVE, PARTITION_TAG
+from kfm_dagster.defs.run_storage import ACTIVE, PARTITION_TAG, newest_run
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.retention.pruning import OldBatch
-from kfm_dagster.settings import environment
 from kfm_dagster.storage.database import Database
 
 BATCH = 500
 """Runs that are asked about together, and removed before the next ones are looked at."""
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OldRun:
-    """A finished run, its root run, its day, and the assets that it was to make; none named: all that there are."""
-
-    run_id: str
-    root: str
-    partition: str | None
-    assets: tuple[dg.AssetKey, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +42,10 @@ class OldRuns:
         old = list(self._old(before))
         for start in range(0, len(old), BATCH):
             part = old[start : start + BATCH]
-            unsettled = self._unsettled(part)
-            going = [run for run in part if run.root not in unsettled and self._is_free(run)]
+            with self.database.snapshot() as tx:
+                roots = sorted({root_run_id(run) for run in part})
+                unsettled = {row.run_id for row in tx.run("retention.unsettled_runs", runs=roots)}
+            going = [run for run in part if root_run_id(run) not in unsettled and self._is_free(run)]
             yield OldBatch(old=len(part), removable=[run.run_id for run in going], bytes=None)
 
     def remove(self, batch: OldBatch) -> None:
@@ -72,32 +63,23 @@ class OldRuns:
         for suffix in ("-wal", "-shm", ""):
             (files / f"{run_id}.db{suffix}").unlink(missing_ok=True)
 
-    def _old(self, before: datetime) -> Iterator[OldRun]:
+    def _old(self, before: datetime) -> Iterator[dg.DagsterRun]:
         cursor: str | None = None
         while page := self.instance.get_run_records(
             dg.RunsFilter(statuses=FINISHED), limit=BATCH, cursor=cursor, ascending=True
         ):
             for record in page:
-                run = record.dagster_run
                 # One that was cancelled in the queue has no end.
                 if (record.end_time or record.update_timestamp.timestamp()) < before.timestamp():
-                    yield OldRun(
-                        run_id=run.run_id,
-                        root=root_run_id(run),
-                        partition=run.tags.get(PARTITION_TAG),
-                        assets=tuple(run.asset_selection or ()),
-                    )
+                    yield record.dagster_run
             cursor = page[-1].dagster_run.run_id
 
-    def _unsettled(self, runs: Sequence[OldRun]) -> set[str]:
-        with self.database.snapshot() as tx:
-            asked = sorted({run.root for run in runs})
-            return {row.run_id for row in tx.run("retention.unsettled_runs", runs=asked)}
-
-    def _is_free(self, run: OldRun) -> bool:
-        if run.root in self._at_work or self._is_newest(run):
+    def _is_free(self, run: dg.DagsterRun) -> bool:
+        if root_run_id(run) in self._at_work or self._is_newest(run):
             return False
-        return not any(self._maker(asset, run.partition) == run.run_id for asset in run.assets or self._assets)
+        # None named: all that there are.
+        assets, day = run.asset_selection or self._assets, run.tags.get(PARTITION_TAG)
+        return not any(self._maker(asset, day) == run.run_id for asset in assets)
 
     @cached_property
     def _at_work(self) -> set[str]:
@@ -108,14 +90,12 @@ class OldRuns:
     def _assets(self) -> Sequence[dg.AssetKey]:
         return self.instance.get_asset_keys()
 
-    def _is_newest(self, run: OldRun) -> bool:
+    def _is_newest(self, run: dg.DagsterRun) -> bool:
         """Tell whether a run is the newest one of its day, after which the next one is named (`run_storage.py`)."""
-        if run.partition is None:
-            return False
-        if run.partition not in self._newest:
-            found = self.instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: run.partition}), limit=1)
-            self._newest[run.partition] = found[0] if found else ""
-        return self._newest[run.partition] == run.run_id
+        day = run.tags.get(PARTITION_TAG)
+        if day is not None and day not in self._newest:
+            self._newest[day] = newest_run(self.instance, day)
+        return day is not None and self._newest[day] == run.run_id
 
     def _maker(self, asset: dg.AssetKey, partition: str | None) -> str | None:
         """Return the run of an asset's newest materialisation for a day, by which the UI shows the day as filled."""
@@ -132,11 +112,9 @@ def old_runs_of(home: Path, database: Database) -> Iterator[OldRuns | None]:
     if not home.is_dir():
         yield None
         return
-    with environment({"DAGSTER_HOME": str(home)}):
-        instance = opened_instance(home)
+    with instance_of(home) as instance:
         if instance is None:
             raise DatabaseUnavailableError(
                 "Dagster's runs cannot be read", observed=str(home), next_step="bring it up to date (kfm init)"
             )
-        with instance:
-            yield OldRuns(instance=instance, database=database)
+        yield OldRuns(instance=instance, database=database)

@@ -14,10 +14,9 @@ from pathlib import Path
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
-from kfm_dagster.defs.instance_storage import opened_instance
+from kfm_dagster.defs.instance_storage import instance_of
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.exports.explanations.explanation import Reexecution
-from kfm_dagster.settings import environment
 
 ROOT_TAG = "dagster/root_run_id"
 ROOTS_ASKED = 500
@@ -33,10 +32,11 @@ class InstanceReexecutions:
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
         """Return the re-executions whose id begins so, by id, `limit` at most. Raises DatabaseUnavailableError."""
         with self._asked() as instance:
-            found = sorted(run_id for run_id in _all(instance) if run_id.startswith(beginning))[:limit]
-            if not found or instance is None:
+            if instance is None:
                 return []
-            return sorted(_recorded(instance, dg.RunsFilter(run_ids=found)), key=lambda one: one.run_id)
+            run_ids = sorted(run_id for run_id in _all(instance) if run_id.startswith(beginning))[:limit]
+            recorded = _recorded(instance, dg.RunsFilter(run_ids=run_ids)) if run_ids else []
+            return sorted(recorded, key=lambda run: run.run_id)
 
     def of(self, root_run_id: str) -> Sequence[Reexecution]:
         """Return the re-executions of a run, oldest first. Raises DatabaseUnavailableError."""
@@ -45,26 +45,19 @@ class InstanceReexecutions:
 
     @contextmanager
     def _asked(self) -> Iterator[dg.DagsterInstance | None]:
-        with environment({"DAGSTER_HOME": str(self._home)}):
-            instance = opened_instance(self._home)
-            if instance is None:
-                yield None
-                return
-            try:
-                with instance:
-                    yield instance
-            except SQLAlchemyError as error:
-                raise DatabaseUnavailableError(
-                    "Dagster's runs cannot be read",
-                    observed=f"{self._home}: {str(getattr(error, 'orig', error)).strip().splitlines()[0]}",
-                    next_step="bring Dagster's storage up to date (kfm init), and ask again",
-                ) from None
+        try:
+            with instance_of(self._home) as instance:
+                yield instance
+        except SQLAlchemyError as error:
+            raise DatabaseUnavailableError(
+                "Dagster's runs cannot be read",
+                observed=f"{self._home}: {str(getattr(error, 'orig', error)).strip().splitlines()[0]}",
+                next_step="bring Dagster's storage up to date (kfm init), and ask again",
+            ) from None
 
 
-def _all(instance: dg.DagsterInstance | None) -> Iterator[str]:
+def _all(instance: dg.DagsterInstance) -> Iterator[str]:
     """Yield the id of each re-execution: Dagster finds runs by a tag's value, and names the values of a tag."""
-    if instance is None:
-        return
     roots = sorted({root for _, values in instance.get_run_tags([ROOT_TAG]) for root in values})
     for at in range(0, len(roots), ROOTS_ASKED):
         yield from instance.get_run_ids(dg.RunsFilter(tags={ROOT_TAG: roots[at : at + ROOTS_ASKED]}))

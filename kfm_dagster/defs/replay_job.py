@@ -7,7 +7,9 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from kfm_dagster.defs.one_line import redacted
+from kfm_dagster.defs.display import markdown_table
+from kfm_dagster.defs.failing import redacted
+from kfm_dagster.defs.jobs import job_of
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import DAGSTER_UI, Decision
@@ -60,16 +62,13 @@ def replay_job() -> dg.JobDefinition:
         context.add_output_metadata(_metadata(found))
         return found
 
-    @dg.job(
+    return job_of(
+        start_replay,
         name=REPLAY_JOB,
         description="Have units done again, always through the ledger: the launchpad's form of kfm replay. A dry run "
         "unless dry_run is false; kfm replay status shows how it goes on. It acts as dagster-ui: failed units and days "
         "are let in at once, units that succeeded or are quarantined once a person approves the proposal.",
     )
-    def replay() -> None:
-        start_replay()
-
-    return replay
 
 
 def _started(engine: ReplayEngine, config: ReplayConfig, run_id: str) -> dict[str, Any]:
@@ -112,6 +111,4 @@ def _metadata(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    names = list(rows[0])
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return "\n".join([*lines, *("| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows)])
+    return markdown_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])

@@ -9,8 +9,9 @@ from typing import Any
 
 import dagster as dg
 
+from kfm_dagster.defs.failing import one_line, redacted
+from kfm_dagster.defs.jobs import job_of
 from kfm_dagster.defs.old_runs import OldRuns
-from kfm_dagster.defs.one_line import one_line, redacted
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.retention.policy import RETENTION, RetentionPolicy
@@ -42,15 +43,12 @@ def retention_job() -> dg.JobDefinition:
         context.add_output_metadata({kind: dg.MetadataValue.json(found) for kind, found in removed.items()})
         return removed
 
-    @dg.job(
+    return job_of(
+        remove_what_is_old,
         name=RETENTION_JOB,
         description="Remove what is old by the policy of retention.yaml, as kfm retention run does. kfm retention plan "
         "shows before what would go.",
     )
-    def retention() -> None:
-        remove_what_is_old()
-
-    return retention
 
 
 def retention_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:

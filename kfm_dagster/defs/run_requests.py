@@ -1,27 +1,33 @@
 """Run requests: what the sensors ask Dagster for, from what was planned.
 
 Belongs here: configuration, tags and priority of a run, by its lane. Does not belong here: which runs are needed
-(`ingest/plan.py`, `recovery/backfill/days.py`).
+(`ingest/plan.py`, `ingest/path_arrivals.py`, `recovery/backfill/days.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.defs.chain import asset_keys, op_name
-from kfm_dagster.defs.jobs import INGEST_JOB
+from kfm_dagster.defs.chain import asset_key, asset_keys, op_name
+from kfm_dagster.defs.jobs import EVIDENCE_JOB, INGEST_JOB, PATH_JOB
 from kfm_dagster.defs.run_tags import BACKFILL_TAG, LANE_TAG, SOURCE_TAG, dataset_tags
 from kfm_dagster.ingest.nodes import MessageParse, Source
+from kfm_dagster.ingest.path_arrivals import PathArrivals, days_to_compute
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.recovery.backfill.days import ListingRequest
 
 PRIORITY_TAG = "dagster/priority"
 PRIORITIES: Mapping[Lane, str] = {Lane.LIVE: "10", Lane.BULK: "-10"}
 """Of queued runs the highest number starts first; what a person starts has none, which is 0."""
+EVIDENCE_SECONDS = 600
+"""A case that a run could not give its evidence is asked for again after so long."""
 
 
 def planned_run(run: PlannedRun) -> dg.RunRequest:
@@ -36,6 +42,33 @@ def listing_run(request: ListingRequest) -> dg.RunRequest:
     config = {"source": Source.LISTING.name, "lane": Lane.BULK.name, "backfill_id": request.backfill_id}
     tags = {SOURCE_TAG: Source.LISTING.value, BACKFILL_TAG: request.backfill_id}
     return _request(request.run_key, request.day, Lane.BULK, dict.fromkeys(request.datasets, config), tags=tags)
+
+
+def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[dg.RunRequest], str]:
+    """Return the requests for the days whose beams are due, and why there is none."""
+    due = days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock())
+    requests = [
+        dg.RunRequest(
+            # A day's metadata are asked for once: nodd_ledger replays what fails.
+            run_key=f"{path_day.dataset}/{path_day.day}/{path_day.content_hash}",
+            job_name=PATH_JOB,
+            partition_key=path_day.day,
+            asset_selection=[asset_key(path_day.dataset, PathArrivals.asset)],
+            tags=dataset_tags([path_day.dataset]),
+        )
+        for path_day in due
+        if days.has_partition_key(path_day.day)
+    ]
+    return requests, "every day whose units have ended has its arrivals"
+
+
+def evidence_runs(cases: QuarantineCases, *, at: datetime) -> list[dg.RunRequest]:
+    """Return the request for a run of the job where cases lack their evidence, named by the oldest of them."""
+    turn = int(at.timestamp()) // EVIDENCE_SECONDS
+    return [
+        dg.RunRequest(run_key=f"{oldest.wal_id}@{oldest.version}/{turn}", job_name=EVIDENCE_JOB)
+        for oldest in cases.due(limit=1)
+    ]
 
 
 def _request(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
-from functools import cache
 from itertools import takewhile
 
 import dagster as dg
@@ -126,17 +125,13 @@ def cooling_down(
     return cooling
 
 
-def newest_runs(instance: dg.DagsterInstance) -> Callable[[str], str]:
-    """Return a function that names the newest run of a partition: another one when one more has been asked for.
+def newest_run(instance: dg.DagsterInstance, partition: str) -> str:
+    """Return the newest run of a partition: another one when one more has been asked for.
 
     How many there are would come back once retention has removed some, and with it a run_key that is there.
     """
-
-    def newest(partition: str) -> str:
-        found = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
-        return found[0] if found else ""
-
-    return cache(newest)
+    found = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
+    return found[0] if found else ""
 
 
 def _runs(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Sequence[dg.DagsterRun]:

@@ -13,12 +13,11 @@ from pathlib import Path
 import dagster as dg
 
 from kfm_dagster.defs.chain import asset_keys
-from kfm_dagster.defs.display import Places, account_of, stage_metadata
+from kfm_dagster.defs.display import account_of, stage_metadata
 from kfm_dagster.defs.instance_storage import opened_instance
 from kfm_dagster.errors import DatabaseUnavailableError
-from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.redaction import error_text
-from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.settings import environment
 from kfm_dagster.worker.resident import WorkedBatch
 
@@ -29,19 +28,9 @@ PAUSE_SECONDS = 60.0
 class RunlessReports:
     """Reports batches to the instance of a DAGSTER_HOME. A report that is not taken is a line, and costs no unit."""
 
-    def __init__(
-        self,
-        dagster_home: Path,
-        ledger: Ledger,
-        run_states: RunStateStore,
-        places: Places,
-        *,
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, dagster_home: Path, pipeline: Pipeline, *, warn: Callable[[str], None]) -> None:
         self._home = dagster_home
-        self._ledger = ledger
-        self._run_states = run_states
-        self._places = places
+        self._pipeline = pipeline
         self._warn = warn
         self._instance: dg.DagsterInstance | None = None
         self._paused_until = 0.0
@@ -74,10 +63,10 @@ class RunlessReports:
 
     def _report(self, batch: WorkedBatch) -> None:
         instance = self._opened()
-        day = self._ledger.day(dataset=batch.dataset, partition=batch.partition)
+        day = self._pipeline.ledger.day(dataset=batch.dataset, partition=batch.partition)
         for key, output in zip(asset_keys(batch.dataset), batch.outputs, strict=True):
-            account = account_of(self._ledger.database, self._run_states, output.state.dataset_id, batch.run_id)
-            shown = stage_metadata(key.path[-1], output, day=day, places=self._places, account=account)
+            account = account_of(self._pipeline, output.state.dataset_id, batch.run_id)
+            shown = stage_metadata(key.path[-1], output, day=day, settings=self._pipeline.settings, account=account)
             instance.report_runless_asset_event(
                 dg.AssetMaterialization(asset_key=key, partition=batch.partition, metadata=shown)
             )

@@ -7,18 +7,16 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date
-from functools import partial
+from functools import cache, partial
 
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.defs.evidence_job import evidence_runs
-from kfm_dagster.defs.intervals import ticking_every
+from kfm_dagster.defs.failing import one_line
 from kfm_dagster.defs.jobs import INGEST_JOB
-from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource, WalResource
-from kfm_dagster.defs.run_requests import planned_run
-from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, newest_runs, run_slots
+from kfm_dagster.defs.run_requests import evidence_runs, planned_run
+from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, newest_run, run_slots
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, units_in_flight
 from kfm_dagster.ingest.maintenance import look_after
@@ -30,6 +28,16 @@ from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.intents import IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine
+
+
+def ticking_every(seconds: int) -> int:
+    """Return the minimum interval of a sensor that is to tick every so many seconds, in seconds.
+
+    The daemon looks every five seconds (MIN_INTERVAL_LOOP_TIME of dagster._daemon.sensor) which sensors began their
+    last tick at least an interval ago. It comes a few milliseconds early as often as late, and of an interval of five
+    seconds that makes ten every other time; so the interval ends a second before the look that is meant.
+    """
+    return max(1, seconds - 1)
 
 
 def ingest_sensors(
@@ -147,7 +155,7 @@ def _plan(
             runs=runs,
             limits=lane_limits(pipeline.settings, run_slots=run_slots(context.instance), bulk_waits=bulk_waits),
             max_units_per_run=pipeline.settings.max_units_per_run,
-            salt=newest_runs(context.instance),
+            salt=cache(partial(newest_run, context.instance)),
         )
         requested.record(context.sensor_name, [(run.partition, run.lane) for run in planned], at=pipeline.clock())
     if unknown and planned:

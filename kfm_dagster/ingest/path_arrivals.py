@@ -73,6 +73,12 @@ class PathArrivals(ChainNode):
     """The node for one dataset and day; it claims nothing and needs no batch to be given."""
 
     operator = NODE
+    asset = NODE
+    description = (
+        "When the beams of the day's volumes arrive at the end of their paths, and in which phase, with covariances: "
+        "one row per volume and elevation. Made from all metadata of the day, whichever runs extracted it; no ingest "
+        "waits."
+    )
     required_gates = GATES
 
     options: PathOptions = field(default_factory=PathOptions)

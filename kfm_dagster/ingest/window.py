@@ -2,7 +2,7 @@
 
 Made once, when a database is first worked with: so many days back, or KFM_FIRST_DAY. Lowered when earlier days are
 wanted, and never raised, so that no unit of the ledger is ever of a day without a partition. Does not belong here:
-Dagster's definition of the days (`defs/partitions.py`).
+Dagster's definition of the days (`defs/chain.py`).
 """
 
 from __future__ import annotations

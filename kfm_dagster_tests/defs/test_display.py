@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
-from kfm_dagster.defs.display import Places, stage_metadata
+from kfm_dagster.defs.display import stage_metadata
 from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, SHOWN_IN_PLACE, failing_of_day
 from kfm_dagster.defs.pictures import MAX_OUTLINES, WIDTH, footprint_map
 from kfm_dagster.exports.explanations.run_report import NodeAccount, StepResult
 from kfm_dagster.ledger.reports import DayReport, FailingUnit
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.record import RunState, ValidationSummary
+from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster_tests.factories import envelope, finished
 
@@ -39,7 +40,7 @@ TRUNCATED = Metadata(
 )
 
 
-PLACES = Places(catalog="/home/catalog", console="https://console.example/kfm/")
+SETTINGS = Settings(catalog_url="/home/catalog", console_url="https://console.example/kfm/")
 DAY = DayReport(
     counts={**dict.fromkeys(Status, 0), Status.SUCCEEDED: 40, Status.QUARANTINED: 3, Status.IN_PROGRESS: 2},
     failing={"missing_object": 3},
@@ -87,7 +88,7 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
         envelope(2, integrity=Integrity(status=CheckStatus.OK), metadata=TRUNCATED),
         envelope(3, integrity=MISSING),
     ]
-    shown = stage_metadata("metadata", batch(units, checks=3, failed=1), day=DAY, places=PLACES)
+    shown = stage_metadata("metadata", batch(units, checks=3, failed=1), day=DAY, settings=SETTINGS)
     assert tuple(shown[f"run_{name}"] for name in ("units", "passed", "failed", "failed_earlier")) == (4, 2, 1, 1)
     rows = [record.data for record in shown["failing_units"].records]
     assert [(row["code"], row["message"], row["object_uri"]) for row in rows] == [
@@ -95,7 +96,7 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
         ("missing_object", "not there", units[3].object_uri),
     ]
     assert "data:image/svg+xml" in shown["footprints"].md_str
-    items = stage_metadata("stac_items", batch(units, checks=2, failed=0), day=DAY, places=PLACES)
+    items = stage_metadata("stac_items", batch(units, checks=2, failed=0), day=DAY, settings=SETTINGS)
     assert (items["run_passed"], items["run_failed"], items["run_failed_earlier"], items["items_created"]) == (
         2,
         0,
@@ -120,7 +121,7 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
 )
 def test_a_day_is_one_sentence_that_begins_with_what_needs_care(counts: dict[Status, int], sentence: str) -> None:
     day = DayReport(counts={**dict.fromkeys(Status, 0), **counts}, failing={})
-    shown = stage_metadata("ledger", batch([], checks=0, failed=0), day=day, places=PLACES)
+    shown = stage_metadata("ledger", batch([], checks=0, failed=0), day=day, settings=SETTINGS)
     # Whatever the run did.
     assert list(shown.items())[1] == ("day", sentence)
     assert {status: shown[f"day_{status}"] for status in Status} == day.counts
@@ -140,7 +141,7 @@ def test_a_page_leads_with_the_outcome_and_hides_every_hash_in_one_table_behind_
         inputs=[{"uri": "s3://bucket/a|b", "version": "d" * 64}],
         took={"seconds": 1.5},
     )
-    shown = stage_metadata("metadata", worked, day=DAY, places=PLACES, account=account)
+    shown = stage_metadata("metadata", worked, day=DAY, settings=SETTINGS, account=account)
     # Numbers after what a person reads, and the evidence last.
     first = ["outcome", "forced", "day", "failing_units", "in_console", "all_in_console", "footprints"]
     assert list(shown)[: len(first)] == first
@@ -152,7 +153,7 @@ def test_a_page_leads_with_the_outcome_and_hides_every_hash_in_one_table_behind_
         assert known in evidence
         assert known not in str({name: value for name, value in shown.items() if name != "all_in_console"})
     skipped = replace(worked, skipped=SkipCause.CONTENT_APPLIED)
-    again = stage_metadata("metadata", skipped, day=DAY, places=PLACES)
+    again = stage_metadata("metadata", skipped, day=DAY, settings=SETTINGS)
     assert list(again.items())[:2] == [("outcome", "skipped"), ("cause", "CONTENT_APPLIED")]
 
 
@@ -160,7 +161,7 @@ def test_a_page_leads_with_the_outcome_and_hides_every_hash_in_one_table_behind_
 def test_failing_units_lead_to_the_console_as_many_as_the_page_shows_in_place() -> None:
     units = [envelope(number, integrity=MISSING) for number in range(40)]
     worked = batch(units, checks=40, failed=40)
-    shown = stage_metadata("integrity", worked, day=DAY, places=PLACES)
+    shown = stage_metadata("integrity", worked, day=DAY, settings=SETTINGS)
     links = re.findall(r"- \[(.+)\]\((\S+)\)", shown["in_console"].md_str)
     first = units[0].object_uri.rpartition("/")[2]
     assert links[0] == (f"missing_object: {first}", f"https://console.example/kfm/units/{units[0].wal_id}")
@@ -174,14 +175,14 @@ def test_failing_units_lead_to_the_console_as_many_as_the_page_shows_in_place() 
     assert of_day["in_console"].md_str == f"- [late: a(1)](https://console.example/units/{units[0].wal_id})"
     assert of_day["all_in_console"].url == "https://console.example/failures?dataset=hrrr"
     assert failing_of_day([], console="https://console.example", dataset="hrrr").keys() == {"failing_units"}
-    unknown = stage_metadata("integrity", worked, day=DAY, places=Places(catalog="/home/catalog", console=""))
+    unknown = stage_metadata("integrity", worked, day=DAY, settings=Settings(catalog_url="/home/catalog"))
     assert not {"in_console", "all_in_console"} & unknown.keys()
 
 
 @pytest.mark.clause("DAG-11")
 def test_a_page_says_that_units_are_at_work_no_longer_than_it_holds() -> None:
     def said(noun: str, day: DayReport) -> Any:
-        return stage_metadata(noun, batch([], checks=0, failed=0), day=day, places=PLACES)["day"]
+        return stage_metadata(noun, batch([], checks=0, failed=0), day=day, settings=SETTINGS)["day"]
 
     assert said("ledger", DAY) == "3 quarantined, 2 in progress; 40 of 45 succeeded"
     assert said("metadata", DAY) == f"{said('ledger', DAY)} when this step ended; ledger has the end"
@@ -194,20 +195,20 @@ def test_a_catalog_in_a_bucket_is_a_link() -> None:
         "stac_items",
         batch([], checks=0, failed=0),
         day=DAY,
-        places=Places(catalog="https://catalog.example/root/", console=""),
+        settings=Settings(catalog_url="https://catalog.example/root/"),
     )
     assert shown["catalog"] == dg.MetadataValue.url("https://catalog.example/root/catalog.json")
 
 
 def test_an_empty_batch_shows_counts_and_no_picture() -> None:
-    shown = stage_metadata("metadata", batch([], checks=0, failed=0), day=DAY, places=PLACES)
+    shown = stage_metadata("metadata", batch([], checks=0, failed=0), day=DAY, settings=SETTINGS)
     assert shown["run_units"] == 0
     assert not {"footprints", "failing_units", "run_failed_earlier"} & set(shown)
 
 
 def test_the_table_of_failing_units_has_a_bound() -> None:
     units = [envelope(number, integrity=MISSING) for number in range(MAX_TABLE_ROWS + 1)]
-    shown = stage_metadata("integrity", batch(units, checks=len(units), failed=len(units)), day=DAY, places=PLACES)
+    shown = stage_metadata("integrity", batch(units, checks=len(units), failed=len(units)), day=DAY, settings=SETTINGS)
     assert (shown["run_failed"], len(shown["failing_units"].records)) == (MAX_TABLE_ROWS + 1, MAX_TABLE_ROWS)
 
 

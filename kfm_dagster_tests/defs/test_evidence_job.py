@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.defs.evidence_job import EVIDENCE_JOB, PATIENCE_SECONDS, evidence_runs
+from kfm_dagster.defs.jobs import EVIDENCE_JOB
+from kfm_dagster.defs.run_requests import EVIDENCE_SECONDS, evidence_runs
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster_tests.integration.chain import Clock, announce, open_pipeline, take, volumes
@@ -26,7 +27,7 @@ def test_a_case_without_evidence_is_asked_for_once_in_a_while(tmp_path: Path) ->
     first, second = (record.wal_id for record in own_tx(pipeline.ledger).find())
     own_tx(pipeline.ledger).quarantine([first], reason_code="looked_odd", decision=JANE)
     [asked] = evidence_runs(cases, at=clock())
-    clock.forward(PATIENCE_SECONDS - 1)
+    clock.forward(EVIDENCE_SECONDS - 1)
     own_tx(pipeline.ledger).quarantine([second], reason_code="looked_odd", decision=JANE)
     assert (
         asked.job_name,

@@ -9,7 +9,8 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.definitions import build_definitions
-from kfm_dagster.defs.executors import BROKER, LEASES_UNTIL_REDELIVERY, step_executor, worker_executor
+from kfm_dagster.defs.celery_worker import worker_app
+from kfm_dagster.defs.executors import BROKER, LEASES_UNTIL_REDELIVERY, step_executor
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.settings import Settings
 
@@ -29,10 +30,10 @@ def test_executor_and_workers_agree_and_the_executor_shows_no_password(monkeypat
     monkeypatch.setenv("KFM_LEASE_SECONDS", "100")
     settings = Settings.load()
     chosen = step_executor(settings).apply_config_mapping({"config": {}}).value["config"]
-    ours = worker_executor(settings).app_args()
-    assert chosen["broker"] == chosen["backend"] == ours["broker"] == ours["backend"] == ADDRESS
+    ours = worker_app(settings).conf
+    assert chosen["broker"] == chosen["backend"] == ours.broker_url == ours.result_backend == ADDRESS
     agreed = chosen["config_source"]
-    assert agreed.items() <= vars(ours["config_source"]).items()
+    assert agreed == {name: ours[name] for name in agreed}
     assert agreed["task_acks_late"] is agreed["task_reject_on_worker_lost"] is True
     assert agreed["broker_transport_options"] == {"visibility_timeout": LEASES_UNTIL_REDELIVERY * 100}
     assert "s3cr3t" not in repr(settings)
@@ -56,6 +57,6 @@ def test_a_broker_without_the_extra_is_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(BROKER, ADDRESS)
     for module in ("dagster_celery", "dagster_celery.executor"):
         monkeypatch.setitem(sys.modules, module, None)
-    for chosen in (step_executor, worker_executor):
+    for chosen in (step_executor, worker_app):
         with pytest.raises(ConfigurationError, match=r"dagster-celery is not installed; next: pip install"):
             chosen(Settings.load())

@@ -16,7 +16,7 @@ import pytest
 from kfm_dagster.defs import old_runs
 from kfm_dagster.defs.instance_storage import opened_instance, prepare
 from kfm_dagster.defs.old_runs import OldRuns
-from kfm_dagster.defs.run_storage import newest_runs
+from kfm_dagster.defs.run_storage import newest_run
 from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.databases import migrated_sqlite
@@ -203,7 +203,7 @@ def test_the_next_run_of_a_day_is_named_after_none_that_is_there(
     """A run_key that is there asks for nothing: counted, the runs of a day would have been as many once before."""
     named = set()
     for _ in range(3):
-        named.add(newest_runs(instance)(DAYS[0]))
+        named.add(newest_run(instance, DAYS[0]))
         ran()
         remove(instance, bench)
     assert len(named) == 3

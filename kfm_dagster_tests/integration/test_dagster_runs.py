@@ -14,9 +14,8 @@ from sqlalchemy.exc import OperationalError
 
 import kfm_dagster
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.defs.evidence_job import evidence_job
-from kfm_dagster.defs.jobs import INGEST_JOB
-from kfm_dagster.defs.partitions import daily_partitions
+from kfm_dagster.defs.chain import daily_partitions
+from kfm_dagster.defs.jobs import INGEST_JOB, evidence_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource, open_pipeline
 from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.errors import ContractError

@@ -19,7 +19,6 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_keys
-from kfm_dagster.defs.display import Places
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.runless import RunlessReports
 from kfm_dagster.errors import ContractError, QueueUnavailableError
@@ -31,8 +30,6 @@ from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.worker import resident
 from kfm_dagster.worker.resident import LONG_POLL_SECONDS, LOOK_SECONDS, WorkedBatch, Worker
 from kfm_dagster.worker.run_locks import RunLocks
@@ -94,11 +91,6 @@ class Desk:
         """Note a batch."""
         self.batches.append(batch)
         self.reported.append(self.time.now)
-
-    @property
-    def stored(self) -> tuple[Ledger, RunStateStore, Places]:
-        """What is reported from."""
-        return self.pipeline.ledger, self.pipeline.stages.run_states, Places.of(self.pipeline.settings)
 
     def work(self, **more: Any) -> None:
         """Work until nothing is left to do."""
@@ -541,7 +533,7 @@ def test_a_batch_is_one_materialisation_of_each_asset_without_a_run_that_shows_w
     put(objects, volumes(1))
     of_run = materialisations(face.execute("ingest_nexrad_l2", partition=PARTITION))
     announced(3)
-    reports = RunlessReports(tmp_path / "dagster", *desk.stored, warn=desk.said.append)
+    reports = RunlessReports(tmp_path / "dagster", desk.pipeline, warn=desk.said.append)
     worker = desk.worker()
     worker.report = reports.report
     worker.work(until_empty=True)
@@ -562,7 +554,7 @@ def test_a_batch_is_one_materialisation_of_each_asset_without_a_run_that_shows_w
 def test_a_dagster_that_does_not_answer_costs_no_unit_and_one_line(
     desk: Desk, announced: Callable[[int], None], queue: FakeQueue, tmp_path: Path
 ) -> None:
-    reports = RunlessReports(tmp_path / "nowhere", *desk.stored, warn=desk.said.append)
+    reports = RunlessReports(tmp_path / "nowhere", desk.pipeline, warn=desk.said.append)
     for count in (1, 2):
         announced(count)
         worker = desk.worker()
