@@ -58,7 +58,10 @@ def drain_backlog(
     settings: dict[str, str] | None = None,
     records: int = 0,
 ) -> Drained:
-    """Drain the messages with a deployment whose ledger holds so many records. Raises DrainError after the time."""
+    """Drain the messages with a deployment whose ledger holds so many records.
+
+    Raises DependencyUnavailableError once the time is over.
+    """
     home.mkdir(parents=True)
     store = surroundings.store
     with FastQueue(fauxqs, latency_ms=surroundings.place.queue_latency_ms) as queue:

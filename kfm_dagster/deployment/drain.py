@@ -108,10 +108,6 @@ QUIET_POLLS = 3
 """Looks in a row that must find nothing: SQS counts are approximate."""
 
 
-class DrainError(DependencyUnavailableError):
-    """The queue did not drain."""
-
-
 def _unlisted(ledger: Ledger) -> tuple[list[UnlistedDays], dict[str, list[UnlistedDays]]]:
     """Return the days of backfills that the deployment lists by itself, and those that wait for a person, by reason."""
     off = KillSwitchPolicy.now(ledger.switches)
@@ -133,7 +129,7 @@ def drain(
     """Watch until drained, calling `report` on every look.
 
     Days of a backfill that only a person can let go on (`say_what_is_held`) are not waited for. A part of the
-    deployment that dies is started again. Raises DrainError when the time is over, and DeploymentError when parts keep
+    deployment that dies is started again. Raises DependencyUnavailableError when the time is over and when parts keep
     dying; nothing is lost, the next drain goes on.
     """
     deadline = time.monotonic() + timeout_seconds
@@ -152,7 +148,8 @@ def drain(
             return now
         deployment.tend()
         if time.monotonic() > deadline:
-            raise DrainError(
+            raise DependencyUnavailableError(
+                "the queue did not drain",
                 observed=f"{_left(now, coming, ending, replaying=replaying)} left after {timeout_seconds:.0f} s",
                 next_step=f"read {deployment.home / 'logs'} and run the command again; it goes on where it stopped",
             )

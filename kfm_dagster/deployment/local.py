@@ -46,10 +46,6 @@ DEATH_WINDOW_SECONDS = 300.0
 """So many deaths of parts in so short a time are no accident: something is wrong that a restart does not mend."""
 
 
-class DeploymentError(DependencyUnavailableError):
-    """A part of the deployment does not start, or does not stay."""
-
-
 class Deployment:
     """Code server, daemon, web server and console over one KFM_HOME; a context manager."""
 
@@ -109,7 +105,7 @@ class Deployment:
         return f"http://127.0.0.1:{self.console_port}"
 
     def start(self) -> None:
-        """Start everything and wait until it answers. Raises DeploymentError with the log's name."""
+        """Start everything and wait until it answers. Raises DependencyUnavailableError with the log's name."""
         private_folder(self.dagster_home)
         (self.dagster_home / "dagster.yaml").write_text(self._dagster_yaml, encoding="utf-8")
         port = free_port()
@@ -142,7 +138,7 @@ class Deployment:
     def tend(self) -> None:
         """Start again what died, as a supervisor would, and the code server when the partitions begin earlier.
 
-        Raises DeploymentError when parts keep dying.
+        Raises DependencyUnavailableError when parts keep dying.
         """
         self._reload_lowered_window()
         for name, child in list(self._children.items()):
@@ -150,7 +146,7 @@ class Deployment:
                 continue
             self._deaths.append(time.monotonic())
             if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATH_WINDOW_SECONDS:
-                raise DeploymentError(
+                raise DependencyUnavailableError(
                     "parts of the deployment keep dying",
                     observed=f"the {name} ended with exit code {child.poll()}, "
                     f"the {MAX_DEATHS}th end within {DEATH_WINDOW_SECONDS:.0f} s",
@@ -220,7 +216,7 @@ class Deployment:
         name = "storage"
         self._spawn(name, ["python", "-m", "kfm_dagster.defs.instance_storage", str(self.dagster_home)])
         if self._children.pop(name).wait(timeout=START_SECONDS) != 0:
-            raise DeploymentError(
+            raise DependencyUnavailableError(
                 "Dagster's storage cannot be made",
                 observed=self.log(name).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1],
                 next_step=f"read {self.log(name)}",
@@ -234,7 +230,7 @@ class Deployment:
             if ready():
                 return
             time.sleep(0.2)
-        raise DeploymentError(
+        raise DependencyUnavailableError(
             f"the {name} did not start",
             observed=f"exit code {self._children[name].poll()}",
             expected=f"an answer within {START_SECONDS} s",
@@ -272,13 +268,13 @@ def dagster_yaml_for(environment: Mapping[str, str], dagster_home: Path) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago. Raises DeploymentError when none of a hundred is."""
+    """Return a loopback port that was free a moment ago. Raises DependencyUnavailableError after a hundred taken ones."""
     for _ in range(100):
         port = secrets.choice(PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise DeploymentError(
+    raise DependencyUnavailableError(
         "there is no free port",
         observed=f"a hundred between {PORTS[0]} and {PORTS[-1]} are taken",
         next_step="end what listens there",
