@@ -268,7 +268,7 @@ def dagster_yaml_for(environment: Mapping[str, str], dagster_home: Path) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago. Raises DependencyUnavailableError after a hundred taken ones."""
+    """Return a loopback port that was free a moment ago. Raises DependencyUnavailableError."""
     for _ in range(100):
         port = secrets.choice(PORTS)
         with socket.socket() as probe, suppress(OSError):
