@@ -61,10 +61,8 @@ def ui(*, port: int, cloud: str) -> None:
             hints = _serve_samples(stack, settings, registry, page)
             if settings.console_tokens is None:
                 # The names of KFM_CONSOLE_TOKENS have no other signs.
-                name, secret = (
-                    re.sub(r"[^\w.@-]", "_", actor_of(settings, None), flags=re.ASCII)[:80],
-                    secrets.token_urlsafe(18),
-                )
+                name = re.sub(r"[^\w.@-]", "_", actor_of(settings, None), flags=re.ASCII)[:80]
+                secret = secrets.token_urlsafe(18)
                 own["KFM_CONSOLE_TOKENS"] = f"{name}={secret}"
                 hints.insert(0, f"  to decide there, sign in as {name} with the token {secret}")
         else:
