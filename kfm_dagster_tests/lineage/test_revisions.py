@@ -17,8 +17,8 @@ FIRST = str(registered().stac.content_sha256)  # type: ignore[union-attr]
 REPAIRED = "e" * 64
 
 
-def told(revision: str, content: str | None) -> Revision:
-    return Revision(path=LineagePath.PROV, revision=revision, content_sha256=content)
+def told(revision: str, content: str | None, *, invalidated: bool = False) -> Revision:
+    return Revision(path=LineagePath.PROV, revision=revision, content_sha256=content, invalidated=invalidated)
 
 
 @pytest.mark.clause("RPL-05")
@@ -51,6 +51,10 @@ def told(revision: str, content: str | None) -> Revision:
         pytest.param(
             with_stac(registered(), write_status=StacStatus.UPDATED, content_sha256=REPAIRED), [told("", FIRST)],
             "run", id="changed by another release in the middle of a retry",
+        ),
+        pytest.param(
+            repaired("replay", content_sha256=FIRST), [told("", FIRST, invalidated=True)], "replay",
+            id="a replay after a withdrawal",
         ),
     ],
 )  # fmt: skip
