@@ -69,7 +69,10 @@ upgrade does not change who made what."""
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
     """Return the JSON-LD document of a batch of `prov_line`s; the same batch gives the same bytes."""
-    return jsonld([joined([*_agents(contract), *_masking(contract)]), *lines])
+    masking = contract.governance.masking
+    # What went before every unit of the batch, and who asked for it, in the dataset's public name.
+    decision = None if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id)
+    return jsonld([joined([*_agents(contract), *(decision.prov_nodes([]) if decision else [])]), *lines])
 
 
 def jsonld(lines: Iterable[bytes]) -> bytes:
@@ -78,19 +81,13 @@ def jsonld(lines: Iterable[bytes]) -> bytes:
 
 
 def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
-    """Return the nodes of one unit; `producers` are the agents who made the source object."""
-    return joined(prov_nodes(unit, run, producers))
-
-
-def prov_nodes(unit: LineageUnit, run: IngestRun, producers: list[str]) -> Iterator[Node]:
-    """Yield the activity and the entities of one unit."""
-    yield _activity(unit, run)
-    yield _object(unit, producers)
-    yield from _messages(unit)
-    yield _qc_report(unit)
-    if (decision := _of_an_area(unit)) is not None:
-        yield from decision.prov_nodes([unit.masked_id])
-    yield _item(unit, run)
+    """Return activity and entities of one unit; `producers` are the agents who made the source object."""
+    # The decision of the sensitive area that the unit's footprint met.
+    properties = unit.envelope.metadata.stac_properties if unit.envelope.metadata else {}
+    decided = properties.get(MASKING_DECISION)
+    masked = [] if decided is None else MaskingDecision.from_json(decided).prov_nodes([unit.masked_id])
+    item = _item(unit, run, is_masked=bool(masked))
+    return joined([_activity(unit, run), _object(unit, producers), *_messages(unit), _qc_report(unit), *masked, item])
 
 
 def producer_ids(contract: DatasetContract) -> list[str]:
@@ -211,7 +208,7 @@ def _qc_report(unit: LineageUnit) -> Node:
     return node
 
 
-def _item(unit: LineageUnit, run: IngestRun) -> Node:
+def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
     stac = unit.stac
     node: Node = {
         "id": unit.item_id,
@@ -219,7 +216,7 @@ def _item(unit: LineageUnit, run: IngestRun) -> Node:
         "kfm:stac_item_id": stac.item_id,
         "kfm:stac_collection_id": stac.collection_id,
         "kfm:dataset_id": f"{run.dataset}.stac_register",
-        "wasDerivedFrom": [unit.object_id, unit.qc_report_id, *([unit.masked_id] if _of_an_area(unit) else [])],
+        "wasDerivedFrom": [unit.object_id, unit.qc_report_id, *([unit.masked_id] if is_masked else [])],
         "wasAttributedTo": OPERATOR,
     }
     if stac.superseded:
@@ -241,13 +238,6 @@ def _item(unit: LineageUnit, run: IngestRun) -> Node:
     return node
 
 
-def _of_an_area(unit: LineageUnit) -> MaskingDecision | None:
-    """Return the decision of the sensitive area that a unit's footprint met."""
-    properties = unit.envelope.metadata.stac_properties if unit.envelope.metadata else {}
-    decided = properties.get(MASKING_DECISION)
-    return None if decided is None else MaskingDecision.from_json(decided)
-
-
 def software_agent(name: str, **relations: str) -> Node:
     """Return the agent of a piece of software."""
     # Typed as Agent too: RDF readers do not infer it from the subclass.
@@ -259,12 +249,6 @@ def _agents(contract: DatasetContract) -> Iterator[Node]:
     yield software_agent("kfm_dagster.stac_register", actedOnBehalfOf=SERVICE)
     for name in _producers(contract):
         yield {"id": agent_id(name), "type": ["Agent", "prov:Organization"], "kfm:name": name}
-
-
-def _masking(contract: DatasetContract) -> list[Node]:
-    """Return the masking that went before every unit of a batch, and who asked for it, in the dataset's public name."""
-    masking = contract.governance.masking
-    return [] if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id).prov_nodes([])
 
 
 def _producers(contract: DatasetContract) -> list[str]:
