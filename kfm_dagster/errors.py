@@ -61,6 +61,12 @@ class KfmError(Exception):
         return "; ".join(" ".join(part.split()) for part in parts)
 
 
+class RefusedError(KfmError):
+    """The state of the ledger, or a guard, does not allow it."""
+
+    exit_code = ExitCode.REFUSED
+
+
 class UnknownNameError(KfmError):
     """There is nothing of this name."""
 

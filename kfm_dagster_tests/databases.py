@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
 
 from benchmarks.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
@@ -117,6 +119,24 @@ def drop_role(server: str, role: str) -> None:
     with admin.connect() as connection:
         connection.exec_driver_sql(f'DROP ROLE IF EXISTS "{role}"'.replace("%", "%%"))
     admin.dispose()
+
+
+def ask(database: Database, query: str) -> list[Any]:
+    """Return the first column of a query's rows."""
+    with database.engine.connect() as connection:
+        return list(connection.exec_driver_sql(query).scalars())
+
+
+def refusal(database: Database, typed: str) -> str | None:
+    """Return PostgreSQL's code for a statement that is refused, and None for any other; it is taken back."""
+    with database.engine.connect() as connection, connection.begin() as typing:
+        try:
+            connection.exec_driver_sql(typed)
+        except DBAPIError as error:
+            return str(getattr(error.orig, "pgcode", None))
+        finally:
+            typing.rollback()
+    return None
 
 
 def every_row(database: Database) -> dict[str, list[str]]:

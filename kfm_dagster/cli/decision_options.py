@@ -14,7 +14,7 @@ import click
 
 from kfm_dagster.cli.completion import UNIT
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import KfmError, RefusedError
 from kfm_dagster.governance.log import Decision, UnattributedDecisionError, decision_in
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.store import Ledger
@@ -25,18 +25,17 @@ from kfm_dagster.storage.database import Transaction
 confirm_option = click.option("--confirm", is_flag=True, help="Do it without asking; needed where nobody can be asked.")
 
 
-class NotConfirmedError(KfmError):
-    """Nobody is at the terminal to confirm it."""
-
-    exit_code = ExitCode.REFUSED
-
-
 def require_confirmation(question: str, *, confirmed: bool) -> None:
-    """Ask, unless it is confirmed already. Raises NotConfirmedError where nobody can be asked, click.Abort on a no."""
+    """Ask, unless it is confirmed already. Raises RefusedError where nobody can be asked, click.Abort on a no."""
     if confirmed:
         return
     if not sys.stdin.isatty():
-        raise NotConfirmedError(observed=question, expected="--confirm", next_step="look at the plan, add --confirm")
+        raise RefusedError(
+            "nobody is at the terminal to confirm it",
+            observed=question,
+            expected="--confirm",
+            next_step="look at the plan, add --confirm",
+        )
     click.confirm(question, abort=True, err=True)
 
 
@@ -48,16 +47,6 @@ APPROVAL = "Change or incident under which it was approved."
 change_ref_option = click.option("--change-ref", help=f"{APPROVAL} Needed in prod.")
 REPLAY_REASON = "Word of the ledger's vocabulary, or of reasons in replay_plan.yaml."
 override_ref_option = click.option("--change-ref", help=f"{APPROVAL} Always needed.")
-
-
-def decision_options(command: Command) -> Command:
-    """Give a command the options of a decision: --reason, --change-ref, --actor."""
-    return _with_decision(command, change_ref_option)
-
-
-def override_options(command: Command) -> Command:
-    """Give a command the options of a decision that is an override: it needs a --change-ref everywhere."""
-    return _with_decision(command, override_ref_option)
 
 
 def dry_run_option(command: Command) -> Command:
@@ -73,14 +62,19 @@ class _Reason(click.Option):
         return super().process_value(ctx, value if is_given or not ctx.params.get("dry") else "dry run")
 
 
-def _with_decision(command: Command, change_ref: Callable[[Command], Command]) -> Command:
-    for option in (
-        actor_option,
-        change_ref,
-        click.option("--reason", required=True, cls=_Reason, help="Why, for readers of the governance log."),
-    ):
-        command = option(command)
-    return command
+def _deciding(change_ref: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    reason = click.option("--reason", required=True, cls=_Reason, help="Why, for readers of the governance log.")
+
+    def with_decision(command: Command) -> Command:
+        return reason(change_ref(actor_option(command)))
+
+    return with_decision
+
+
+decision_options = _deciding(change_ref_option)
+"""The options of a decision: --reason, --change-ref, --actor."""
+override_options = _deciding(override_ref_option)
+"""Those of a decision that is an override, which needs a --change-ref everywhere."""
 
 
 def decision_of(settings: Settings, *, actor: str | None, reason: str, change_ref: str | None) -> Decision:

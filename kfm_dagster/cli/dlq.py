@@ -242,9 +242,9 @@ def _show_plan(planned: dict[str, Any], *, limit: int | None = None) -> None:
 
 def _show_report(done: DeadLetterWork) -> None:
     """Print what became of the messages; what a person has to know besides goes to stderr."""
-    unusual = [message for message in done.messages if message.outcome not in USUAL and message.detail not in NOT_MEANT]
+    unusual = [row for row in done.messages if row["outcome"] not in USUAL and row["detail"] not in NOT_MEANT]
     if unusual:
-        show_rows([message.as_json() for message in unusual], MESSAGE_COLUMNS)
+        show_rows(unusual, MESSAGE_COLUMNS)
     rows = [{"outcome": outcome.value, "messages": messages} for outcome, messages in done.outcomes.most_common()]
     show_rows(rows, ("outcome", "messages"))
     units = done.units

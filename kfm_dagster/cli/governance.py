@@ -17,7 +17,6 @@ from kfm_dagster.governance.review import Command, Proposal
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.work_orders import CarriedOut
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.decisions import LOG
 
@@ -71,9 +70,9 @@ def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        done = work_orders.approve(ReplayEngine(pipeline=pipeline), proposal_id, decision)
-    row = proposal_row(done.proposal) | {"approved_by": decision.actor, "replay_run_id": done.replay_run_id}
-    click.echo(json.dumps(row) if as_json else _carried_out(done))
+        proposal, replay_run_id = work_orders.approve(ReplayEngine(pipeline=pipeline), proposal_id, decision)
+    row = proposal_row(proposal) | {"approved_by": decision.actor, "replay_run_id": replay_run_id}
+    click.echo(json.dumps(row) if as_json else _carried_out(proposal, replay_run_id))
 
 
 @governance.command()
@@ -107,12 +106,12 @@ def proposal_row(proposal: Proposal) -> dict[str, Any]:
     }
 
 
-def _carried_out(done: CarriedOut) -> str:
-    what = f"proposal {done.proposal.proposal_id} is approved: {counted(done.proposal.units, 'unit')}"
-    match done.proposal.command:
+def _carried_out(proposal: Proposal, replay_run_id: str | None) -> str:
+    what = f"proposal {proposal.proposal_id} is approved: {counted(proposal.units, 'unit')}"
+    match proposal.command:
         case Command.RELEASE:
             return f"{what} released"
         case Command.REPLAY:
-            return f"{what}, replay {done.replay_run_id} runs (kfm replay status {done.replay_run_id})"
+            return f"{what}, replay {replay_run_id} runs (kfm replay status {replay_run_id})"
         case Command.RUN_REPLAY:
-            return f"{what}; start the replay of run {done.proposal.content['run_id']} again"
+            return f"{what}; start the replay of run {proposal.content['run_id']} again"

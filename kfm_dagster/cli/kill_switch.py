@@ -17,7 +17,6 @@ from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.filter_options import lists
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.decisions import ALL, SWITCHES
@@ -45,7 +44,7 @@ def on(*, dataset: str, expires: str | None, **given: Any) -> None:
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        name = _named(pipeline.registry, dataset)
+        name = EVERY_DATASET if dataset == ALL else pipeline.registry[dataset].id
         expires_at = None if expires is None else _moment(expires, now=pipeline.clock())
         pipeline.ledger.switches.engage(name, decision, expires_at=expires_at)
     until = "until it is switched on again" if expires_at is None else f"until {rfc3339(expires_at)}"
@@ -75,12 +74,6 @@ def list_switches() -> None:
 
     Example: kfm kill-switch list --json
     """
-
-
-def _named(registry: ContractRegistry, dataset: str) -> str:
-    if dataset == ALL:
-        return EVERY_DATASET
-    return registry[dataset].id
 
 
 def _moment(text: str, *, now: datetime) -> datetime:

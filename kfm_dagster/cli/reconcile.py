@@ -55,13 +55,11 @@ def reconcile(
     first: datetime | None,
     last: datetime | None,
     repair: bool,
-    reason: str | None,
     limit: int,
-    change_ref: str | None,
-    actor: str | None,
     read: bool,
     names: bool,
     as_json: bool,
+    **decided: Any,
 ) -> int:
     """Compare the buckets' days with ledger, catalog and lineage, in both directions. Changes nothing by itself.
 
@@ -73,12 +71,10 @@ def reconcile(
 
     Example: kfm reconcile --dataset hrrr --days 3 --repair --reason "queue was full on Monday"
     """
-    if repair and reason is None:
+    if repair and decided["reason"] is None:
         raise click.UsageError("--repair needs a --reason")
     settings = Settings.load()
-    decision = None
-    if repair and reason is not None:
-        decision = decision_of(settings, actor=actor, reason=reason, change_ref=change_ref)
+    decision = decision_of(settings, **decided) if repair else None
     rows, left, console = [], 0, Console(stderr=True)
     with _opened(settings, repairing=decision is not None) as pipeline, bar_of(console, transient=True) as bar:
         wanted = [pipeline.registry[name].id for name in datasets] or [one.id for one in pipeline.registry]

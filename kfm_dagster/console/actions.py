@@ -176,8 +176,8 @@ def _switch_on(pipeline: Pipeline, request: Request, decision: Decision, _: Fiel
 
 
 def _approve(pipeline: Pipeline, request: Request, decision: Decision, _: Fields) -> str:
-    done = work_orders.approve(ReplayEngine(pipeline=pipeline), row_id(request, "proposal_id"), decision)
-    return f"/replays/{done.replay_run_id}" if done.replay_run_id else DECISIONS
+    replay_run_id = work_orders.approve(ReplayEngine(pipeline=pipeline), row_id(request, "proposal_id"), decision)[1]
+    return f"/replays/{replay_run_id}" if replay_run_id else DECISIONS
 
 
 def _withdraw(pipeline: Pipeline, request: Request, decision: Decision, _: Fields) -> str:

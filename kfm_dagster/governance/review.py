@@ -15,7 +15,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import RefusedError
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database, Transaction
@@ -25,12 +25,6 @@ APPROVED_WITHIN = timedelta(days=7)
 
 Units = Mapping[GovernanceAction, Mapping[WalId, int]]
 """What is proposed for which units, at which versions."""
-
-
-class ReviewError(KfmError):
-    """The proposal cannot be decided on so."""
-
-    exit_code = ExitCode.REFUSED
 
 
 @unique
@@ -127,18 +121,18 @@ class OverrideReview:
     def approve(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
         """Approve a proposal, and return it for its command to be carried out in this transaction.
 
-        Raises ReviewError for an unknown or expired proposal, one that was decided on, and for its own proposer.
+        Raises RefusedError for an unknown or expired proposal, one that was decided on, and for its own proposer.
         """
         proposal = self._open(proposal_id, tx)
         if _same(proposal.decision.actor, decision.actor):
-            raise ReviewError(
+            raise RefusedError(
                 "a proposal waits for another person than its proposer",
                 observed=f"proposal {proposal_id} by {proposal.decision.actor}, approved by {decision.actor}",
                 expected="two actors",
                 next_step=f"have somebody else approve it, or kfm governance withdraw {proposal_id}",
             )
         if self._clock() >= proposal.expires_at:
-            raise ReviewError(
+            raise RefusedError(
                 "the proposal has expired",
                 observed=f"proposal {proposal_id} of {rfc3339(proposal.at)}",
                 expected=f"an approval before {rfc3339(proposal.expires_at)}",
@@ -148,7 +142,7 @@ class OverrideReview:
         return proposal
 
     def withdraw(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Close a proposal without carrying it out; anybody may. Raises ReviewError."""
+        """Close a proposal without carrying it out; anybody may. Raises RefusedError."""
         proposal = self._open(proposal_id, tx)
         self._decide(GovernanceAction.OVERRIDE_WITHDRAWN, proposal, decision, tx)
         return proposal
@@ -167,11 +161,11 @@ class OverrideReview:
         tx.lock("kfm_dagster.review")
         row = tx.run("governance.proposals", proposal_id=proposal_id).one_or_none()
         if row is None:
-            raise ReviewError(
+            raise RefusedError(
                 "there is no such proposal", observed=proposal_id, next_step="kfm governance pending lists what waits"
             )
         if row.decision is not None:
-            raise ReviewError(
+            raise RefusedError(
                 "the proposal was decided on",
                 observed=f"{row.decision} by {row.decided_by} at {rfc3339(row.decided_at)}",
                 expected="one that waits",

@@ -11,18 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.storage.database import Database, Transaction
 
 EVERY_DATASET = "*"
 """Stands for all datasets, also those whose contract comes later."""
-
-
-class KillSwitchError(KfmError):
-    """The kill switch does not allow it."""
-
-    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +46,10 @@ class KillSwitches:
         *,
         expires_at: datetime | None = None,
     ) -> None:
-        """Switch a dataset (or `*`) off. Raises KillSwitchError when it is off already or the expiry is over."""
+        """Switch a dataset (or `*`) off. Raises RefusedError when it is off already or the expiry is over."""
         now = self._clock()
         if expires_at is not None and expires_at <= now:
-            raise KillSwitchError(
+            raise RefusedError(
                 "the kill switch would expire before it begins",
                 observed=rfc3339(expires_at),
                 expected=f"later than {rfc3339(now)}",
@@ -64,7 +58,7 @@ class KillSwitches:
         with self.database.transaction() as tx:
             tx.run("governance.close_expired", dataset=dataset, at=now)
             if dataset in self.engaged(tx=tx):
-                raise KillSwitchError(
+                raise RefusedError(
                     "the kill switch is on already",
                     observed=dataset,
                     next_step=f"kfm kill-switch off {dataset}, or leave it on",
@@ -83,7 +77,7 @@ class KillSwitches:
             )
 
     def release(self, dataset: str, decision: Decision) -> None:
-        """Switch a dataset on again. Raises KillSwitchError when it was not off."""
+        """Switch a dataset on again. Raises RefusedError when it was not off."""
         now = self._clock()
         with self.database.transaction() as tx:
             tx.run("governance.close_expired", dataset=dataset, at=now)
@@ -91,7 +85,7 @@ class KillSwitches:
                 "governance.disengage", dataset=dataset, at=now, actor=decision.actor, reason=decision.reason
             ).one_or_none()
             if released is None:
-                raise KillSwitchError(
+                raise RefusedError(
                     "the kill switch is not on", observed=dataset, next_step="kfm kill-switch list shows what is"
                 )
             self._log.record(GovernanceAction.KILL_SWITCH_OFF, decision, dataset=dataset, tx=tx)

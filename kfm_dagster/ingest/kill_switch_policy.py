@@ -15,7 +15,8 @@ from math import ceil
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch, KillSwitchError, KillSwitches
+from kfm_dagster.errors import RefusedError
+from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch, KillSwitches
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
 
@@ -97,8 +98,8 @@ def units_in_flight(ledger: Ledger, lane: Lane, off: KillSwitchPolicy, *, today:
 
 
 def refuse_switched_off(switches: KillSwitches, dataset: str) -> None:
-    """Raise KillSwitchError when the dataset is switched off."""
+    """Raise RefusedError when the dataset is switched off."""
     switch = KillSwitchPolicy.now(switches).of(dataset)
     if switch is not None:
         name = "all" if switch.dataset == EVERY_DATASET else dataset
-        raise KillSwitchError(sentence(switch), next_step=f'kfm kill-switch off {name} --reason "..."')
+        raise RefusedError(sentence(switch), next_step=f'kfm kill-switch off {name} --reason "..."')

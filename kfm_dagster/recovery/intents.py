@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum, unique
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ArtifactError
@@ -48,6 +48,10 @@ class IntentAction(StrEnum):
     """Its units are pending or in work, and the run that has them overtakes it."""
     HOLD = "hold"
     """A person decides."""
+
+
+Decided: TypeAlias = tuple[IntentAction, str, *tuple[WalId, ...]]
+"""An action, why, and the units to let in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +96,10 @@ class IntentRecovery:
             if ours and intent.status is IntentStatus.FAILED and dataset in {None, context["dataset"]}:
                 switch = off.of(context["dataset"])
                 try:
-                    yield _held(intent, sentence(switch)) if switch else self._plan(intent)
+                    action, why, *units = (IntentAction.HOLD, sentence(switch)) if switch else self._decided(intent)
                 except ArtifactError as gone:
-                    yield _held(intent, str(gone))
+                    action, why, units = IntentAction.HOLD, str(gone), []
+                yield IntentPlan(intent=intent, action=action, why=why, units=tuple(units))
 
     def carry_out(self, plan: IntentPlan) -> IntentPlan:
         """Do what a plan says of its intent, letting units in excepted; return what is left of it.
@@ -109,7 +114,8 @@ class IntentRecovery:
             return replace(plan, why="it is applied")
         if plan.action is IntentAction.ENTER:
             self._listing_node(plan.intent).transform()
-            plan = self._of_the_first_node(plan.intent)
+            action, why = self._of_the_first_node(plan.intent)
+            plan = replace(plan, action=action, why=why)
         if plan.action is IntentAction.CLOSE:
             with self.pipeline.database.transaction() as tx:
                 self.pipeline.nodes.intents.resolve(plan.intent, IntentStatus.SKIPPED, tx=tx)
@@ -120,37 +126,36 @@ class IntentRecovery:
 
         What waits for a person is left to `kfm replay intents`, which says why.
         """
-        for plan in islice((one for one in self.plans() if one.intent.wal_id not in revisited), INTENTS_PER_TICK):
+        for plan in islice((plan for plan in self.plans() if plan.intent.wal_id not in revisited), INTENTS_PER_TICK):
             if plan.action in {IntentAction.ENTER, IntentAction.CLOSE}:
                 done = self.carry_out(plan)
                 say(f"intent {plan.intent.wal_id} of {plan.intent.node} is replayed ({plan.action}): {done.why}")
             revisited.add(plan.intent.wal_id)
 
-    def _plan(self, intent: Intent) -> IntentPlan:
+    def _decided(self, intent: Intent) -> Decided:
         payload = intent.payload
         if payload["context"]["operator"] == NODE:
-            return IntentPlan(intent=intent, action=IntentAction.RUN, why="it failed in every attempt of its run")
+            return IntentAction.RUN, "it failed in every attempt of its run"
         if payload["context"]["operator"] != MessageParse.operator:
             return self._of_a_batch(intent)
         if "replay_of" in payload["params"]:
-            return _held(intent, "a replay of a run is started by a person")
+            return IntentAction.HOLD, "a replay of a run is started by a person"
         # A backfill's has the names of what it lists, and no file.
         listed = payload["params"]["source"] == Source.LISTING and "checksum" in payload["inputs"][0]
         return self._of_a_listing(intent) if listed else self._of_the_first_node(intent)
 
-    def _of_a_listing(self, intent: Intent) -> IntentPlan:
+    def _of_a_listing(self, intent: Intent) -> Decided:
         if refused := intent.payload["context"].get("refused"):
-            return _held(intent, f"its day was not listed whole ({refused}); start the run again")
+            return IntentAction.HOLD, f"its day was not listed whole ({refused}); start the run again"
         node = self._listing_node(intent)
         if any(intent.payload["params"].get(name) != value for name, value in node.params().items()):
-            return _held(intent, "the contract has changed since; start the run again")
+            return IntentAction.HOLD, "the contract has changed since; start the run again"
         listed = [unit.wal_id for entry in node.listing if (unit := parse_listed(node.contract, entry)) is not None]
         with self.pipeline.database.snapshot() as tx:
             unknown = set(listed) - set(self.pipeline.ledger.statuses(listed, tx=tx))
         if not unknown:
             return self._of_the_first_node(intent)
-        why = f"{len(unknown)} objects that it listed are not in the ledger"
-        return IntentPlan(intent=intent, action=IntentAction.ENTER, why=why)
+        return IntentAction.ENTER, f"{len(unknown)} objects that it listed are not in the ledger"
 
     def _listing_node(self, intent: Intent) -> MessageParse:
         """Return the first node of a run with the listing that it had kept. Raises ArtifactError."""
@@ -167,17 +172,17 @@ class IntentRecovery:
             listing=kept_listing(self.pipeline.artifacts, kept),
         )
 
-    def _of_the_first_node(self, intent: Intent) -> IntentPlan:
+    def _of_the_first_node(self, intent: Intent) -> tuple[IntentAction, str]:
         """Wait for the run that claims what waits; with nothing waiting, there is nothing to claim."""
         context = intent.payload["context"]
         place = {"dataset": context["dataset"], "partition": context["partition"]}
         with self.pipeline.database.snapshot() as tx:
             waits = self.pipeline.ledger.holds(**place, statuses=(Status.PENDING, Status.IN_PROGRESS), tx=tx)
         if waits:
-            return _waiting(intent, "units of its day are pending or in work")
-        return IntentPlan(intent=intent, action=IntentAction.CLOSE, why="no unit of its day waits")
+            return IntentAction.WAIT, "units of its day are pending or in work"
+        return IntentAction.CLOSE, "no unit of its day waits"
 
-    def _of_a_batch(self, intent: Intent) -> IntentPlan:
+    def _of_a_batch(self, intent: Intent) -> Decided:
         batch = intent.payload["inputs"][-1]
         content = self.pipeline.artifacts.get(ArtifactReference(uri=batch["uri"], sha256=batch["checksum"]))
         units = [unit.wal_id for unit in from_parquet(content)]
@@ -187,18 +192,9 @@ class IntentRecovery:
             status: sorted(wal_id for wal_id, now in statuses.items() if now is status) for status in Status
         }
         if waiting := len(of[Status.PENDING]) + len(of[Status.IN_PROGRESS]):
-            return _waiting(intent, f"{waiting} of its units are pending or in work")
+            return IntentAction.WAIT, f"{waiting} of its units are pending or in work"
         if failed := of[Status.FAILED]:
-            why = f"{len(failed)} of its units have failed"
-            return IntentPlan(intent=intent, action=IntentAction.LET_IN, why=why, units=tuple(failed))
+            return IntentAction.LET_IN, f"{len(failed)} of its units have failed", *failed
         if quarantined := of[Status.QUARANTINED]:
-            return _held(intent, f"{len(quarantined)} of its units are in quarantine; kfm release lets them in")
-        return IntentPlan(intent=intent, action=IntentAction.CLOSE, why="its units have succeeded")
-
-
-def _held(intent: Intent, why: str) -> IntentPlan:
-    return IntentPlan(intent=intent, action=IntentAction.HOLD, why=why)
-
-
-def _waiting(intent: Intent, why: str) -> IntentPlan:
-    return IntentPlan(intent=intent, action=IntentAction.WAIT, why=why)
+            return IntentAction.HOLD, f"{len(quarantined)} of its units are in quarantine; kfm release lets them in"
+        return IntentAction.CLOSE, "its units have succeeded"

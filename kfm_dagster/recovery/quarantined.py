@@ -12,17 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import ExitCode, IllegalTransitionError, KfmError, RecordMovedError
+from kfm_dagster.errors import IllegalTransitionError, RecordMovedError
 from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
-
-
-class DiscardChangedError(KfmError):
-    """What would be discarded is no longer what the dry run counted."""
-
-    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +38,12 @@ class DiscardPlan:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def require_seen(self, seen: str) -> None:
-        """Refuse a decision about other units or versions. Raises DiscardChangedError."""
+        """Refuse a decision about other units or versions. Raises CaseConflictError."""
         if seen != self.seen:
-            raise DiscardChangedError(
-                observed=f"{len(self.versions)} units by now", next_step="look at the dry run once more, and decide"
+            raise CaseConflictError(
+                "what would be discarded is no longer what the dry run counted",
+                observed=f"{len(self.versions)} units by now",
+                next_step="look at the dry run once more, and decide",
             )
 
 

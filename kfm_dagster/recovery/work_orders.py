@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import RecordMovedError
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.governance.review import Command, Proposal, Units
+from kfm_dagster.governance.review import Command, Proposal
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -52,15 +52,6 @@ def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Sta
     return Started(plan=plan, replay_run_id=engine.start(selection, decision).replay_run_id)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CarriedOut:
-    """An approved proposal, and the replay that it started, if any."""
-
-    proposal: Proposal
-    units: Units
-    replay_run_id: str | None = None
-
-
 def release(
     ledger: Ledger,
     seen: Mapping[WalId, int],
@@ -83,10 +74,10 @@ def release(
     return None
 
 
-def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> CarriedOut:
-    """Approve a proposal and carry it out as its proposer's decision, both or neither.
+def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple[Proposal, str | None]:
+    """Approve a proposal and carry it out, both or neither; return it and the id of the replay that it started.
 
-    Raises ReviewError, RecordMovedError for a unit that has changed since, and GuardError for a replay that a guard
+    Raises RefusedError, RecordMovedError for a unit that has changed since, and GuardError for a replay that a guard
     refuses by now.
     """
     ledger = engine.pipeline.ledger
@@ -101,7 +92,7 @@ def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> Carri
         elif proposal.command is Command.REPLAY:
             selection = selection_of(proposal.content["selection"], source=f"proposal {proposal_id}")
             replay_run_id = engine.start(selection, proposal.decision, approved=units, tx=tx).replay_run_id
-    return CarriedOut(proposal=proposal, units=units, replay_run_id=replay_run_id)
+    return proposal, replay_run_id
 
 
 def _release(

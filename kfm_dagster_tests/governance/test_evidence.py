@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from kfm_dagster_tests.integration.chain import (
     StoredObject,
     announce,
     missing,
+    open_pipeline,
     put,
     replaced,
     run_chain,
@@ -464,3 +466,32 @@ def test_nothing_is_asked_of_a_ledger_without_due_cases(pipeline: Pipeline, monk
     for name in ("histories", "messages", "attach"):
         monkeypatch.setattr(QuarantineCases, name, _must_not_be_called)
     assert EvidenceCollector(pipeline).collect() == 0
+
+
+@pytest.mark.clause("WSM-14", "WSM-10", "BEY-06")
+def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
+    pipeline: Pipeline, objects: Path, tmp_path: Path, database_url: str
+) -> None:
+    item = missing(volumes(1)[0])
+    message = announce([item.event()], registry=pipeline.registry)
+    take(pipeline, message)
+    work_until_done(pipeline)
+    [record] = own_tx(pipeline.ledger).find()
+    assert (record.status, record.last_error_code) == (Status.QUARANTINED, "missing_object")
+    cases = cases_of(pipeline).find(CaseState.OPEN)
+    # It is there now, and everything that could notice runs once more, in another process.
+    put(objects, [volumes(1)[0]])
+    pipeline.close()
+    pipeline = open_pipeline(tmp_path / "home", objects, url=database_url)
+    for delivery in (2, 3):
+        take(pipeline, replace(message, receipt_handle=f"again-{delivery}", receive_count=delivery))
+    run_chain(pipeline, "nexrad-l2", PARTITION, "backfill", Source.LISTING)
+    own_tx(pipeline.ledger).release_lost(run_ids=[record.ingest_run_id])
+    work_until_done(pipeline)
+    assert EvidenceCollector(pipeline).collect() == 0
+    after = {unit.object_version: unit for unit in own_tx(pipeline.ledger).find()}
+    assert after[record.object_version] == record
+    assert cases_of(pipeline).find(CaseState.OPEN) == cases
+    # The message is acknowledged: there is nothing that it could still bring about.
+    assert pipeline.deliveries.due_for_deletion(limit=10) == []
+    pipeline.close()

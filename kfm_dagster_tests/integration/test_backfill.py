@@ -15,10 +15,9 @@ from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.oisst import oisst_samples
-from kfm_dagster.errors import ContractError
+from kfm_dagster.errors import ContractError, RefusedError
 from kfm_dagster.followers.geoparquet.search import Wanted, search
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.governance.switches import KillSwitchError
 from kfm_dagster.ingest import discovery
 from kfm_dagster.ingest.discovery import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -40,7 +39,7 @@ from kfm_dagster.recovery.backfill.progress import (
     listed_backfills,
 )
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.runs import ReplayState, ReplayStateError
+from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.replay.selection import selection_from
 from kfm_dagster.settings import Environment
 from kfm_dagster.stages.batch import StageBatch
@@ -337,7 +336,7 @@ def test_backfills_take_turns(pipeline: Pipeline) -> None:
 def test_a_dataset_that_is_off_waits_and_its_neighbours_go_on(pipeline: Pipeline) -> None:
     backfill = start(pipeline, DAY, DAY, "hrrr", DATASET)
     pipeline.ledger.switches.engage("hrrr", WHY)
-    with pytest.raises(KillSwitchError, match="hrrr is switched off"):
+    with pytest.raises(RefusedError, match="hrrr is switched off"):
         start(pipeline, DAY, DAY, DATASET, "hrrr")
     assert days(ask(pipeline)) == [(DAY.isoformat(), (DATASET,))]
     _list(pipeline, backfill, DATASET, DAY.isoformat())
@@ -370,7 +369,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
     list_the_day(pipeline, "late", backfill_id=backfill.backfill_id)
     assert len(bucket) == 2
     engine = ReplayEngine(pipeline=pipeline)
-    with pytest.raises(ReplayStateError):
+    with pytest.raises(RefusedError, match="in another state"):
         engine.stop(backfill.backfill_id, WHY)
     logged = {action: own_tx(pipeline.ledger.log).entries(action=action) for action in GovernanceAction}
     for action in (GovernanceAction.REPLAY_STARTED, GovernanceAction.REPLAY_STOPPED):

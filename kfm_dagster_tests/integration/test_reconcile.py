@@ -15,8 +15,8 @@ from sqlalchemy.engine import Engine
 
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
+from kfm_dagster.errors import RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.governance.switches import KillSwitchError
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -209,7 +209,7 @@ def test_nothing_is_repaired_of_a_dataset_that_is_switched_off(ingested: Pipelin
     never_announced(ingested, objects)
     compared = compare_day(ingested, DATASET, DAY)
     ingested.ledger.switches.engage(DATASET, WHY)
-    with pytest.raises(KillSwitchError):
+    with pytest.raises(RefusedError, match="is switched off"):
         repair_day(ingested, compared, WHY, limit=10)
     assert len(compare_day(ingested, DATASET, DAY).missing_units) == 1
 

@@ -11,9 +11,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
+from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedDecisionError
-from kfm_dagster.governance.switches import KillSwitchError
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.state_machine import OVERRIDES, Status
@@ -397,17 +396,17 @@ def test_entries_are_found_by_each_filter_alone_and_together(bench: Bench) -> No
 @pytest.mark.clause("WAL-10")
 def test_a_switch_is_on_to_the_last_moment_before_it_expires(bench: Bench) -> None:
     switches, now = bench.ledger.switches, bench.clock.now
-    with pytest.raises(KillSwitchError, match="before it begins"):
+    with pytest.raises(RefusedError, match="before it begins"):
         switches.engage("hrrr", JANE, expires_at=now)
     for dataset in ("hrrr", "gfs"):
         switches.engage(dataset, JANE, expires_at=now + timedelta(seconds=10))
     bench.clock.advance(9.999999)
-    with pytest.raises(KillSwitchError, match="on already"):
+    with pytest.raises(RefusedError, match="on already"):
         switches.engage("hrrr", JANE)
     assert own_tx(switches).off(["hrrr", "gfs", "goes-abi"]) == {"hrrr", "gfs"}
     bench.clock.advance(0.000001)
     assert own_tx(switches).engaged() == {}
-    with pytest.raises(KillSwitchError, match="is not on"):
+    with pytest.raises(RefusedError, match="is not on"):
         switches.release("gfs", JANE)
     switches.engage("hrrr", JANE)
     switches.engage("gfs", JANE)

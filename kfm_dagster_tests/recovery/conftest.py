@@ -12,17 +12,10 @@ from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture, open_graveyard
 from kfm_dagster_tests.recovery.replays import Stand, open_stand
 
 
-@pytest.fixture(scope="session")
-def queue_cloud() -> Iterator[EmbeddedCloud]:
-    """One queue server for all tests; each makes queues of its own."""
-    with EmbeddedCloud() as running:
-        yield running
-
-
 @pytest.fixture
-def dlq_fixture(queue_cloud: EmbeddedCloud, tmp_path: Path, database_url: str) -> Iterator[DlqFixture]:
+def dlq_fixture(cloud_server: EmbeddedCloud, tmp_path: Path, database_url: str) -> Iterator[DlqFixture]:
     """Empty queues and an empty ledger, once on SQLite and once on PostgreSQL."""
-    found = open_graveyard(queue_cloud, tmp_path / "home", database_url)
+    found = open_graveyard(cloud_server, tmp_path / "home", database_url)
     yield found
     found.pipeline.close()
 

@@ -14,7 +14,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import CLOSED, Lane
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
-from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.errors import ConfigurationError, ExitCode, RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedDecisionError
 from kfm_dagster.ingest.intake import record
 from kfm_dagster.ingest.kill_switch_policy import ALL_ON
@@ -22,14 +22,7 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import VERIFIED, Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.recovery.dead_letters.letters import (
-    DeadLetterClass,
-    DeadLetterError,
-    LetterSelection,
-    look,
-    plan,
-    status,
-)
+from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, LetterSelection, look, plan, status
 from kfm_dagster.recovery.dead_letters.treatments import discard, drain, redrive
 from kfm_dagster.recovery.dead_letters.work import Bounds, DeadLetterWork, End, LetterOutcome
 from kfm_dagster.settings import Environment
@@ -85,7 +78,7 @@ def fill(dlq_fixture: DlqFixture) -> None:
 
 
 def of_class(report: DeadLetterWork) -> Counter[tuple[DeadLetterClass, LetterOutcome]]:
-    return Counter((message.kind, message.outcome) for message in report.messages)
+    return Counter((message["class"], message["outcome"]) for message in report.messages)
 
 
 @pytest.mark.clause("WSM-12", "RPL-06", "BEY-03")
@@ -119,9 +112,27 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     requeued = own_tx(ledger).get(dlq_fixture.wal_ids([MISSING[0]])[0])
     assert requeued is not None
     assert (requeued.replay_reason, requeued.replay_run_id) == ("dlq-drain", report.run_id)
+    counted = dead_letters_counted(dlq_fixture)
+    # 210 had been received before; the units of those that failed and of those that were never seen were taken up.
+    assert counted == {
+        (Total.DEAD_LETTERS, DATASET): 200,
+        (Total.DEAD_LETTERS, ""): 10,
+        (Total.DEAD_LETTERS_REPROCESSED, ""): 200,
+    }
+    # Every message can be received again, and a second drain does nothing twice.
     assert sorted(dlq_fixture.dead_bodies()) == sorted(
         dlq_fixture.bodies - {dlq_fixture.body(number) for number in (*SUCCEEDED, *QUARANTINED)} - {TEST_EVENT}
     )
+    records = {wal_id: own_tx(ledger).get(wal_id) for wal_id in dlq_fixture.wal_ids(range(300))}
+    second = drain(dlq_fixture.pipeline, decision=DECISION)
+    assert second.units == {"created": 0, "requeued": 0, "quarantined": 0}
+    assert of_class(second) == {
+        (DeadLetterClass.WAITING, LetterOutcome.WAITS): 250,
+        (DeadLetterClass.UNREADABLE, LetterOutcome.KEPT): 20,
+    }
+    assert {wal_id: own_tx(ledger).get(wal_id) for wal_id in records} == records
+    assert set(dlq_fixture.requeues().values()) == {1}
+    assert dead_letters_counted(dlq_fixture) == counted
 
     dlq_fixture.finish_everything()
     assert sorted(dlq_fixture.dead_bodies()) == sorted(malformed(number) for number in range(20))
@@ -131,11 +142,13 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     pipeline = dlq_fixture.pipeline
     bodies = {rejected_message(pipeline.deliveries, pipeline.landing, str(entry.message_id)) for entry in kept}
     assert bodies == {malformed(number) for number in range(20)}
-    entries = own_tx(ledger.log).entries(action=GovernanceAction.DLQ_DRAIN, limit=100)
+    entries = [
+        entry
+        for entry in own_tx(ledger.log).entries(action=GovernanceAction.DLQ_DRAIN, limit=100)
+        if entry.details["run_id"] == report.run_id
+    ]
     assert len(entries) == report.batches
-    assert {(entry.actor, entry.change_ref, entry.details["run_id"]) for entry in entries} == {
-        ("jane", "INC-7", report.run_id)
-    }
+    assert {(entry.actor, entry.change_ref) for entry in entries} == {("jane", "INC-7")}
     assert sum(len(entry.details["messages"]) for entry in entries) == 321
 
 
@@ -175,34 +188,6 @@ def dead_letters_counted(dlq_fixture: DlqFixture) -> dict[tuple[Total, str], flo
         kept = kept_totals(view)
     wanted = {Total.DEAD_LETTERS, Total.DEAD_LETTERS_REPROCESSED}
     return {(total, subject): amount for (total, subject, _), amount in kept.items() if total in wanted}
-
-
-@pytest.mark.clause("RPL-06")
-def test_a_second_drain_does_nothing_twice(dlq_fixture: DlqFixture) -> None:
-    fill(dlq_fixture)
-    drain(dlq_fixture.pipeline, decision=DECISION)
-    counted = dead_letters_counted(dlq_fixture)
-    # 210 had been received before; the units of those that failed and of those that were never seen were taken up.
-    assert counted == {
-        (Total.DEAD_LETTERS, DATASET): 200,
-        (Total.DEAD_LETTERS, ""): 10,
-        (Total.DEAD_LETTERS_REPROCESSED, ""): 200,
-    }
-    dlq_fixture.dead_bodies()  # lets every message be received again
-    records = {wal_id: own_tx(dlq_fixture.pipeline.ledger).get(wal_id) for wal_id in dlq_fixture.wal_ids(range(300))}
-
-    report = drain(dlq_fixture.pipeline, decision=DECISION)
-
-    assert (report.units["created"], report.units["requeued"], report.units["quarantined"]) == (0, 0, 0)
-    assert of_class(report) == {
-        (DeadLetterClass.WAITING, LetterOutcome.WAITS): 250,
-        (DeadLetterClass.UNREADABLE, LetterOutcome.KEPT): 20,
-    }
-    assert {wal_id: own_tx(dlq_fixture.pipeline.ledger).get(wal_id) for wal_id in records} == records
-    assert set(dlq_fixture.requeues().values()) == {1}
-    assert dead_letters_counted(dlq_fixture) == counted
-    dlq_fixture.finish_everything()
-    assert len(dlq_fixture.dead_bodies()) == 20
 
 
 @pytest.mark.clause("RPL-06")
@@ -280,6 +265,11 @@ def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixtu
     accepted = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=40), stop_after=None)
     assert accepted.end is End.EMPTY
     assert accepted.units["requeued"] == 20 + 3 * len(rounds)
+    # Another error than before is no recurrence.
+    dlq_fixture.bring_to("failed", range(40), code="stac_validation_failed")
+    dlq_fixture.dead_bodies()
+    other = drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
+    assert (other.end, other.units["requeued"] > 0) == (End.EMPTY, True)
 
 
 def _status(dlq_fixture: DlqFixture, number: int) -> Status:
@@ -305,16 +295,6 @@ def test_a_drain_stops_when_a_drained_unit_gives_another_result_than_before(dlq_
     assert (report.end, report.units["requeued"]) == (End.MISMATCH, 1)
     assert report.detail == "1 drained units gave another result than an earlier success"
     assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES
-
-
-def test_another_error_than_before_is_no_recurrence(dlq_fixture: DlqFixture) -> None:
-    dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(8)])
-    dlq_fixture.bring_to("failed", range(8))
-    drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
-    dlq_fixture.bring_to("failed", range(8), code="stac_validation_failed")
-    dlq_fixture.dead_bodies()
-    report = drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
-    assert (report.end, report.units["requeued"]) == (End.EMPTY, 8)
 
 
 @pytest.mark.clause("WSM-12")
@@ -345,8 +325,8 @@ def test_a_dead_letter_of_a_dataset_that_is_switched_off_is_left_alone(dlq_fixtu
     dlq_fixture.pipeline.ledger.switches.engage(DATASET, DECISION)
     for act in (drain, redrive):
         report = act(dlq_fixture.pipeline, decision=DECISION)
-        (left,) = [message for message in report.messages if message.kind is DeadLetterClass.UNKNOWN]
-        assert (left.outcome, left.detail) == (LetterOutcome.LEFT, f"{DATASET} is switched off")
+        (left,) = [message for message in report.messages if message["class"] is DeadLetterClass.UNKNOWN]
+        assert (left["outcome"], left["detail"]) == (LetterOutcome.LEFT, f"{DATASET} is switched off")
     assert own_tx(dlq_fixture.pipeline.ledger).counts() == {}
     assert len(dlq_fixture.dead_bodies()) == 2
 
@@ -375,8 +355,8 @@ def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(
     dlq_fixture.pipeline.signatures = _Verdicts(said)
     for act in (redrive, drain):
         report = act(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(classes=frozenset(NOT_NEW)))
-        (left,) = [message for message in report.messages if message.kind is DeadLetterClass.WAITING]
-        assert (left.outcome, left.detail) == (LetterOutcome.LEFT, "its certificate cannot be fetched")
+        (left,) = [message for message in report.messages if message["class"] is DeadLetterClass.WAITING]
+        assert (left["outcome"], left["detail"]) == (LetterOutcome.LEFT, "its certificate cannot be fetched")
     assert len(dlq_fixture.dead_bodies()) == 3, "nothing of them is lost"
     report = drain(dlq_fixture.pipeline, decision=DECISION)
     assert report.units["created"] == 1
@@ -396,8 +376,8 @@ def test_a_message_that_is_half_readable_has_its_units_drained_and_stays_for_a_p
     report = drain(dlq_fixture.pipeline, decision=DECISION)
     assert (report.units["created"], report.outcomes) == (2, {LetterOutcome.KEPT: 1})
     (message,) = report.messages
-    assert (message.kind, message.error_code) == (DeadLetterClass.UNREADABLE, "missing_required_field")
-    given_up = frozenset({message.message_id})
+    assert (message["class"], message["error_code"]) == (DeadLetterClass.UNREADABLE, "missing_required_field")
+    given_up = frozenset({message["message_id"]})
     early = discard(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(message_ids=given_up))
     assert early.outcomes == {LetterOutcome.LEFT: 1}
     dlq_fixture.finish_everything()
@@ -414,7 +394,7 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
     named = {letter.message.body: letter.message.message_id for letter in look(dlq_fixture.pipeline)}
     wanted = frozenset({named[malformed(0)], named[dlq_fixture.body(0)]})
     report = discard(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(message_ids=wanted))
-    outcomes = {message.message_id: message.outcome for message in report.messages}
+    outcomes = {message["message_id"]: message["outcome"] for message in report.messages}
     assert outcomes[named[malformed(0)]] is LetterOutcome.DISCARDED
     assert outcomes[named[dlq_fixture.body(0)]] is LetterOutcome.LEFT
     assert report.unmet == {named[dlq_fixture.body(0)]}
@@ -445,7 +425,7 @@ def test_a_redrive_moves_what_intake_can_work_on_and_nothing_else(dlq_fixture: D
     assert dlq_fixture.pipeline.dead_letters.depth().visible == 121
     returned = dlq_fixture.pipeline.queue.look(1000, budget_seconds=30)
     assert sorted(message.body for message in returned) == sorted(bodies(dlq_fixture, [*MISSING, *INVALID, *UNKNOWN]))
-    moved = {message.detail for message in report.messages if message.outcome is LetterOutcome.MOVED}
+    moved = {message["detail"] for message in report.messages if message["outcome"] is LetterOutcome.MOVED}
     assert moved == {f"message {message.message_id}" for message in returned}
     entries = own_tx(dlq_fixture.pipeline.ledger.log).entries(action=GovernanceAction.DLQ_REDRIVE, limit=100)
     assert sum(len(entry.details["messages"]) for entry in entries) == 200
@@ -509,11 +489,11 @@ def test_a_queue_that_looking_would_empty_is_refused(dlq_fixture: DlqFixture) ->
         QueueUrl=dlq_fixture.queues.dlq_url, Attributes={"RedrivePolicy": json.dumps(policy)}
     )
     for use in (status, look, lambda pipeline: drain(pipeline, decision=DECISION)):
-        with pytest.raises(DeadLetterError, match="redrive policy of its own") as caught:
+        with pytest.raises(RefusedError, match="redrive policy of its own") as caught:
             use(dlq_fixture.pipeline)
         assert caught.value.exit_code is ExitCode.REFUSED
     same = reopened(dlq_fixture, sqs_dlq_queue=dlq_fixture.pipeline.settings.sqs_primary_queue)
-    with pytest.raises(DeadLetterError, match="is the primary queue"):
+    with pytest.raises(RefusedError, match="is the primary queue"):
         look(same.pipeline)
     same.pipeline.close()
 
@@ -522,7 +502,7 @@ def test_a_ledger_that_has_lost_something_is_not_drained_into(dlq_fixture: DlqFi
     dlq_fixture.receive_and_let_die([dlq_fixture.body(0)])
     with dlq_fixture.pipeline.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE nodd_wal_deliveries SET state = 'rejected'")
-    with pytest.raises(DeadLetterError, match="does not balance"):
+    with pytest.raises(RefusedError, match="does not balance"):
         drain(dlq_fixture.pipeline, decision=DECISION)
     assert dlq_fixture.pipeline.dead_letters.depth().visible == 1
 
@@ -562,7 +542,7 @@ def test_a_drain_keeps_what_the_database_refuses_and_works_on_the_rest(dlq_fixtu
     refuse_rows(dlq_fixture.pipeline.database, "nodd_wal_records", f"NEW.object_uri = '{culprit.object_uri}'")
     dlq_fixture.bury([dlq_fixture.body(1), dlq_fixture.body(2, 3), dlq_fixture.body(4)])
     report = drain(dlq_fixture.pipeline, decision=DECISION)
-    outcomes = Counter(message.outcome for message in report.messages)
+    outcomes = Counter(message["outcome"] for message in report.messages)
     assert (report.units["created"], outcomes) == (3, {LetterOutcome.WAITS: 2, LetterOutcome.KEPT: 1})
     ledger = dlq_fixture.pipeline.ledger
     assert {unit.wal_id for unit in own_tx(ledger).find(status=Status.PENDING)} == set(dlq_fixture.wal_ids([1, 3, 4]))

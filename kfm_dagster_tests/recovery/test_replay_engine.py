@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
+from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownReplayReasonError
 from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import Decision, GovernanceAction
@@ -25,7 +25,7 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.pace import HoldReason
-from kfm_dagster.recovery.replay.runs import ReplayState, ReplayStateError, UnknownReplayError
+from kfm_dagster.recovery.replay.runs import ReplayState, UnknownReplayError
 from kfm_dagster.recovery.replay.units import Admission
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.alerts.recorded import messages, service_url
@@ -195,7 +195,7 @@ def test_a_change_of_state_that_makes_no_sense_is_refused_in_one_line(change: st
     run = stand.engine.start(selection(), PERSON)
     if change != "resume":
         stand.engine.advance(run.replay_run_id)
-    with pytest.raises(ReplayStateError) as refused:
+    with pytest.raises(RefusedError) as refused:
         getattr(stand.engine, change)(run.replay_run_id, WAIT)
     assert ("running" if change == "resume" else "finished") in str(refused.value)
     with pytest.raises(UnknownReplayError):

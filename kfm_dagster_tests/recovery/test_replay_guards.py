@@ -21,7 +21,7 @@ from kfm_dagster.recovery.replay.limits import (
     GuardError,
     Limits,
 )
-from kfm_dagster.recovery.replay.pace import Hold, HoldReason, RecentBatch, Traffic, hold, queue_age
+from kfm_dagster.recovery.replay.pace import Hold, HoldReason, Traffic, hold, queue_age
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.databases import every_row
@@ -324,9 +324,7 @@ def traffic(
     return Traffic(
         now=NOW,
         in_flight=[("replay", number, dataset) for number in range(in_flight)],
-        recent=[
-            RecentBatch(decided_at=NOW - timedelta(seconds=ago), admitted=records) for ago, records in recent or []
-        ],
+        recent=[(NOW - timedelta(seconds=ago), records) for ago, records in recent or []],
         live_waits_since=NOW - timedelta(seconds=age) if age else None,
     )
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.errors import SchemaVersionError
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_role
-from kfm_dagster_tests.databases import as_role
+from kfm_dagster_tests.databases import as_role, ask, refusal
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import make_bench
 
@@ -40,18 +39,6 @@ def retention(owner: Database, postgres_url: str, retention_role: str) -> Iterat
     opened.dispose()
 
 
-def refusal(database: Database, typed: str) -> str | None:
-    """PostgreSQL's code for a statement that is refused, and None for one that is not; it is taken back."""
-    with database.engine.connect() as connection, connection.begin() as typing:
-        try:
-            connection.exec_driver_sql(typed)
-        except DBAPIError as error:
-            return str(getattr(error.orig, "pgcode", None))
-        finally:
-            typing.rollback()
-    return None
-
-
 def test_the_role_deletes_and_changes_no_row_of_any_table(owner: Database, retention: Database) -> None:
     looked_at = sa.inspect(owner.engine)
     tables = looked_at.get_table_names()
@@ -69,7 +56,7 @@ def test_the_role_deletes_and_changes_no_row_of_any_table(owner: Database, reten
         ]
         let_in += [one for one in typed if refusal(retention, one) != NO_RIGHT]
     assert let_in == []
-    [kept] = _ask(retention, "SELECT count(*) FROM nodd_wal_records")
+    [kept] = ask(retention, "SELECT count(*) FROM nodd_wal_records")
     assert kept == 1
 
 
@@ -91,8 +78,3 @@ def test_a_role_that_lacks_a_newer_schema_is_told_which_rights_are_its_own(
     with pytest.raises(SchemaVersionError) as refused:
         Database.open(as_role(postgres_url, retention_role))
     assert str(refused.value).endswith(f"next: run kfm init --retention-role {retention_role} as the owner")
-
-
-def _ask(database: Database, query: str) -> list[Any]:
-    with database.engine.connect() as connection:
-        return list(connection.exec_driver_sql(query).scalars())

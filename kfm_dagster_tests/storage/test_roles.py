@@ -25,7 +25,7 @@ from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import MIGRATION_LOCK, Database
 from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role
 from kfm_dagster.storage.statements import sql_root, statement
-from kfm_dagster_tests.databases import as_role, created, drop_role
+from kfm_dagster_tests.databases import as_role, ask, created, drop_role, refusal
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import JANE, make_bench
 
@@ -112,14 +112,14 @@ def test_every_forbidden_statement_is_refused_on_every_table(owner: Database, de
             *([] if table in WORKING else [f"DELETE FROM {table}"]),
             *(f"UPDATE {table} SET {column} = {column}" for column in _frozen(owner, table)),
         ]
-        let_in += [statement for statement in typed if _refusal(deployment, statement) not in REFUSED]
+        let_in += [statement for statement in typed if refusal(deployment, statement) not in REFUSED]
     assert let_in == []
 
 
 def test_no_setting_and_no_role_switches_the_guards_off(owner: Database, deployment: Database) -> None:
-    [superuser] = _ask(owner, "SELECT current_user")
+    [superuser] = ask(owner, "SELECT current_user")
     typed = ["SET session_replication_role = 'replica'", f"SET ROLE {superuser}", "SET SESSION AUTHORIZATION DEFAULT"]
-    assert [_refusal(deployment, statement) for statement in typed] == ["42501", "42501", None]
+    assert [refusal(deployment, statement) for statement in typed] == ["42501", "42501", None]
     with deployment.transaction() as tx, pytest.raises(DBAPIError, match="history_is_written_by_the_ledger"):
         tx.connection.exec_driver_sql(
             "INSERT INTO nodd_wal_transitions (wal_id, version, at, actor, to_status, reason, attempts, fields) "
@@ -134,10 +134,10 @@ def test_no_function_lends_a_role_its_owner_s_rights_or_takes_its_tables_for_our
 ) -> None:
     """A role's temporary table comes before the schema's, where a function does not say where it looks."""
     of_ours = "SELECT proname FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
-    assert _ask(owner, f"{of_ours} AND prosecdef") == []
+    assert ask(owner, f"{of_ours} AND prosecdef") == []
     path = "'search_path=public, pg_temp' = ANY(coalesce(proconfig, '{}'))"
     looking = f"{of_ours} AND proname <> 'kfm_refuse' AND NOT {path}"
-    assert _ask(owner, looking) == []
+    assert ask(owner, looking) == []
     with deployment.transaction() as tx:
         tx.connection.exec_driver_sql(SHADOW)
         make_bench(deployment, contracts).ledger.ensure([envelope(1)], tx=tx)
@@ -179,9 +179,9 @@ def test_a_role_that_has_its_rights_gets_them_again_and_loses_what_is_no_part_of
     with owner.transaction() as tx:
         tx.connection.exec_driver_sql(f'GRANT ALL ON governance_log TO "{role}"'.replace("%", "%%"))
         tx.connection.exec_driver_sql(f'REVOKE INSERT ON governance_log FROM "{role}"'.replace("%", "%%"))
-    assert _refusal(deployment, "TRUNCATE governance_log") != "42501"
+    assert refusal(deployment, "TRUNCATE governance_log") != "42501"
     assert grant_deployment_role(owner, role) is False
-    assert _refusal(deployment, "TRUNCATE governance_log") == "42501"
+    assert refusal(deployment, "TRUNCATE governance_log") == "42501"
     with deployment.engine.connect() as connection:
         may = "SELECT has_table_privilege(current_user, 'governance_log', 'INSERT')"
         assert connection.exec_driver_sql(may).scalar_one()
@@ -189,7 +189,7 @@ def test_a_role_that_has_its_rights_gets_them_again_and_loses_what_is_no_part_of
 
 def test_a_role_that_could_alter_evidence_all_the_same_gets_nothing(owner: Database, role: str) -> None:
     quoted = f'"{role}"'.replace("%", "%%")
-    [superuser] = _ask(owner, "SELECT current_user")
+    [superuser] = ask(owner, "SELECT current_user")
     ways = {
         f"ALTER ROLE {quoted} SUPERUSER": f"ALTER ROLE {quoted} NOSUPERUSER",
         f"GRANT {superuser} TO {quoted}": f"REVOKE {superuser} FROM {quoted}",
@@ -206,7 +206,7 @@ def test_a_role_that_could_alter_evidence_all_the_same_gets_nothing(owner: Datab
         with owner.transaction() as tx:
             tx.connection.exec_driver_sql(back)
         acl = "SELECT count(*) FROM pg_class, aclexplode(relacl) WHERE relname = 'run_state' AND grantee <> relowner"
-        assert _ask(owner, acl) == [0], way
+        assert ask(owner, acl) == [0], way
     with pytest.raises(DeploymentRoleError, match="could alter evidence"):
         grant_deployment_role(owner, superuser)
 
@@ -282,22 +282,6 @@ def _frozen(owner: Database, table: str) -> list[str]:
     columns = {column["name"] for column in sa.inspect(owner.engine).get_columns(table)}
     assert set(granted) <= columns
     return sorted(columns - set(granted))
-
-
-def _refusal(database: Database, typed: str) -> str | None:
-    with database.engine.connect() as connection, connection.begin() as typing:
-        try:
-            connection.exec_driver_sql(typed)
-        except DBAPIError as error:
-            return str(getattr(error.orig, "pgcode", None))
-        finally:
-            typing.rollback()
-    return None
-
-
-def _ask(database: Database, query: str) -> list[Any]:
-    with database.engine.connect() as connection:
-        return list(connection.exec_driver_sql(query).scalars())
 
 
 def _statements() -> set[str]:

@@ -22,7 +22,7 @@ from kfm_dagster.cli.replay.compare import compare
 from kfm_dagster.cli.replay.follow import follow
 from kfm_dagster.cli.replay.inspect import inspect
 from kfm_dagster.cli.replay.intents import intents
-from kfm_dagster.cli.replay.options import How, SelectionOptions, Shell, everywhere, global_options, selecting, starting
+from kfm_dagster.cli.replay.options import SelectionOptions, Shell, everywhere, global_options, selecting, starting
 from kfm_dagster.cli.replay.output import nothing_selected, show, show_plan, show_report, show_runs
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.errors import ExitCode
@@ -75,7 +75,7 @@ def dry_run(*, shell: Shell, asked: SelectionOptions, change_ref: str | None) ->
 @selecting
 @starting
 @everywhere
-def run(*, shell: Shell, asked: SelectionOptions, how: How) -> ExitCode:
+def run(*, shell: Shell, asked: SelectionOptions, **how: Any) -> ExitCode:
     """Start a replay and follow it until it has ended; Ctrl-C leaves it running.
 
     Example: kfm replay run --selection-file incident.yaml --reason "reader fixed" --change-ref INC-1 --confirm
@@ -88,7 +88,7 @@ def run(*, shell: Shell, asked: SelectionOptions, how: How) -> ExitCode:
             expected="false",
             next_step="kfm replay dry-run, or change the file",
         )
-    return _run(shell, selection, how)
+    return _run(shell, selection, **how)
 
 
 @replay.command("from-spec")
@@ -96,15 +96,15 @@ def run(*, shell: Shell, asked: SelectionOptions, how: How) -> ExitCode:
 @click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done, as options.dry_run does.")
 @starting
 @everywhere
-def from_spec(*, shell: Shell, file: Path, dry: bool, how: How) -> ExitCode:
+def from_spec(*, shell: Shell, file: Path, dry: bool, **how: Any) -> ExitCode:
     """Do what a selection file says: run it, or dry-run it.
 
     Example: kfm replay from-spec incident.yaml --dry-run
     """
     selection = load_selection(file)
     if dry or selection.spec.options.dry_run:
-        return _dry_run(shell, selection, how.change_ref)
-    return _run(shell, selection, how)
+        return _dry_run(shell, selection, how["change_ref"])
+    return _run(shell, selection, **how)
 
 
 @replay.command()
@@ -187,19 +187,25 @@ def _dry_run(shell: Shell, selection: Selection, change_ref: str | None) -> Exit
     return ExitCode.DONE
 
 
-def _run(shell: Shell, selection: Selection, how: How) -> ExitCode:
+def _run(
+    shell: Shell,
+    selection: Selection,
+    *,
+    actor: str | None,
+    reason: str | None,
+    change_ref: str | None,
+    confirm: bool,
+    detach: bool,
+) -> ExitCode:
     with _engine(shell) as engine:
-        plan = engine.plan(selection, change_ref=how.change_ref)
+        plan = engine.plan(selection, change_ref=change_ref)
         plan.refuse()
-        decision = decision_of(
-            shell.settings,
-            actor=how.actor,
-            reason=_why(how.reason, selection),
-            change_ref=how.change_ref or selection.change_ref,
-        )
+        if not (why := reason or selection.metadata.description):
+            raise click.UsageError("say why: --reason, or metadata.description of the selection")
+        decision = decision_of(shell.settings, actor=actor, reason=why, change_ref=change_ref or selection.change_ref)
         if plan.units or plan.listings:
             what = f"{len(plan.units)} records" if plan.units else f"{plan.listings} days of datasets"
-            require_confirmation(f"have {what} done again ({selection.spec.mode})?", confirmed=how.confirm)
+            require_confirmation(f"have {what} done again ({selection.spec.mode})?", confirmed=confirm)
         started = start(engine, selection, decision)
         if started.replay_run_id is None or plan.listings:
             units = len(started.plan.units)
@@ -208,20 +214,13 @@ def _run(shell: Shell, selection: Selection, how: How) -> ExitCode:
             return ExitCode.DONE if started.proposal_id is None else ExitCode.WAITS_FOR_APPROVAL
         console = Console(stderr=True)
         console.print(f"replay {started.replay_run_id} runs: {len(started.plan.units)} units", soft_wrap=True)
-        if how.detach:
+        if detach:
             show_report(engine.report(started.replay_run_id), output=shell.output)
             return ExitCode.DONE
         report = follow(engine, started.replay_run_id, console=console)
     show_report(report, output=shell.output)
     ended_well = report.run.state is ReplayState.FINISHED and not report.account.bad and not report.differing
     return ExitCode.DONE if ended_well else ExitCode.FINISHED_WITH_FAILURES
-
-
-def _why(reason: str | None, selection: Selection) -> str:
-    found = reason or selection.metadata.description
-    if not found:
-        raise click.UsageError("say why: --reason, or metadata.description of the selection")
-    return found
 
 
 def _line(started: Started) -> str:

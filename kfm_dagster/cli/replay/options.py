@@ -46,20 +46,15 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 def global_options(command: Command) -> Command:
     """Give the group, or a command of it, --env, --config, --output and --log-level; `Shell` has what they say."""
+    kept = functools.partial(click.option, expose_value=False, callback=_keep)
     for option in (
-        click.option("--log-level", type=click.Choice(LEVELS), help="What is logged to stderr. Default: warning."),
-        click.option("--json", "output", flag_value="json", default=None, help="The same as --output json."),
-        click.option("--output", type=click.Choice(FORMATS), help="How the answer is printed. Default: table."),
-        click.option("--config", type=click.Path(path_type=Path), help="YAML file of settings (home, wal_dsn, ...)."),
-        click.option("--env", type=click.Choice([env.value for env in Environment]), help="Instead of KFM_ENV."),
+        kept("--log-level", type=click.Choice(LEVELS), help="What is logged to stderr. Default: warning."),
+        kept("--json", "output", flag_value="json", default=None, help="The same as --output json."),
+        kept("--output", type=click.Choice(FORMATS), help="How the answer is printed. Default: table."),
+        kept("--config", type=click.Path(path_type=Path), help="YAML file of settings (home, wal_dsn, ...)."),
+        kept("--env", type=click.Choice([env.value for env in Environment]), help="Instead of KFM_ENV."),
     ):
-        command = _remembered(option(command))
-    return command
-
-
-def _remembered(command: Command) -> Command:
-    parameter = command.__click_params__[-1]  # type: ignore[attr-defined]
-    parameter.expose_value, parameter.callback = False, _keep
+        command = option(command)
     return command
 
 
@@ -229,17 +224,6 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     return option_group(command, _SELECTING, "asked", asked)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class How:
-    """Who starts a replay, why, and whether anybody watches."""
-
-    reason: str | None
-    change_ref: str | None
-    actor: str | None
-    confirm: bool
-    detach: bool
-
-
 _STARTING = (
     click.option("--reason", help="Why, for readers of the governance log. Default: the selection's description."),
     change_ref_option,
@@ -250,5 +234,7 @@ _STARTING = (
 
 
 def starting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of starting a replay; it gets them as `how`."""
-    return option_group(command, _STARTING, "how", How)
+    """Give a command the options of starting a replay: who starts it, why, and whether it is followed."""
+    for option in reversed(_STARTING):
+        command = option(command)
+    return command

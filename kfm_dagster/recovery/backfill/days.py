@@ -24,7 +24,6 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
-from kfm_dagster.recovery.replay.units import datasets_of
 from kfm_dagster.storage.database import Transaction
 
 PAUSE_SECONDS = 10.0
@@ -84,21 +83,25 @@ class Backfills:
 
     pipeline: Pipeline
 
-    def start(self, *, datasets: Iterable[str], first_day: date, last_day: date, decision: Decision) -> Backfill:
+    def start(
+        self,
+        *,
+        datasets: Iterable[str],
+        first_day: date,
+        last_day: date,
+        decision: Decision,
+        selection: Selection | None = None,
+    ) -> Backfill:
         """Write down a backfill, which the sensor `nodd_due` carries out; earlier days lower the partition window.
 
-        Raises as `days` does.
+        `selection` is the one that describes it, where a person has written one. Raises as `days` does.
         """
         days = self.days(datasets, first_day, last_day)
-        return self._start(
-            selection_of_days(self.pipeline.settings.env, sorted(days), first_day, last_day), days, decision
-        )
-
-    def start_selected(self, selection: Selection, decision: Decision) -> Backfill:
-        """Start the backfill that a selection describes. Raises as `days` does."""
-        return self._start(
-            selection, self.days(datasets_of(selection, self.pipeline.ledger.registry), *selection.days), decision
-        )
+        selection = selection or selection_of_days(self.pipeline.settings.env, sorted(days), first_day, last_day)
+        backfill_id = f"bf-{self.pipeline.clock():%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        with self.pipeline.ledger.database.transaction() as tx:
+            self._create(backfill_id, selection, days, decision, tx)
+        return find_backfill(self.pipeline.ledger.database, backfill_id)
 
     def start_listing(self, backfill_id: str, *, dataset: str, day: date, decision: Decision) -> bool:
         """Write down a backfill of one day under a name that is given once; False where it has been given before."""
@@ -118,7 +121,7 @@ class Backfills:
     def days(self, datasets: Iterable[str], first_day: date, last_day: date) -> dict[str, list[date]]:
         """Return the days to list of each dataset; those before it begins (storage.first_day) are left out.
 
-        Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
+        Raises ContractError for an unknown dataset, RefusedError for one that is switched off, BackfillError for a
         window that has no day, none that objects of a dataset are of, or ends in the future.
         """
         today = self.pipeline.clock().date()
@@ -192,12 +195,6 @@ class Backfills:
                 next_step="correct the days",
             )
         return found
-
-    def _start(self, selection: Selection, days: Mapping[str, Sequence[date]], decision: Decision) -> Backfill:
-        backfill_id = f"bf-{self.pipeline.clock():%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-        with self.pipeline.ledger.database.transaction() as tx:
-            self._create(backfill_id, selection, days, decision, tx)
-        return find_backfill(self.pipeline.ledger.database, backfill_id)
 
     def _create(
         self,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -21,56 +20,37 @@ from kfm_dagster.settings import Settings
 ACTOR = "kfm_dagster"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Listing:
-    """One day of one dataset in one interval, which begins at `since`."""
-
-    dataset: str
-    day: date
-    since: datetime
-
-    @property
-    def backfill_id(self) -> str:
-        """Return its name, the same in every process."""
-        digest = hashlib.sha256(f"{self.dataset}/{self.day}".encode()).hexdigest()
-        return f"bf-{self.since:%Y%m%dT%H%M%S}-{digest[:12]}"
-
-
 def begin_due_listings(backfills: Backfills, settings: Settings) -> tuple[str, ...]:
     """Begin the listings that are due; return the ids of their backfills.
 
-    Due is what nobody has begun in this interval, unless the dataset is switched off or a running backfill has the day.
+    A listing is due when nobody has begun it in this interval, unless its dataset is off or a running backfill has it.
     """
     ledger, now = backfills.pipeline.ledger, backfills.pipeline.clock()
-    listings = (
-        {one.backfill_id: one for one in _scheduled(ledger.registry, now=now)} if settings.scheduled_listings else {}
-    )
+    listings = dict(_scheduled(ledger.registry, now=now)) if settings.scheduled_listings else {}
     if not listings:
         return ()
-    asked = [
-        {"backfill_id": backfill_id, "dataset": one.dataset, "day": one.day.isoformat()}
-        for backfill_id, one in listings.items()
+    rows = [
+        {"backfill_id": backfill_id, "dataset": dataset, "day": day.isoformat()}
+        for backfill_id, (dataset, day) in listings.items()
     ]
     with ledger.database.snapshot() as view:
-        due = view.run("backfill.due_listings", listings=asked).scalars().all()
+        due = view.run("backfill.due_listings", listings=rows).scalars().all()
     if not due:
         return ()
     off = KillSwitchPolicy.now(ledger.switches)
-    on = (listings[backfill_id] for backfill_id in sorted(due) if off.of(listings[backfill_id].dataset) is None)
-    return tuple(
-        one.backfill_id
-        for one in on
-        if backfills.start_listing(
-            one.backfill_id,
-            dataset=one.dataset,
-            day=one.day,
-            decision=Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {one.dataset}"),
-        )
-    )
+    begun = []
+    for backfill_id in sorted(due):
+        dataset, day = listings[backfill_id]
+        decision = Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {dataset}")
+        if off.of(dataset) is None and backfills.start_listing(
+            backfill_id, dataset=dataset, day=day, decision=decision
+        ):
+            begun.append(backfill_id)
+    return tuple(begun)
 
 
-def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[_Listing]:
-    """Yield the listings of the present intervals, which are counted from 1970 on."""
+def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[tuple[str, tuple[str, date]]]:
+    """Yield the listings of the present intervals, counted from 1970 on: the backfill's id, the dataset, the day."""
     for contract in registry:
         schedule = contract.storage.scheduled_listing
         if schedule is not None:
@@ -78,4 +58,6 @@ def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[_Listin
             grammar = registry.grammars[contract.id]
             back = [now.date() - timedelta(days=number) for number in range(schedule.days_back + 1)]
             for day in sorted({grammar.day_holding(day) for day in back}):
-                yield _Listing(dataset=contract.id, day=day, since=since)
+                # The same in every process.
+                digest = hashlib.sha256(f"{contract.id}/{day}".encode()).hexdigest()
+                yield f"bf-{since:%Y%m%dT%H%M%S}-{digest[:12]}", (contract.id, day)

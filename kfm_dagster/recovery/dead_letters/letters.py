@@ -14,7 +14,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import RefusedError
 from kfm_dagster.ingest.intake import verdicts_on
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, quarantine_reason
@@ -29,12 +29,6 @@ LOOK_LIMIT = 10_000
 """Dead letters that one look takes at most; SQS keeps 120,000 of a queue in flight."""
 OLDEST_SAMPLE = 100
 """Dead letters that a status looks at for the oldest; SQS's interface has no attribute for it."""
-
-
-class DeadLetterError(KfmError):
-    """The dead-letter queue is not one that can be worked on."""
-
-    exit_code = ExitCode.REFUSED
 
 
 @unique
@@ -127,13 +121,13 @@ class LetterSelection:
 
 
 def workable(queue: Queue, *, primary: str) -> Queue:
-    """Return the dead-letter queue. Raises DeadLetterError when receiving from it would move messages elsewhere."""
+    """Return the dead-letter queue. Raises RefusedError when receiving from it would move messages elsewhere."""
     if queue.name == primary:
-        raise DeadLetterError(
+        raise RefusedError(
             "the dead-letter queue is the primary queue", observed=queue.name, next_step="correct KFM_SQS_DLQ_QUEUE"
         )
     if (further := queue.rules().dead_letter_arn) is not None:
-        raise DeadLetterError(
+        raise RefusedError(
             f"{queue.name} has a redrive policy of its own, so looking at a message would move it on",
             observed=further,
             expected="no RedrivePolicy on the dead-letter queue",

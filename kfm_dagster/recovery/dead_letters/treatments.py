@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Lane, WalId
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.read_again import close, complete
@@ -29,7 +29,6 @@ from kfm_dagster.operators.message_parse import ParsedMessage
 from kfm_dagster.recovery.dead_letters.letters import (
     DeadLetter,
     DeadLetterClass,
-    DeadLetterError,
     LetterSelection,
     known_units,
     recurrences,
@@ -61,7 +60,7 @@ def drain(
     """Drain what is selected, batch by batch, with a pause after each; `report` is called after every batch.
 
     Stops when `stop_after` units have come back with the error that they had before they were drained, here or earlier
-    (None: never), or when a drained unit gives another result than an earlier success. Raises DeadLetterError when the
+    (None: never), or when a drained unit gives another result than an earlier success. Raises RefusedError when the
     queue or the ledger is not fit for it, UnattributedDecisionError in prod without a change reference, and
     QueueUnavailableError or DatabaseUnavailableError; the next drain goes on.
     """
@@ -69,7 +68,7 @@ def drain(
         pipeline=pipeline, decision=decision, selection=selection, bounds=bounds, name="dlq-drain", report=report
     )
     if (imbalance := work.imbalance()) is not None:
-        raise DeadLetterError(
+        raise RefusedError(
             "the ledger's account does not balance", observed=imbalance, next_step="repair the ledger first"
         )
     let_in: set[WalId] = set()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from typing import Any
 
@@ -21,7 +21,6 @@ from kfm_dagster.notifications.messages import Authenticity, SqsMessage
 from kfm_dagster.notifications.receiving import PART_BYTES
 from kfm_dagster.recovery.dead_letters.letters import (
     DeadLetter,
-    DeadLetterClass,
     LetterSelection,
     classify,
     workable,
@@ -86,22 +85,6 @@ class Bounds:
     limit: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MessageOutcome:
-    """What became of one message; `detail` says why, or names the new message."""
-
-    message_id: str
-    kind: DeadLetterClass
-    dataset: str | None
-    error_code: str | None
-    outcome: LetterOutcome
-    detail: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form."""
-        return {"class" if name == "kind" else name: value for name, value in asdict(self).items()}
-
-
 @dataclass(kw_only=True)
 class DeadLetterWork:
     """One drain, redrive or discard, and what it has done so far or in the end.
@@ -122,7 +105,7 @@ class DeadLetterWork:
     end: End | None = None
     detail: str | None = None
     _acted_on: int = 0
-    _outcomes: dict[str, MessageOutcome] = field(default_factory=dict)
+    _outcomes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _held: dict[str, SqsMessage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,30 +143,30 @@ class DeadLetterWork:
             self._held.pop(letter.message.message_id, None)
 
     def note(self, letter: DeadLetter, outcome: LetterOutcome, detail: str | None = None) -> None:
-        """Write down what became of a message; the last word counts."""
-        self._outcomes[letter.message.message_id] = MessageOutcome(
-            message_id=letter.message.message_id,
-            kind=letter.kind,
-            dataset=letter.dataset,
-            error_code=letter.error_code,
-            outcome=outcome,
-            detail=detail or letter.detail,
-        )
+        """Write down what became of a message, in its published form; the last word counts."""
+        self._outcomes[letter.message.message_id] = {
+            "message_id": letter.message.message_id,
+            "class": letter.kind,
+            "dataset": letter.dataset,
+            "error_code": letter.error_code,
+            "outcome": outcome,
+            "detail": detail or letter.detail,
+        }
 
     @property
-    def messages(self) -> Sequence[MessageOutcome]:
-        """What became of each message."""
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """What became of each message; `detail` says why, or names the new message."""
         return tuple(self._outcomes.values())
 
     @property
     def outcomes(self) -> Counter[LetterOutcome]:
         """Messages by outcome."""
-        return Counter(message.outcome for message in self.messages)
+        return Counter(message["outcome"] for message in self.messages)
 
     @property
     def unmet(self) -> frozenset[str]:
         """Messages that were asked for by their ids, and are not there or were left alone."""
-        done = {message.message_id for message in self.messages if message.outcome is not LetterOutcome.LEFT}
+        done = {message["message_id"] for message in self.messages if message["outcome"] is not LetterOutcome.LEFT}
         return self.selection.message_ids - done
 
     @property
@@ -204,7 +187,7 @@ class DeadLetterWork:
             "end": self.end,
             "detail": self.detail,
             "unmet": sorted(self.unmet),
-            "messages": [message.as_json() for message in self.messages],
+            "messages": self.messages,
         }
 
     def imbalance(self) -> str | None:

@@ -42,7 +42,7 @@ def repair_day(
 
     Return how many were entered and repeated, how many differences are left, and the replay or proposal of the rest.
 
-    Raises KillSwitchError for a dataset that is switched off, GuardError where a replay's guard refuses.
+    Raises RefusedError for a dataset that is switched off, GuardError where a replay's guard refuses.
     """
     refuse_switched_off(pipeline.ledger.switches, compared.dataset)
     parsed = (parse_listed(pipeline.registry[compared.dataset], listed) for listed in compared.missing_units)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kfm_dagster import __version__
-from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.errors import DependencyUnavailableError, KfmError, RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.governance.review import ReviewError, Units
+from kfm_dagster.governance.review import Units
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.replay import pace, runs
 from kfm_dagster.recovery.replay.guards import kill_switch, refused_as_asked
 from kfm_dagster.recovery.replay.limits import LIMITS, Limits, Request
-from kfm_dagster.recovery.replay.pace import Hold, HoldReason, RecentBatch, Traffic
+from kfm_dagster.recovery.replay.pace import Hold, HoldReason, Traffic
 from kfm_dagster.recovery.replay.plan import PlannedReplay, look
 from kfm_dagster.recovery.replay.runs import (
     ENDED,
@@ -30,12 +30,11 @@ from kfm_dagster.recovery.replay.runs import (
     Differing,
     ReplayRun,
     ReplayState,
-    ReplayStateError,
     UnitOutcome,
     outcome_line,
 )
 from kfm_dagster.recovery.replay.selection import Mode, Selection
-from kfm_dagster.recovery.replay.units import Admission, AdmittedBatch, admit, frozen
+from kfm_dagster.recovery.replay.units import Admission, AdmittedBatch, admit, datasets_of, frozen
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.view import json_row
@@ -112,17 +111,21 @@ class ReplayEngine:
 
         A backfill has days to list instead of records, and Backfills.start raises what refuses them.
 
-        With the overrides that were approved it raises ReviewError where the selection holds others by now.
+        With the overrides that were approved it raises RefusedError where the selection holds others by now.
         """
         decision = self.attributed(selection, decision)
         if selection.spec.mode is Mode.BACKFILL:
-            return Backfills(self.pipeline).start_selected(selection, decision).run
+            datasets, (first, last) = datasets_of(selection, self.pipeline.registry), selection.days
+            window = {"first_day": first, "last_day": last}
+            return (
+                Backfills(self.pipeline).start(datasets=datasets, decision=decision, selection=selection, **window).run
+            )
         with nullcontext(tx) if tx else self.pipeline.database.transaction() as change:
             change.run("replay.lock")
             plan = self.plan(selection, change_ref=decision.change_ref, tx=change)
             plan.refuse()
             if approved is not None and plan.overrides != approved:
-                raise ReviewError(
+                raise RefusedError(
                     "the selection holds other overrides than were proposed",
                     observed=f"{sum(map(len, plan.overrides.values()))} units that succeeded or are quarantined",
                     expected=f"the {sum(map(len, approved.values()))} that were proposed, as they stood then",
@@ -181,18 +184,18 @@ class ReplayEngine:
             return Advance(replay_run_id=replay_run_id, state=ReplayState.RUNNING, hold=hold)
 
     def pause(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """Let nothing more in until it is resumed; what was let in goes on. Raises ReplayStateError."""
+        """Let nothing more in until it is resumed; what was let in goes on. Raises RefusedError."""
         return self._change(
             replay_run_id, {ReplayState.RUNNING}, ReplayState.PAUSED, decision, GovernanceAction.REPLAY_PAUSED
         )
 
     def stop(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """End it; what was let in goes on. Raises ReplayStateError."""
+        """End it; what was let in goes on. Raises RefusedError."""
         running = {ReplayState.RUNNING, ReplayState.PAUSED}
         return self._change(replay_run_id, running, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
 
     def resume(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """Go on where it was paused or stopped; differing results so far count as seen. Raises ReplayStateError."""
+        """Go on where it was paused or stopped; differing results so far count as seen. Raises RefusedError."""
         halted = {ReplayState.PAUSED, ReplayState.STOPPED}
         return self._change(replay_run_id, halted, ReplayState.RUNNING, decision, GovernanceAction.REPLAY_RESUMED)
 
@@ -281,7 +284,9 @@ class ReplayEngine:
         return Traffic(
             now=now,
             in_flight=[(row.replay_run_id, row.batch, row.dataset) for row in tx.run("replay.unfinished")],
-            recent=tx.rows(RecentBatch, "replay.recent_batches", since=now - pace.REMEMBERED),
+            recent=[
+                (row.decided_at, row.admitted) for row in tx.run("replay.recent_batches", since=now - pace.REMEMBERED)
+            ],
             live_waits_since=waits_since,
         )
 
@@ -293,12 +298,13 @@ class ReplayEngine:
         decision: Decision,
         action: GovernanceAction,
     ) -> ReplayRun:
-        """Change a replay's state by a person's decision, and log it. Raises ReplayStateError."""
+        """Change a replay's state by a person's decision, and log it. Raises RefusedError."""
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
             run = runs.get(tx, replay_run_id)
             if run.state not in allowed:
-                raise ReplayStateError(
+                raise RefusedError(
+                    "the replay is in another state",
                     observed=f"{replay_run_id} is {run.state}",
                     expected=" or ".join(sorted(allowed)),
                     next_step=f"kfm replay status {replay_run_id}",

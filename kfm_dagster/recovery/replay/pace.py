@@ -48,23 +48,16 @@ class Hold:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecentBatch:
-    """A batch that came lately, of any replay."""
-
-    decided_at: datetime
-    admitted: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
     """What all replays together are doing, and how long live units wait.
 
-    `in_flight` holds (replay, batch, dataset) of every batch with a unit that is pending or in progress.
+    `in_flight` holds (replay, batch, dataset) of every batch with a unit that is pending or in progress, `recent` when
+    the latest batches of any replay were decided about, and how many units each let in.
     """
 
     now: datetime
     in_flight: Collection[tuple[str, int, str]]
-    recent: Sequence[RecentBatch]
+    recent: Sequence[tuple[datetime, int]]
     live_waits_since: datetime | None
 
 
@@ -110,18 +103,18 @@ def _in_flight(traffic: Traffic, limits: Limits, datasets: Collection[str]) -> H
 
 def _too_soon(traffic: Traffic, limits: Limits, factor: float) -> Hold | None:
     minute_ago = traffic.now - timedelta(minutes=1)
-    batches = sum(1 for batch in traffic.recent if batch.decided_at > minute_ago)
+    batches = sum(1 for decided_at, _ in traffic.recent if decided_at > minute_ago)
     allowed = max(limits.batches_per_minute * factor, 1)
     if batches >= allowed:
         return Hold(
             reason=HoldReason.RATE, observed=f"{batches} batches within a minute", expected=f"at most {allowed:g}"
         )
-    for batch in traffic.recent:
-        free_at = batch.decided_at + timedelta(seconds=batch.admitted / (limits.records_per_second * factor))
+    for decided_at, admitted in traffic.recent:
+        free_at = decided_at + timedelta(seconds=admitted / (limits.records_per_second * factor))
         if free_at > traffic.now:
             return Hold(
                 reason=HoldReason.RATE,
-                observed=f"{batch.admitted} records were let in at {rfc3339(batch.decided_at)}",
+                observed=f"{admitted} records were let in at {rfc3339(decided_at)}",
                 expected=f"{limits.records_per_second * factor:g} records a second",
             )
     return None

@@ -15,18 +15,12 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import KfmError, RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
-
-
-class ReplayStateError(KfmError):
-    """The replay is in another state."""
-
-    exit_code = ExitCode.REFUSED
 
 
 class UnknownReplayError(KfmError):
@@ -207,7 +201,7 @@ def change_state(
     state_reason: str | None = None,
     mismatches_seen: int | None = None,
 ) -> None:
-    """Change the state of a replay by compare-and-swap. Raises IllegalTransitionError or ReplayStateError."""
+    """Change the state of a replay by compare-and-swap. Raises IllegalTransitionError or RefusedError."""
     with explained(allowed=_allowed):
         changed = tx.run(
             "replay.change_state",
@@ -220,7 +214,11 @@ def change_state(
             finished_at=at if to_state is ReplayState.FINISHED else None,
         ).one_or_none()
     if changed is None:
-        raise ReplayStateError(observed=f"{replay_run_id} is not {from_state}", next_step="kfm replay status")
+        raise RefusedError(
+            "the replay is in another state",
+            observed=f"{replay_run_id} is not {from_state}",
+            next_step="kfm replay status",
+        )
 
 
 def record(
