@@ -11,10 +11,10 @@ from kfm_dagster.defs.display import markdown_table
 from kfm_dagster.defs.failing import redacted
 from kfm_dagster.defs.jobs import job_of
 from kfm_dagster.defs.resources import PipelineResource
-from kfm_dagster.errors import KfmError
+from kfm_dagster.errors import ConfigurationError, KfmError
 from kfm_dagster.governance.log import DAGSTER_UI, Decision
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.selection import Selection, SelectionError, parse_selection, selection_from
+from kfm_dagster.recovery.replay.selection import Selection, parse_selection, selection_from
 from kfm_dagster.recovery.work_orders import start
 
 REPLAY_JOB = "replay"
@@ -86,7 +86,7 @@ def _started(engine: ReplayEngine, config: ReplayConfig, run_id: str) -> dict[st
 def _selection(engine: ReplayEngine, config: ReplayConfig) -> Selection:
     if config.spec:
         if fields := [name for name in _FILTERS if getattr(config, name)]:
-            raise SelectionError(
+            raise ConfigurationError(
                 "a spec is given together with fields that select",
                 observed=", ".join(fields),
                 expected="one of the two",

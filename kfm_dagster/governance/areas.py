@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.stewardship import Masking
 from kfm_dagster.documents.checking import DocumentError, checked
-from kfm_dagster.governance.masking import SHORTEST_SALT, MaskingError
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.governance.masking import SHORTEST_SALT
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class SensitiveAreas:
 
 
 def load_areas(settings: Settings) -> SensitiveAreas:
-    """Return the areas that the settings name. Raises MaskingError in one line for a file that is none."""
+    """Return the areas that the settings name. Raises ConfigurationError in one line for a file that is none."""
     return SensitiveAreas() if settings.sensitive_areas is None else _load(settings.sensitive_areas)
 
 
@@ -116,12 +117,12 @@ def salt_of(settings: Settings) -> bytes:
 
 
 def refuse_unmaskable(settings: Settings, registry: ContractRegistry) -> None:
-    """Refuse areas that cannot be read, and a displacement without its secret. Raises MaskingError."""
+    """Refuse areas that cannot be read, and a displacement without its secret. Raises ConfigurationError."""
     declared = {contract.id: contract.governance.masking for contract in registry}
     declared |= {f"area {area.name}": area.masking for area in load_areas(settings)}
     displaced = [name for name, masking in declared.items() if masking and masking.method == "donut"]
     if displaced and len(salt_of(settings)) < SHORTEST_SALT:
-        raise MaskingError(
+        raise ConfigurationError(
             f"{displaced[0]} is masked by method donut, and KFM_MASKING_SALT is missing or too short",
             observed=f"{len(salt_of(settings))} bytes",
             expected=f"at least {SHORTEST_SALT}, random and secret",
@@ -158,7 +159,7 @@ def _load(path: Path) -> SensitiveAreas:
     return SensitiveAreas(areas=tuple(areas), content=content)
 
 
-def _wrong(path: Path, what: str, observed: object, expected: str) -> MaskingError:
-    return MaskingError(
+def _wrong(path: Path, what: str, observed: object, expected: str) -> ConfigurationError:
+    return ConfigurationError(
         f"KFM_SENSITIVE_AREAS: {path}: {what}", observed=observed, expected=expected, next_step="correct the file"
     )

@@ -24,7 +24,7 @@ WITHHELD = "not shown: locations of this dataset are masked"
 def generalised(metadata: Metadata, masking: Masking, *, salt: bytes = b"") -> Metadata:
     """Return metadata that tell of a place no more than a cell: a box around it as geometry and bbox.
 
-    `salt` is the secret of method donut. Raises MaskingError when it is too short.
+    `salt` is the secret of method donut. Raises ConfigurationError when it is too short.
     """
     kept = {*TIMES, *masking.properties}
     shape = None if metadata.bbox is None else outline(_cell_of(metadata.bbox, masking, salt))

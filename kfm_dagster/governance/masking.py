@@ -40,10 +40,6 @@ CELL_RADIUS = 1.2
 """A cell's corner is at most this many average edges from its centre (H3 4: 1.11 over all resolutions)."""
 
 
-class MaskingError(ConfigurationError):
-    """A mask or a location is wrong."""
-
-
 @unique
 class MaskingMethod(StrEnum):
     """How a location is generalised."""
@@ -56,7 +52,7 @@ class MaskingMethod(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactLocation:
-    """Where a sensitive site is, in degrees (WGS 84). Raises MaskingError, which does not say where either."""
+    """Where a sensitive site is, in degrees (WGS 84). Raises ConfigurationError, which does not say where either."""
 
     latitude: float = field(repr=False)
     longitude: float = field(repr=False)
@@ -64,7 +60,7 @@ class ExactLocation:
     def __post_init__(self) -> None:
         # False for NaN, too.
         if not (-90 <= self.latitude <= 90 and -180 <= self.longitude <= 180):
-            raise MaskingError(
+            raise ConfigurationError(
                 "a location is not on Earth",
                 observed="a value that is not shown",
                 expected="latitude -90 to 90, longitude -180 to 180",
@@ -82,14 +78,14 @@ class MaskedLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class H3Mask:
-    """Coarsening: a site is shown as its H3 cell. Raises MaskingError for a resolution that masks nothing."""
+    """Coarsening: a site is shown as its H3 cell. Raises ConfigurationError for a resolution that masks nothing."""
 
     method: ClassVar[MaskingMethod] = MaskingMethod.H3
     resolution: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.resolution <= FINEST_RESOLUTION:
-            raise MaskingError(
+            raise ConfigurationError(
                 "an H3 resolution does not mask", observed=self.resolution, expected=f"0 to {FINEST_RESOLUTION}"
             )
 
@@ -114,7 +110,7 @@ class DonutMask:
     cell's radius, so the distance from the site itself keeps its bounds.
 
     The salt is a secret of the deployment. It is in no parameter, hash, record or repr; losing it changes every place,
-    and publishing a site under two salts narrows down where it is. Raises MaskingError.
+    and publishing a site under two salts narrows down where it is. Raises ConfigurationError.
     """
 
     method: ClassVar[MaskingMethod] = MaskingMethod.DONUT
@@ -124,13 +120,13 @@ class DonutMask:
 
     def __post_init__(self) -> None:
         if not (self.minimum_m > 0 and self.minimum_m + NARROWEST_RING_M <= self.maximum_m <= WIDEST_RADIUS_M):
-            raise MaskingError(
+            raise ConfigurationError(
                 "a donut's radii are wrong",
                 observed=f"{self.minimum_m} to {self.maximum_m} m",
                 expected=f"0 < minimum, minimum + {NARROWEST_RING_M:.0f} <= maximum <= {WIDEST_RADIUS_M:.0f}",
             )
         if len(self.salt) < SHORTEST_SALT:
-            raise MaskingError(
+            raise ConfigurationError(
                 "a donut's salt is too short",
                 observed=f"{len(self.salt)} bytes",
                 expected=f"at least {SHORTEST_SALT}, random and secret",

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.masking import (
     CELL_RADIUS,
@@ -21,7 +22,6 @@ from kfm_dagster.governance.masking import (
     H3Mask,
     Mask,
     MaskedLocation,
-    MaskingError,
     masked_entry,
     ring_radius_m,
 )
@@ -190,7 +190,7 @@ def test_neither_a_salt_nor_an_exact_location_is_in_any_text() -> None:
     told = f"{home!r} {DONUT!r} {published(DONUT, 'site-of-the-heron', home)} {DONUT.parameters()}"
     for secret in ("38.123", "98.654", SALT.hex(), repr(SALT), "site-of-the-heron"):
         assert secret not in told
-    with pytest.raises(MaskingError) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         ExactLocation(latitude=98.123456, longitude=0)
     assert "98.123" not in str(refused.value)
 
@@ -210,5 +210,5 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("reason", "make"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_mask_that_hides_nothing_is_refused(reason: str, make: Any) -> None:
-    with pytest.raises(MaskingError, match=reason):
+    with pytest.raises(ConfigurationError, match=reason):
         make()

@@ -13,15 +13,9 @@ import yaml
 
 from kfm_dagster.configs import json_schema
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.errors import ContractError
+from kfm_dagster.errors import ConfigurationError, ContractError
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.replay.selection import (
-    Selection,
-    SelectionError,
-    load_selection,
-    parse_selection,
-    selection_of,
-)
+from kfm_dagster.recovery.replay.selection import Selection, load_selection, parse_selection, selection_of
 from kfm_dagster.recovery.replay.units import select
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.recovery.replays import Stand, document, repair, selection
@@ -86,7 +80,7 @@ def test_a_wrong_file_is_refused_with_its_line_and_reason(name: str, tmp_path: P
     assert SPECIFIED.count(before) >= 1
     file = tmp_path / "wrong.yaml"
     file.write_text(SPECIFIED.replace(before, after, 1), encoding="utf-8")
-    with pytest.raises(SelectionError) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         load_selection(file)
     line = str(refused.value)
     assert f"{file}" in line
@@ -95,11 +89,11 @@ def test_a_wrong_file_is_refused_with_its_line_and_reason(name: str, tmp_path: P
 
 
 def test_a_refusal_names_the_schema_and_the_line_of_what_was_read_from_a_text() -> None:
-    with pytest.raises(SelectionError) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         selection_of({}, source="the page")
     assert str(refused.value).startswith("the page: ")
     assert str(refused.value).endswith("correct it; the JSON Schema is docs/spec/replay-selection.schema.json")
-    with pytest.raises(SelectionError) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         parse_selection("{}", source="a file")
     assert str(refused.value).startswith("a file line 1: ")
     assert str(refused.value).endswith("correct the file; the JSON Schema is docs/spec/replay-selection.schema.json")

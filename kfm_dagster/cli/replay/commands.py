@@ -25,11 +25,11 @@ from kfm_dagster.cli.replay.intents import intents
 from kfm_dagster.cli.replay.options import SelectionOptions, Shell, everywhere, global_options, selecting, starting
 from kfm_dagster.cli.replay.output import nothing_selected, show, show_plan, show_report, show_runs
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.errors import ExitCode
+from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayRun, ReplayState
-from kfm_dagster.recovery.replay.selection import Selection, SelectionError, load_selection
+from kfm_dagster.recovery.replay.selection import Selection, load_selection
 from kfm_dagster.recovery.work_orders import Started, start
 
 
@@ -82,7 +82,7 @@ def run(*, shell: Shell, asked: SelectionOptions, **how: Any) -> ExitCode:
     """
     selection = asked.selection(shell.settings)
     if selection.spec.options.dry_run:
-        raise SelectionError(
+        raise ConfigurationError(
             "the selection is for a dry run only",
             observed="options.dry_run true",
             expected="false",

@@ -26,7 +26,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.documents.yaml_text import read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.replay.selection import Mode, Selection, SelectionError, load_selection, selection_from
+from kfm_dagster.recovery.replay.selection import Mode, Selection, load_selection, selection_from
 from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.typed_numbers import LARGEST
@@ -117,7 +117,7 @@ class SelectionOptions:
         return ", ".join("--" + name.replace("_", "-") for name in [*file, *self.given])
 
     def selection(self, settings: Settings) -> Selection:
-        """Return it, checked. Raises SelectionError."""
+        """Return it, checked. Raises ConfigurationError."""
         if self.file is None:
             parts: dict[str, Any] = {}
             for name, value in {**self.given, **self._whole_ids(settings)}.items():
@@ -127,7 +127,7 @@ class SelectionOptions:
                 parts["respect_kill_switch"] = False
             return selection_from(settings.env, "the options", **parts)
         if self.given:
-            raise SelectionError(
+            raise ConfigurationError(
                 "a selection file is given together with options that select",
                 observed=self.names,
                 expected="one of the two",

@@ -27,10 +27,6 @@ API_VERSION = "kfm.nodd.replay/v1"
 SCHEMA_FILE = "docs/spec/replay-selection.schema.json"
 
 
-class SelectionError(ConfigurationError):
-    """A replay selection is wrong."""
-
-
 @unique
 class Mode(StrEnum):
     """What a replay does with what it selects."""
@@ -238,7 +234,7 @@ class Selection(_Strict):
 def selection_from(env: Environment, source: str, /, **parts: Any) -> Selection:
     """Return the selection that named parts (`_PATHS`) describe; empty ones are the model's defaults.
 
-    Raises SelectionError.
+    Raises ConfigurationError.
     """
     metadata = {"name": "by hand", "env": env.value}
     document = {"apiVersion": API_VERSION, "kind": "ReplaySelection", "metadata": metadata, "spec": {"filters": {}}}
@@ -282,15 +278,15 @@ def selection_of_days(env: Environment, datasets: Sequence[str], first_day: date
 
 
 def load_selection(path: Path) -> Selection:
-    """Read a file. Raises SelectionError with file, line and reason."""
-    return parse_selection(read_text(path, error=SelectionError), source=str(path))
+    """Read a file. Raises ConfigurationError with file, line and reason."""
+    return parse_selection(read_text(path, error=ConfigurationError), source=str(path))
 
 
 def parse_selection(text: str, *, source: str) -> Selection:
-    """Read YAML text. Raises SelectionError with source, line and reason."""
-    return parse(text, Selection, source=source, error=SelectionError, schema=SCHEMA_FILE)
+    """Read YAML text. Raises ConfigurationError with source, line and reason."""
+    return parse(text, Selection, source=source, error=ConfigurationError, schema=SCHEMA_FILE)
 
 
 def selection_of(document: object, *, source: str) -> Selection:
-    """Check a document. Raises SelectionError naming the first wrong key."""
-    return held_against(document, Selection, source=source, error=SelectionError, schema=SCHEMA_FILE)
+    """Check a document. Raises ConfigurationError naming the first wrong key."""
+    return held_against(document, Selection, source=source, error=ConfigurationError, schema=SCHEMA_FILE)
