@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
         ["run", "--selection-file", "s.yaml", "--dataset", "hrrr", *START], {}, 2, ["--dataset", "one of the two"],
     ),
     "no such file": (["dry-run", "--selection-file", "none.yaml"], {}, 2, ["none.yaml", "cannot be read"]),
-    "a wrong file": (["from-spec", "wrong.yaml", *START], {}, 2, ["wrong.yaml:1", "apiVersion"]),
+    "a wrong file": (["from-spec", "wrong.yaml", *START], {}, 2, ["wrong.yaml line 1", "apiVersion"]),
     "nobody to confirm": (["run", *SCOPE, "--reason", "x"], {}, 3, ["--confirm"]),
     "no reason": (["run", *SCOPE, "--confirm"], {}, 2, ["--reason"]),
     "an empty reason": (["run", *SCOPE, "--confirm", "--reason", " "], {}, 2, ["reason"]),
