@@ -41,6 +41,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
     work_until_done,
 )
+from kfm_dagster_tests.recovery.dlq_fixture import one_attempt_only
 from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
@@ -221,7 +222,7 @@ def test_a_message_is_kept_without_its_secrets_however_deep_they_are(pipeline: P
     inner["Records"][0]["responseElements"] = SECRETS | {"deeper": json.dumps(SECRETS)}
     body = body | SECRETS | {"Message": json.dumps(inner)}
     put(objects, [item])
-    take(pipeline, _with_body(message, json.dumps(body)))
+    take(pipeline, replace(message, body=json.dumps(body)))
     [record] = own_tx(pipeline.ledger).find()
     own_tx(pipeline.ledger).quarantine([record.wal_id], reason_code="looked_odd", decision=JANE)
     EvidenceCollector(pipeline).collect()
@@ -231,16 +232,6 @@ def test_a_message_is_kept_without_its_secrets_however_deep_they_are(pipeline: P
     kept = bundle["message"]["body"]
     assert (kept["MessageId"], kept["TopicArn"]) == (body["MessageId"], body["TopicArn"])
     assert kept["Message"]["Records"][0]["s3"]["object"]["key"] == item.key
-
-
-def _with_body(message: Any, body: str) -> Any:
-    return type(message)(
-        message_id=message.message_id,
-        body=body,
-        receipt_handle=message.receipt_handle,
-        receive_count=1,
-        sent_at=message.sent_at,
-    )
 
 
 def test_json_without_end_is_cut_and_never_walked_to_its_end() -> None:
@@ -259,7 +250,7 @@ def test_a_unit_has_its_own_record_of_a_message_of_many_and_no_other(
     older = replaced(items[0], b"another version")
     put(objects, items)
     message = announce([older.event(), *(item.event() for item in items)], registry=pipeline.registry)
-    take(pipeline, message if enveloped else _with_body(message, json.loads(message.body)["Message"]))
+    take(pipeline, message if enveloped else replace(message, body=json.loads(message.body)["Message"]))
     records = {record.object_version: record for record in own_tx(pipeline.ledger).find()}
     units = [records[item.event().etag] for item in (older, items[0], items[-1])]
     own_tx(pipeline.ledger).quarantine([unit.wal_id for unit in units], reason_code="looked_odd", decision=JANE)
@@ -304,7 +295,7 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
     item = truncated(volumes(1)[0])
     put(objects, [item])
     if failpoint == "settle committed":
-        pipeline.registry = ContractRegistry.of([_one_attempt(contract) for contract in pipeline.registry])
+        pipeline.registry = one_attempt_only(pipeline.registry)
         announce_all(pipeline, item)
         with pytest.raises(CrashError):
             run_chain(
@@ -333,10 +324,6 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
 
 def _dying(*_: object, **__: object) -> Any:
     raise CrashError
-
-
-def _one_attempt(contract: Any) -> Any:
-    return contract.model_copy(update={"retry": contract.retry.model_copy(update={"max_attempts": 1})})
 
 
 @pytest.mark.clause("SEC-09", "SEC-12")

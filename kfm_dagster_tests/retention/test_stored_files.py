@@ -62,6 +62,12 @@ def store_of(pipeline: Pipeline) -> Path:
     return Path(pipeline.settings.storage)
 
 
+def grow_old(pipeline: Pipeline) -> None:
+    """Let every file have been written long ago, and let more than a year pass."""
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+
+
 def announce_all(pipeline: Pipeline, *items: StoredObject) -> None:
     take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
 
@@ -158,14 +164,12 @@ def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
     announce_all(pipeline, lost)
     run_chain(pipeline, "nexrad-l2", PARTITION, "first", Source.LEDGER)
     assert traces.records(pipeline)[lost.uri].status is Status.FAILED
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     old, going = planned(keeping(**{kind: "30d"}))
     assert (old > 0, going) == (True, 0)
     work_until_done(pipeline)
     assert traces.records(pipeline)[lost.uri].status is Status.QUARANTINED
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     old, going = planned(keeping(**{kind: "30d"}))
     assert old == going > 0
 
@@ -177,8 +181,7 @@ def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline:
         [traces.records(pipeline)[item.uri].wal_id], reason_code="looked_odd", decision=JANE
     )
     pipeline.acknowledger.acknowledge()
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     assert planned(keeping(landing="30d")) == (1, 0)
     assert EvidenceCollector(pipeline).collect() == 1
     assert planned(keeping(landing="30d")) == (1, 1)
@@ -194,8 +197,7 @@ def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, ke
     with pipeline.database.engine.begin() as connection:
         # Only the unit keeps it: whatever became of the message.
         connection.execute(sa.text("UPDATE nodd_wal_deliveries SET state = 'ignored'"))
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     assert planned(keeping(landing="30d")) == (1, 0)
 
 
@@ -226,8 +228,7 @@ def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
     ingest(pipeline, objects, *volumes(2))
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     retention = keeping(landing="15d", artifacts="30d", evidence_samples="1d")
     before = every_row(pipeline.database)
     assert [one.removed for one in retention.plan()][:2] != [0, 0]
@@ -270,8 +271,7 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     pipeline: Pipeline, objects: Path, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(pipeline, objects, *volumes(3))
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     retention = keeping(artifacts="30d")
     old, _ = planned(retention)
     monkeypatch.setattr(pruning, "BATCH", 1)
@@ -291,8 +291,7 @@ def test_what_another_retention_has_deleted_meanwhile_is_as_good_as_deleted(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
     ingest(pipeline, objects, volumes(1)[0])
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     pruner = keeping(landing="15d").pruners[RetentionKind.LANDING]
     [batch] = pruner.batches(clock_of(pipeline).now)
     pruner.remove(batch)
@@ -329,8 +328,7 @@ def test_what_is_no_output_of_a_stage_and_no_file_of_ours_stays(
     ingest(pipeline, objects, volumes(1)[0])
     orphan = pipeline.artifacts.put(b"{}\n", suffix="ndjson")
     (store_of(pipeline) / "artifacts" / "README").write_text("somebody's own")
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     removed(keeping(artifacts="30d"))
     assert outputs(pipeline) == {"README", orphan.uri.rpartition("/")[2]}
 
@@ -350,8 +348,7 @@ def test_what_a_failed_intent_is_replayed_from_stays(pipeline: Pipeline, objects
     with pipeline.database.engine.begin() as connection:
         connection.exec_driver_sql(f"{typed} '{'0' * 64}', 'PENDING' FROM etl_wal WHERE wal_id = {first.wal_id}")
         connection.exec_driver_sql(f"UPDATE etl_wal SET status = 'FAILED' WHERE content_hash = '{'0' * 64}'")
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     removed(keeping(artifacts="30d"))
     assert outputs(pipeline) == {f"{named}.parquet"}
 
@@ -364,8 +361,7 @@ def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_objec
     ingest(pipeline, objects, item)
     run_chain(pipeline, "nexrad-l2", PARTITION, "nothing-new")
     before = traces.outcomes(pipeline)
-    written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    grow_old(pipeline)
     list(keeping(artifacts="30d", landing="30d").run(actor="jane"))
     assert {Path(name).suffix for name in files(store_of(pipeline))} == {".ndjson"}  # the bucket's listing
     # A run that finds nothing new relies on nothing that is gone.
