@@ -63,6 +63,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a truth as a number": ("dry_run: false", "dry_run: 0", "line 9: spec.options.dry_run is wrong"),
     "a time without a zone": ('"2025-12-04T06:00:00Z"', '"2025-12-04T06:00:00"', "line 7: spec.filters.event_time.end"),
     "an end before the start": ("T06:00", "T00:00", "line 7: spec.filters.event_time is wrong"),
+    "a last day before the first": (
+        "attempts: {max: 4}",
+        'days: {first: "2025-12-05", last: "2025-12-04"}',
+        "line 7: spec.filters.days is wrong",
+    ),
     "a status nobody replays": ("status: [failed]", "status: [failed, pending]", "line 4: spec is wrong"),
     "a success, failed-only": ("status: [failed]", "status: [succeeded]", "line 4: spec is wrong"),
     "no name": ("name: goes-schema-fix, ", "", "line 3: metadata.name is wrong"),
