@@ -158,6 +158,14 @@ class LedgerQueries:
         """Return, by dataset, how many results differ from an earlier success without permission."""
         return {row.dataset: int(row.mismatches) for row in tx.run("ledger.mismatch_counts")}
 
+    def pending_units(self, *, tx: Transaction) -> list[Any]:
+        """Return, by dataset, how many units are pending and since when the oldest is."""
+        return list(tx.run("ledger.pending_units"))
+
+    def waiting(self, *, tx: Transaction) -> dict[str, Any]:
+        """Return, by queue, since when live units have waited, by quantile."""
+        return {row.queue: row for row in tx.run("ledger.waiting")}
+
     def move_counts(self, *, tx: Transaction) -> list[MoveCount]:
         """Return how often records moved, by dataset, status, replay reason and attempt."""
         counts = [MoveCount.of(row) for row in tx.run("totals.read") if row.metric == "nodd_wal_moves"]
