@@ -31,7 +31,6 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.metadata_extract import unreadable as metadata_unreadable
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
@@ -76,7 +75,7 @@ class IntegrityCheck(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         objects, heads = self.pipeline.objects, ReadAhead()
-        reader = READERS[self.contract.metadata_extract.reader]
+        reader = self.pipeline.readers[self.contract.metadata_extract.reader]
         # A folder makes nobody wait, so nothing is kept of its files.
         wanted = reader.first_bytes if objects.remote else 0
         self.read_ahead[self.dataset] = heads
@@ -132,7 +131,7 @@ class MetadataExtract(ChainNode):
                 contract=self.contract,
                 grammar=grammar,
                 source=handle,
-                readers=READERS,
+                readers=self.pipeline.readers,
                 open_sidecar=lambda suffix: objects.open_sidecar(self.contract, unit.object_uri, suffix),
             )
             found = unit.evolve(metadata=metadata)

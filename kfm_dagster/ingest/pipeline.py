@@ -6,7 +6,7 @@ queue is connected on first use, because a backfill needs none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -36,6 +36,7 @@ from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
+from kfm_dagster.readers.registry import READERS, LazyReader
 from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
@@ -184,6 +185,11 @@ class Pipeline:
     def objects(self) -> ObjectStores:
         """The providers' object stores, read-only."""
         return ObjectStores(object_root=self.settings.object_root, anonymous=self.settings.anonymous)
+
+    @cached_property
+    def readers(self) -> Mapping[str, LazyReader]:
+        """The readers of object headers, by the name that contracts give them."""
+        return READERS
 
     @cached_property
     def catalog(self) -> Catalog:
