@@ -8,6 +8,7 @@ themselves (`recovery/`, `governance/`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
@@ -24,7 +25,6 @@ from kfm_dagster.console.pages import Pages, query_of, row_id
 from kfm_dagster.console.requests import given, whole_number
 from kfm_dagster.console.session import came_from, own_path
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, decision_in
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -43,8 +43,29 @@ MOST_HOURS = 24 * 365
 """A kill switch that is to last longer has no expiry."""
 _DECISION = ("reason", "change_ref")
 Fields: TypeAlias = Mapping[str, str]
-Decide: TypeAlias = Callable[[Pipeline, Request, Decision, Fields], str]
-"""Carries a decision out, by the form's other fields, and returns the page to go on to."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostedDecision:
+    """A decision, the form's other fields, and the pipeline by which it is carried out."""
+
+    pipeline: Pipeline
+    request: Request
+    decision: Decision
+    fields: Fields
+
+    def of_path(self, name: str) -> str:
+        """Return a part of the request's path."""
+        return str(self.request.path_params[name])
+
+    @property
+    def cases(self) -> QuarantineCases:
+        """The cases of units in quarantine."""
+        return QuarantineCases(self.pipeline.database, clock=self.pipeline.clock)
+
+
+Decide: TypeAlias = Callable[[PostedDecision], str]
+"""Carries a decision out, and returns the page to go on to."""
 
 
 def decision_form(
@@ -64,7 +85,7 @@ def decision_form(
         reason, change_ref = (values.pop(name, "").strip() for name in _DECISION)
         make = partial(decision_in, pages.pipeline.settings.env) if is_override else Decision
         decision = make(actor=actor, reason=reason, change_ref=change_ref or None)
-        return _see(decide(pages.writing, request, decision, values))
+        return _see(decide(PostedDecision(pages.writing, request, decision, values)))
 
     return pages.form(path, answer)
 
@@ -132,68 +153,71 @@ def _see(path: str) -> Response:
     return RedirectResponse(path, status_code=HTTPStatus.SEE_OTHER)
 
 
-def _release(pipeline: Pipeline, request: Request, decision: Decision, fields: Fields) -> str:
-    decision.require_change_ref()
+def _release(posted: PostedDecision) -> str:
+    posted.decision.require_change_ref()
+    pipeline = posted.pipeline
     with pipeline.database.transaction() as tx:
         proposal = work_orders.release(
             pipeline.ledger,
-            _seen(pipeline, request, fields, Status.PENDING, tx),
+            _seen(posted, Status.PENDING, tx),
             settings=pipeline.settings,
-            decision=decision,
+            decision=posted.decision,
             replay_reason=ReplayReason.INCIDENT,
             tx=tx,
         )
-    return f"/units/{request.path_params['wal_id']}" if proposal is None else DECISIONS
+    return f"/units/{posted.of_path('wal_id')}" if proposal is None else DECISIONS
 
 
-def _discard(pipeline: Pipeline, request: Request, decision: Decision, fields: Fields) -> str:
-    with pipeline.database.transaction() as tx:
-        seen = _seen(pipeline, request, fields, Status.QUARANTINED, tx)
-        QuarantineCases(pipeline.database, clock=pipeline.clock).discard(seen, decision=decision, tx=tx)
-    return f"/units/{request.path_params['wal_id']}"
+def _discard(posted: PostedDecision) -> str:
+    with posted.pipeline.database.transaction() as tx:
+        seen = _seen(posted, Status.QUARANTINED, tx)
+        posted.cases.discard(seen, decision=posted.decision, tx=tx)
+    return f"/units/{posted.of_path('wal_id')}"
 
 
-def _seen(pipeline: Pipeline, request: Request, fields: Fields, to_status: Status, tx: Transaction) -> dict[WalId, int]:
+def _seen(posted: PostedDecision, to_status: Status, tx: Transaction) -> dict[WalId, int]:
     """Return the unit of the path at the version that the form shows. Raises KfmError where it has another one."""
-    version = whole_number("version", fields.get("version", ""))
-    record = record_of(pipeline.ledger, str(request.path_params["wal_id"]), tx=tx)
-    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
-    return open_versions(cases, [record], version=version, to_status=to_status, tx=tx)
+    version = whole_number("version", posted.fields.get("version", ""))
+    record = record_of(posted.pipeline.ledger, posted.of_path("wal_id"), tx=tx)
+    return open_versions(posted.cases, [record], version=version, to_status=to_status, tx=tx)
 
 
-def _switch_off(pipeline: Pipeline, request: Request, decision: Decision, fields: Fields) -> str:
-    dataset = _dataset(pipeline.registry, request)
-    hours = fields.get("hours", "")
+def _switch_off(posted: PostedDecision) -> str:
+    dataset = _dataset(posted)
+    hours = posted.fields.get("hours", "")
     lasts = timedelta(hours=whole_number("hours", hours, most=MOST_HOURS)) if hours else None
-    pipeline.ledger.switches.engage(dataset, decision, expires_at=pipeline.clock() + lasts if lasts else None)
+    expires_at = posted.pipeline.clock() + lasts if lasts else None
+    posted.pipeline.ledger.switches.engage(dataset, posted.decision, expires_at=expires_at)
     return _of_dataset(dataset)
 
 
-def _switch_on(pipeline: Pipeline, request: Request, decision: Decision, _: Fields) -> str:
-    dataset = _dataset(pipeline.registry, request)
-    pipeline.ledger.switches.release(dataset, decision)
+def _switch_on(posted: PostedDecision) -> str:
+    dataset = _dataset(posted)
+    posted.pipeline.ledger.switches.release(dataset, posted.decision)
     return _of_dataset(dataset)
 
 
-def _approve(pipeline: Pipeline, request: Request, decision: Decision, _: Fields) -> str:
-    replay_run_id = work_orders.approve(ReplayEngine(pipeline=pipeline), row_id(request, "proposal_id"), decision)[1]
+def _approve(posted: PostedDecision) -> str:
+    proposal_id = row_id(posted.request, "proposal_id")
+    replay_run_id = work_orders.approve(ReplayEngine(pipeline=posted.pipeline), proposal_id, posted.decision)[1]
     return f"/replays/{replay_run_id}" if replay_run_id else DECISIONS
 
 
-def _withdraw(pipeline: Pipeline, request: Request, decision: Decision, _: Fields) -> str:
-    with pipeline.database.transaction() as tx:
-        pipeline.ledger.review.withdraw(row_id(request, "proposal_id"), decision, tx=tx)
+def _withdraw(posted: PostedDecision) -> str:
+    with posted.pipeline.database.transaction() as tx:
+        posted.pipeline.ledger.review.withdraw(row_id(posted.request, "proposal_id"), posted.decision, tx=tx)
     return DECISIONS
 
 
-def _acknowledge(pipeline: Pipeline, request: Request, decision: Decision, _: Fields) -> str:
-    AlertStore(pipeline.database, clock=pipeline.clock).acknowledge(row_id(request, "alert_id"), decision)
+def _acknowledge(posted: PostedDecision) -> str:
+    alerts = AlertStore(posted.pipeline.database, clock=posted.pipeline.clock)
+    alerts.acknowledge(row_id(posted.request, "alert_id"), posted.decision)
     return "/alerts"
 
 
-def _dataset(registry: ContractRegistry, request: Request) -> str:
-    name = str(request.path_params["dataset"])
-    return EVERY_DATASET if name == "all" else registry[name].id
+def _dataset(posted: PostedDecision) -> str:
+    name = posted.of_path("dataset")
+    return EVERY_DATASET if name == "all" else posted.pipeline.registry[name].id
 
 
 def _of_dataset(dataset: str) -> str:

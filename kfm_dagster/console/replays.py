@@ -17,14 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.console.actions import DECISIONS, Fields, decision_form
+from kfm_dagster.console.actions import DECISIONS, PostedDecision, decision_form
 from kfm_dagster.console.pages import Pages, parameters, query_of
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.quarantined import plan_discard
@@ -90,40 +89,34 @@ def routes(pages: Pages) -> list[Route]:
     ]
 
 
-def _begin(pipeline: Pipeline, _: Request, decision: Decision, fields: Fields) -> str:
-    selection = selection_for(pipeline, UnitFilter.of_query(fields.items()))
-    started = start(ReplayEngine(pipeline=pipeline), selection, decision)
+def _begin(posted: PostedDecision) -> str:
+    selection = selection_for(posted.pipeline, UnitFilter.of_query(posted.fields.items()))
+    started = start(ReplayEngine(pipeline=posted.pipeline), selection, posted.decision)
     if started.proposal_id is not None:
         return DECISIONS
     return f"/replays/{started.replay_run_id}" if started.replay_run_id else "/replays"
 
 
-def _retry(pipeline: Pipeline, request: Request, decision: Decision, _: Fields) -> str:
-    wal_id = str(request.path_params["wal_id"])
-    selection = _selection(pipeline.settings.env, Status.FAILED, {"wal_ids": [wal_id]})
-    started = start(ReplayEngine(pipeline=pipeline), selection, decision)
+def _retry(posted: PostedDecision) -> str:
+    wal_id = posted.of_path("wal_id")
+    selection = _selection(posted.pipeline.settings.env, Status.FAILED, {"wal_ids": [wal_id]})
+    started = start(ReplayEngine(pipeline=posted.pipeline), selection, posted.decision)
     return f"/replays/{started.replay_run_id}" if started.replay_run_id else f"/units/{wal_id}"
 
 
-def _change(
-    by: Callable[[ReplayEngine, str, Decision], ReplayRun],
-    pipeline: Pipeline,
-    request: Request,
-    decision: Decision,
-    _: Fields,
-) -> str:
-    replay_run_id = str(request.path_params["replay_run_id"])
-    by(ReplayEngine(pipeline=pipeline), replay_run_id, decision)
+def _change(by: Callable[[ReplayEngine, str, Decision], ReplayRun], posted: PostedDecision) -> str:
+    replay_run_id = posted.of_path("replay_run_id")
+    by(ReplayEngine(pipeline=posted.pipeline), replay_run_id, posted.decision)
     return f"/replays/{replay_run_id}"
 
 
-def _discard(pipeline: Pipeline, _: Request, decision: Decision, fields: Fields) -> str:
-    wanted = _quarantined((name, value) for name, value in fields.items() if name != "seen")
-    wal_ids = named_units(pipeline, wanted)
-    with pipeline.database.transaction() as tx:
+def _discard(posted: PostedDecision) -> str:
+    wanted = _quarantined((name, value) for name, value in posted.fields.items() if name != "seen")
+    wal_ids = named_units(posted.pipeline, wanted)
+    with posted.pipeline.database.transaction() as tx:
         plan = plan_discard(wal_ids, tx=tx)
-        plan.require_seen(fields.get("seen", ""))
-        QuarantineCases(pipeline.database, clock=pipeline.clock).discard(plan.versions, decision=decision, tx=tx)
+        plan.require_seen(posted.fields.get("seen", ""))
+        posted.cases.discard(plan.versions, decision=posted.decision, tx=tx)
     return f"/units?{urlencode(wanted.query())}"
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.exports.kpis import KPIS, Line, RecordedSpan, attempts_table, settled
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes, Output
@@ -30,9 +30,10 @@ from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.stages.gates.dimensions import dim_report, p_dim_against
 from kfm_dagster.stages.gates.subject import Subject
-from kfm_dagster.stages.gates.verdict import TITLES, Gate
+from kfm_dagster.stages.gates.verdict import TITLES, Gate, Gates
 from kfm_dagster.stages.store import StageStore
-from kfm_dagster.storage.artifacts import ArtifactReference
+from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
+from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.set_questions import ask
 from kfm_dagster.telemetry.clock.reading import ClockLog
 
@@ -91,23 +92,23 @@ def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any
 
     p_dim is None where there is none of them.
     """
-    least = pipeline.card.machine.gates.G4.min_p_dim
-    reports = [*_of_metadata(pipeline, since), *_of_paths(pipeline.registry, pipeline.nodes, since, least)]
+    registry, rules = pipeline.registry, pipeline.card.machine.gates
+    least = rules.G4.min_p_dim
+    candidates = chain(
+        (_reports_of_metadata(pipeline.database, pipeline.artifacts, contract, since, rules) for contract in registry),
+        (_reports_of_paths(pipeline.nodes, contract, since, least) for contract in registry),
+    )
+    reports = [report for of_dataset in candidates if (report := _newest_with_quantities(of_dataset)) is not None]
     p_dim = _share(quantity for report in reports for quantity in report["quantities"])
     return {**p_dim_against(p_dim, least), "datasets": reports}
 
 
-def _of_metadata(pipeline: Pipeline, since: datetime) -> Iterator[dict[str, Any]]:
-    """Yield what each dataset's newest metadata says in which there is a quantity; without any, its newest."""
-    for contract in pipeline.registry:
-        reports = _reports_of_metadata(pipeline, contract, since)
-        if (report := _newest_with_quantities(reports)) is not None:
-            yield report
-
-
-def _reports_of_metadata(pipeline: Pipeline, contract: DatasetContract, since: datetime) -> Iterator[dict[str, Any]]:
+def _reports_of_metadata(
+    database: Database, artifacts: Artifacts, contract: DatasetContract, since: datetime, rules: Gates
+) -> Iterator[dict[str, Any]]:
+    """Yield the reports of a dataset's metadata, the newest first."""
     stage = f"{contract.id}.{MetadataExtract.operator}"
-    with pipeline.database.snapshot() as view:
+    with database.snapshot() as view:
         rows = view.run("stages.newest_outputs", stage=stage, since=since).all()
     read = set()
     for row in rows:
@@ -115,26 +116,23 @@ def _reports_of_metadata(pipeline: Pipeline, contract: DatasetContract, since: d
         if row.output_sha256 in read:
             continue
         read.add(row.output_sha256)
-        stored = pipeline.artifacts.get(ArtifactReference(uri=row.checkpoint_uri, sha256=row.output_sha256))
+        stored = artifacts.get(ArtifactReference(uri=row.checkpoint_uri, sha256=row.output_sha256))
         subject = Subject(
             stage=MetadataExtract.operator,
             contract=contract,
             envelopes=from_parquet(stored),
             reference_time=row.ended_at,
-            rules=pipeline.card.machine.gates,
+            rules=rules,
         )
         yield {"run_id": row.run_id, **dim_report(subject)}
 
 
-def _of_paths(
-    registry: ContractRegistry, nodes: IdempotentNodes, since: datetime, least: float
+def _reports_of_paths(
+    nodes: IdempotentNodes, contract: DatasetContract, since: datetime, least: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield what each dataset's newest path quantities were found to be when they were made, of datasets with beams."""
-    for contract in registry:
-        outputs = nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
-        reports = (_report_of_path(contract, output, least) for output in outputs)
-        if (report := _newest_with_quantities(reports)) is not None:
-            yield report
+    """Yield the reports of a dataset's path quantities as they were made, the newest first; none without beams."""
+    outputs = nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
+    return (_report_of_path(contract, output, least) for output in outputs)
 
 
 def _report_of_path(contract: DatasetContract, output: Output, least: float) -> dict[str, Any]:
