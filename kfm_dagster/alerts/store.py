@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from kfm_dagster.alerts.plan import AlertRule, Level, RuleTerms
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.storage.database import Database, Transaction
@@ -26,16 +26,6 @@ MOST_LISTED = 10_000
 """Open alerts are one a rule and subject: far fewer."""
 RuleEndpoints: TypeAlias = Mapping[tuple[str, str], Mapping[int, str]]
 """Endpoints by rule and level, each with the first channel that leads to it."""
-
-
-class UnknownAlertError(KfmError):
-    """There is no such alert."""
-
-
-class NotFiringError(KfmError):
-    """The alert does not fire."""
-
-    exit_code = ExitCode.REFUSED
 
 
 @unique
@@ -162,12 +152,14 @@ class AlertStore:
             return view.rows(Alert, "alerts.listed", given)
 
     def acknowledge(self, alert_id: int, decision: Decision) -> Alert:
-        """Take an alert on, in the governance log too. Raises UnknownAlertError, NotFiringError."""
+        """Take an alert on, in the governance log too. Raises UnknownNameError, RefusedError."""
         log = GovernanceLog(self._database, clock=self._clock)
         with self._database.transaction() as tx:
             before = tx.row(Alert, "alerts.get", alert_id=alert_id)
             if before is None:
-                raise UnknownAlertError(observed=alert_id, next_step="kfm alerts list --days 30")
+                raise UnknownNameError(
+                    "there is no such alert", observed=alert_id, next_step="kfm alerts list --days 30"
+                )
             moved = tx.run(
                 "alerts.acknowledge",
                 alert_id=alert_id,
@@ -177,8 +169,11 @@ class AlertStore:
             )
             if moved.rowcount != 1:
                 by = f" by {before.acknowledged_by}" if before.state is AlertState.ACKNOWLEDGED else ""
-                raise NotFiringError(
-                    observed=f"alert {alert_id}: {before.state}{by}", expected="firing", next_step="kfm alerts list"
+                raise RefusedError(
+                    "the alert does not fire",
+                    observed=f"alert {alert_id}: {before.state}{by}",
+                    expected="firing",
+                    next_step="kfm alerts list",
                 )
             details = {"alert_id": alert_id, "rule": before.rule, "subject": before.subject, "level": before.level}
             log.record(GovernanceAction.ALERT_ACKNOWLEDGED, decision, details=details, tx=tx)

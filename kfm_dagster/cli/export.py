@@ -146,7 +146,7 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
 def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
     """Say by whom a bundle was signed, and when, also where the folder is the one that was given to --out.
 
-    Raises ReleaseRefusedError, and ConfigurationError without a key.
+    Raises RefusedError, and ConfigurationError without a key.
     """
     if (folder / BUNDLE).is_dir() and not (folder / MANIFEST).exists():
         folder = folder / BUNDLE

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
-from kfm_dagster.alerts.store import UnknownAlertError
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import (
     ContractError,
@@ -22,7 +21,6 @@ from kfm_dagster.errors import (
     UnknownNameError,
 )
 from kfm_dagster.governance.log import UnattributedDecisionError
-from kfm_dagster.recovery.replay.runs import UnknownReplayError
 from kfm_dagster.typed_numbers import LARGEST
 
 
@@ -38,8 +36,6 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
     (UnattributedDecisionError, 400),
     (ContractError, 404),
     (UnknownNameError, 404),
-    (UnknownReplayError, 404),
-    (UnknownAlertError, 404),
     (DependencyUnavailableError, 503),
 )
 

@@ -3,7 +3,7 @@
 `Ledger` claims, settles and answers; `Deliveries` does so for messages, `QuarantineCases` for what a person decides.
 """
 
-from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCase, QuarantineCases
+from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
@@ -22,7 +22,6 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 
 __all__ = [
-    "CaseConflictError",
     "CaseState",
     "DayReport",
     "Deliveries",

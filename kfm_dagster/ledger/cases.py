@@ -15,18 +15,12 @@ from itertools import groupby
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.record import HistoryEntry
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.row_values import value_of
-
-
-class CaseConflictError(KfmError):
-    """The unit has no such open case."""
-
-    exit_code = ExitCode.REFUSED
 
 
 @unique
@@ -144,12 +138,13 @@ class QuarantineCases:
     def discard(self, versions: Mapping[WalId, int], *, decision: Decision, tx: Transaction) -> None:
         """Close the open cases of units for good, and log who decided it.
 
-        Compare-and-swap, all or none: raises CaseConflictError for the first unit that has no open case of its version.
+        Compare-and-swap, all or none: raises RefusedError for the first unit that has no open case of its version.
         """
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
         locked = {row.wal_id: row for row in tx.run("evidence.lock_open", batch=batch)}
         for wal_id in sorted(versions.keys() - locked.keys()):
-            raise CaseConflictError(
+            raise RefusedError(
+                "the unit has no such open case",
                 observed=f"{wal_id} at version {versions[wal_id]}",
                 expected="an open case of exactly this version",
                 next_step=f"kfm quarantine show {wal_id}",

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import IllegalTransitionError, RecordMovedError
-from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
+from kfm_dagster.errors import IllegalTransitionError, RecordMovedError, RefusedError
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
@@ -38,9 +38,9 @@ class DiscardPlan:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def require_seen(self, seen: str) -> None:
-        """Refuse a decision about other units or versions. Raises CaseConflictError."""
+        """Refuse a decision about other units or versions. Raises RefusedError."""
         if seen != self.seen:
-            raise CaseConflictError(
+            raise RefusedError(
                 "what would be discarded is no longer what the dry run counted",
                 observed=f"{len(self.versions)} units by now",
                 next_step="look at the dry run once more, and decide",
@@ -68,7 +68,7 @@ def open_versions(
     """Return the versions of quarantined units whose cases are open.
 
     Raises RecordMovedError for another version than a given one, IllegalTransitionError for a unit that is not
-    quarantined, CaseConflictError for one that was discarded.
+    quarantined, RefusedError for one that was discarded.
     """
     for record in records:
         if version is not None and record.version != version:
@@ -82,7 +82,7 @@ def open_versions(
                 why="the unit is not quarantined",
             )
         if cases.of(record.wal_id, tx=tx)[0].state is CaseState.DISCARDED:
-            raise CaseConflictError(
+            raise RefusedError(
                 "the unit was discarded, and that is for good",
                 observed=record.wal_id,
                 next_step=f"kfm quarantine show {record.wal_id} says who decided it and why",

@@ -19,10 +19,8 @@ from kfm_dagster.alerts.store import (
     LEASE,
     AlertMessage,
     AlertState,
-    NotFiringError,
-    UnknownAlertError,
 )
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.database import Database
@@ -139,13 +137,13 @@ def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
     repeats(record, now)
     evaluator.evaluate()
     evaluator.store.acknowledge(1, ME)
-    with pytest.raises(NotFiringError, match=r"alert 1: acknowledged by ann.*expected firing"):
+    with pytest.raises(RefusedError, match=r"alert 1: acknowledged by ann.*expected firing"):
         evaluator.store.acknowledge(1, ME)
-    with pytest.raises(UnknownAlertError, match="there is no such alert; observed 2"):
+    with pytest.raises(UnknownNameError, match="there is no such alert; observed 2"):
         evaluator.store.acknowledge(2, ME)
     now.passes(days=2)
     evaluator.evaluate()
-    with pytest.raises(NotFiringError, match="alert 1: resolved"):
+    with pytest.raises(RefusedError, match="alert 1: resolved"):
         evaluator.store.acknowledge(1, ME)
     entries = own_tx(GovernanceLog(database, clock=now)).entries(action=GovernanceAction.ALERT_ACKNOWLEDGED)
     [(actor, reason, details)] = [(one.actor, one.reason, one.details) for one in entries]

@@ -15,11 +15,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfm_dagster.errors import ExitCode
+from kfm_dagster.errors import ExitCode, RefusedError
 from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, OPENING, SIGNATURE, SUMMED
 from kfm_dagster.exports.bundle.keys import BundleSigner
 from kfm_dagster.exports.bundle.signature import sign_detached
-from kfm_dagster.exports.bundle.verification import ReleaseRefusedError, verify_release
+from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster_tests.exports import bundle_sample
 
@@ -41,7 +41,7 @@ class Written:
     contents: dict[str, bytes]
 
     def refusal(self) -> str:
-        with pytest.raises(ReleaseRefusedError) as refused:
+        with pytest.raises(RefusedError) as refused:
             verify_release(self.folder, [self.signer.certificate])
         line = str(refused.value)
         assert "\n" not in line
@@ -203,10 +203,10 @@ def test_another_key_vouches_for_nothing(bundle: Written) -> None:
     other = new_signer()
     bundle.put(SIGNATURE, sign_detached(bundle.contents[MANIFEST], other.secret))
     assert SIGNATURE in bundle.refusal()
-    with pytest.raises(ReleaseRefusedError, match=f"{SIGNATURE} is of {other.fingerprint}, and {MANIFEST} names"):
+    with pytest.raises(RefusedError, match=f"{SIGNATURE} is of {other.fingerprint}, and {MANIFEST} names"):
         verify_release(bundle.folder, [bundle.signer.certificate, other.certificate])
     bundle.restore()
-    with pytest.raises(ReleaseRefusedError, match=SIGNATURE):
+    with pytest.raises(RefusedError, match=SIGNATURE):
         verify_release(bundle.folder, [other.certificate])
     assert verify_release(bundle.folder, [other.certificate, bundle.signer.certificate])
 
@@ -268,5 +268,5 @@ def test_a_huge_file_is_refused_by_its_size_alone(bundle: Written) -> None:
 
 
 def test_a_folder_that_is_empty_is_no_bundle(bundle: Written, tmp_path: Path) -> None:
-    with pytest.raises(ReleaseRefusedError, match=f"{SIGNATURE} is missing"):
+    with pytest.raises(RefusedError, match=f"{SIGNATURE} is missing"):
         verify_release(tmp_path, [bundle.signer.certificate])

@@ -12,8 +12,8 @@ import pytest
 
 from kfm_dagster.console.pages import REPORT_OPENING, validation_page
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ExitCode
-from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION, NotPublishableError, gather_release
+from kfm_dagster.errors import ExitCode, RefusedError
+from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION, gather_release
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
@@ -172,7 +172,7 @@ def test_runs_that_found_nothing_hide_no_quantity_of_the_run_before_them(face: F
 def test_what_does_not_close_is_not_published_whatever_the_card_lets_pass(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotPublishableError, match="observed no quantity was looked at"):
+    with pytest.raises(RefusedError, match="observed no quantity was looked at"):
         gather_release(face.pipeline)
     executed(face, objects, 2)
     card = face.pipeline.card
@@ -180,7 +180,7 @@ def test_what_does_not_close_is_not_published_whatever_the_card_lets_pass(
     face.pipeline.card = card.model_copy(update={"machine": card.machine.model_copy(update={"gates": gates})})
     latitude, *others = face.pipeline.registry["nexrad-l2"].metadata_extract.units
     change_contract(face, monkeypatch, units=[latitude.model_copy(update={"unit": "m"}), *others])
-    with pytest.raises(NotPublishableError) as refused:
+    with pytest.raises(RefusedError) as refused:
         gather_release(face.pipeline)
     assert refused.value.exit_code == ExitCode.REFUSED
     assert "observed p_dim 0." in str(refused.value)

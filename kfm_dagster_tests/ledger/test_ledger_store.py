@@ -21,9 +21,9 @@ from kfm_dagster.contracts.envelope import (
 )
 from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
+from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownReplayReasonError
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.changes import DEFAULT_LEASE
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.reports import RecoverReport
@@ -613,12 +613,12 @@ def test_a_discard_of_another_version_or_of_no_case_is_refused_and_closes_none(b
     bench.bring_to("failed", other)
     cases = QuarantineCases(bench.database, clock=bench.clock)
     for wrong in ({unit.wal_id: 1}, {unit.wal_id: 3}, {other.wal_id: 3}, {unit.wal_id: 2, other.wal_id: 3}):
-        with pytest.raises(CaseConflictError, match="an open case of exactly this version"):
+        with pytest.raises(RefusedError, match="an open case of exactly this version"):
             own_tx(cases).discard(wrong, decision=JANE)
         assert [case.state for case in own_tx(cases).of(unit.wal_id)] == [CaseState.OPEN]
         assert own_tx(bench.ledger.log).entries(action=GovernanceAction.DISCARD) == []
     own_tx(cases).discard({unit.wal_id: 2}, decision=JANE)
-    with pytest.raises(CaseConflictError):
+    with pytest.raises(RefusedError):
         own_tx(cases).discard({unit.wal_id: 2}, decision=JANE)
 
 

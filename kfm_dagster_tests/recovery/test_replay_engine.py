@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownReplayReasonError
+from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownNameError, UnknownReplayReasonError
 from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import Decision, GovernanceAction
@@ -25,7 +25,7 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.pace import HoldReason
-from kfm_dagster.recovery.replay.runs import ReplayState, UnknownReplayError
+from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.replay.units import Admission
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.alerts.recorded import messages, service_url
@@ -198,7 +198,7 @@ def test_a_change_of_state_that_makes_no_sense_is_refused_in_one_line(change: st
     with pytest.raises(RefusedError) as refused:
         getattr(stand.engine, change)(run.replay_run_id, WAIT)
     assert ("running" if change == "resume" else "finished") in str(refused.value)
-    with pytest.raises(UnknownReplayError):
+    with pytest.raises(UnknownNameError):
         getattr(stand.engine, change)("no-such-replay", WAIT)
 
 
@@ -394,7 +394,7 @@ def test_a_replay_that_this_release_cannot_read_keeps_no_other_one_from_going_on
 
     def unreadable(tx: Any, replay_run_id: str) -> Any:
         if replay_run_id == broken.replay_run_id:
-            raise UnknownReplayError("the spec is of a newer release")
+            raise UnknownNameError("the spec is of a newer release")
         return read(tx, replay_run_id)
 
     sound = stand.engine.start(selection(), PERSON)

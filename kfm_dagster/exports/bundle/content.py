@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import RefusedError
 from kfm_dagster.exports.validation import dimensional_closure, validate_report
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -199,28 +199,24 @@ def _refuse_other_files(paths: Sequence[str]) -> None:
     )
 
 
-class NotPublishableError(KfmError):
-    """What was recorded must not be published."""
-
-    exit_code = ExitCode.REFUSED
-
-
 def gather_release(pipeline: Pipeline) -> Release:
     """Return everything that was recorded here.
 
-    Raises KfmError before an audit that was changed is signed, and NotPublishableError for a quantity that does
+    Raises KfmError before an audit that was changed is signed, and RefusedError for a quantity that does
     not close, whatever the card lets a gate pass, and where none was looked at.
     """
     closure = dimensional_closure(pipeline, since=EVER)
     if closure["p_dim"] is None:
-        raise NotPublishableError(
+        raise RefusedError(
+            "what was recorded must not be published",
             observed="no quantity was looked at, so there is no p_dim",
             expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
             next_step="ingest something first (kfm demo)",
         )
     if closure["p_dim"] < PUBLISHABLE_P_DIM:
         open_ones = [q for report in closure["datasets"] for q in report["quantities"] if q["closed"] < q["values"]]
-        raise NotPublishableError(
+        raise RefusedError(
+            "what was recorded must not be published",
             observed=f"p_dim {closure['p_dim']:g}: {', '.join(sorted({q['quantity'] for q in open_ones}))}",
             expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
             next_step="correct the contract's units and replay the units (kfm validate, kfm replay run)",

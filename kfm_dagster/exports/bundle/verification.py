@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import RefusedError
 from kfm_dagster.exports.bundle.content import (
     FOLDERS,
     LAYOUT,
@@ -37,12 +37,6 @@ _SHOWN = 5
 """Faults that are named at most, so that a line stays one."""
 
 
-class ReleaseRefusedError(KfmError):
-    """The release bundle is not as it was signed."""
-
-    exit_code = ExitCode.REFUSED
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedRelease:
     """A bundle as it was signed: by whom and when, and what its manifest says."""
@@ -57,7 +51,7 @@ class VerifiedRelease:
 
 
 def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
-    """Check a bundle against the certificates that are trusted. Raises ReleaseRefusedError naming the files at fault.
+    """Check a bundle against the certificates that are trusted. Raises RefusedError naming the files at fault.
 
     Sizes and sums are compared only where the signature holds.
     """
@@ -77,7 +71,8 @@ def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedReleas
         faults.append(str(fault))
     if faults or found is None:
         more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-        raise ReleaseRefusedError(
+        raise RefusedError(
+            "the release bundle is not as it was signed",
             observed=", ".join(faults[:_SHOWN]) + more,
             expected=f"every file as it was signed by {' or '.join(map(fingerprint_of, certificates))}",
             next_step="get the bundle again, or name the right certificate with --certificate",
@@ -113,7 +108,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
                     with os.scandir(entry.path) as inner:
                         yield from ((f"{entry.name}/{below.name}", below) for below in inner)
     except OSError as error:
-        raise ReleaseRefusedError(
+        raise RefusedError(
             "the release bundle cannot be read", observed=f"{error.filename}: {error.strerror}"
         ) from None
 

@@ -14,11 +14,11 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import KfmError
+from kfm_dagster.errors import KfmError, UnknownNameError
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.replay import runs
-from kfm_dagster.recovery.replay.runs import ENDED, ReplayRun, ReplayState, UnknownReplayError
+from kfm_dagster.recovery.replay.runs import ENDED, ReplayRun, ReplayState
 from kfm_dagster.recovery.replay.selection import Mode
 from kfm_dagster.storage.database import Database, Transaction
 
@@ -119,7 +119,7 @@ class UnlistedDays:
 
 def find_backfill(database: Database, backfill_id: str) -> Backfill:
     """Return a backfill. Raises BackfillError when there is none."""
-    with database.snapshot() as view, suppress(UnknownReplayError):
+    with database.snapshot() as view, suppress(UnknownNameError):
         run = runs.get(view, backfill_id)
         if run.selection.spec.mode is Mode.BACKFILL:
             return _backfill(run, view)

@@ -155,7 +155,7 @@ class ReplayEngine:
 
         A backfill is advanced by Backfills.advance, which knows what is being listed.
 
-        Raises UnknownReplayError.
+        Raises UnknownNameError.
         """
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
@@ -200,7 +200,7 @@ class ReplayEngine:
         return self._change(replay_run_id, halted, ReplayState.RUNNING, decision, GovernanceAction.REPLAY_RESUMED)
 
     def report(self, replay_run_id: str) -> Report:
-        """Look at a replay. Raises UnknownReplayError."""
+        """Look at a replay. Raises UnknownNameError."""
         with self.pipeline.database.snapshot() as view:
             run = runs.get(view, replay_run_id)
             batch = view.run("replay.next_batch", replay_run_id=replay_run_id).scalar_one()

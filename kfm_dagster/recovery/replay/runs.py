@@ -15,16 +15,12 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import KfmError, RefusedError
+from kfm_dagster.errors import RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
-
-
-class UnknownReplayError(KfmError):
-    """There is no such replay."""
 
 
 @unique
@@ -236,10 +232,12 @@ def _allowed(from_state: str | None, _to_state: str) -> str:
 
 
 def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
-    """Return a replay. Raises UnknownReplayError."""
+    """Return a replay. Raises UnknownNameError."""
     row = tx.run("replay.run", replay_run_id=replay_run_id).one_or_none()
     if row is None:
-        raise UnknownReplayError(observed=replay_run_id, next_step="kfm replay status lists them")
+        raise UnknownNameError(
+            "there is no such replay", observed=replay_run_id, next_step="kfm replay status lists them"
+        )
     return _run(row)
 
 
