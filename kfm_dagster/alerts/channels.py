@@ -75,24 +75,21 @@ def endpoints_of(urls: SecretStr | None, channels: Collection[str]) -> list[Endp
     ]
 
 
-class _Blotter(logging.Filter):
-    """Takes what is secret of the URL in use out of what the libraries log, for every handler."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if secrets := _SECRETS.get():
-            record.msg, record.args, record.exc_info = _blotted(record.getMessage(), secrets), (), None
-        return True
-
-
 _SECRETS: ContextVar[frozenset[str]] = ContextVar("kfm_alert_secrets", default=frozenset())
-_BLOTTER = _Blotter()
+
+
+def _blot(record: logging.LogRecord) -> bool:
+    """Remove the secrets of the URL in use from what libraries log, for every handler."""
+    if secrets := _SECRETS.get():
+        record.msg, record.args, record.exc_info = _blotted(record.getMessage(), secrets), (), None
+    return True
 
 
 def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS) -> Answer:
     """Send one message, and wait for the answer so long at most. Raises nothing: what fails is in the answer."""
     url = endpoint.url.get_secret_value()
     for name in _TALKATIVE:
-        logging.getLogger(name).addFilter(_BLOTTER)
+        logging.getLogger(name).addFilter(_blot)
     before = _SECRETS.set(frozenset())
     try:
         return _sent(url, message, seconds)

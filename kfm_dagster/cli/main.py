@@ -28,7 +28,7 @@ import click
 from packaging.requirements import Requirement
 
 from kfm_dagster import __version__
-from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode, KfmError
 
 
 class Lazy(NamedTuple):
@@ -80,19 +80,17 @@ _EXTRA = re.compile(r"""extra == ['"]([\w-]+)['"]""")
 _OF_DEVELOPERS = frozenset({"dev", "docs"})
 
 
-class MissingExtraError(ConfigurationError):
-    """The command needs an extra that is not installed."""
-
-
-def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+def missing_extra(error: ModuleNotFoundError) -> ConfigurationError | None:
     """Return the refusal that names the extra to install, or None where the module is of no extra."""
     module = (error.name or "").partition(".")[0]
     for line in metadata.requires("kfm-dagster") or ():
         requirement = Requirement(line)
         extra = _EXTRA.search(str(requirement.marker))
         if extra and extra[1] not in _OF_DEVELOPERS and requirement.name.replace("-", "_") == module:
-            return MissingExtraError(
-                observed=f"no package {requirement.name}", next_step=f"pip install 'kfm-dagster[{extra[1]}]'"
+            return ConfigurationError(
+                "the command needs an extra that is not installed",
+                observed=f"no package {requirement.name}",
+                next_step=f"pip install 'kfm-dagster[{extra[1]}]'",
             )
     return None
 
@@ -101,12 +99,6 @@ T = TypeVar("T")
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C (128 + SIGINT), as shells have it."""
-
-
-class OutputError(KfmError):
-    """The answer cannot be written."""
-
-    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
 
 
 COMMANDS = {
@@ -211,7 +203,10 @@ def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType |
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Raise OutputError where standard output takes nothing more; of a reader that went away click takes care."""
+    """Raise DependencyUnavailableError where standard output takes nothing more.
+
+    Of a reader that went away click takes care.
+    """
     stream = sys.stdout
     if not isinstance(stream, io.TextIOWrapper):  # somebody's own, which cannot fill a disk
         yield
@@ -245,4 +240,8 @@ class _Answers(io.TextIOWrapper):
                 raise
             # Else the interpreter would try once more at its end, and say so in lines of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            raise OutputError(observed=os.strerror(error.errno or 0), next_step="look where the output goes") from None
+            raise DependencyUnavailableError(
+                "the answer cannot be written",
+                observed=os.strerror(error.errno or 0),
+                next_step="look where the output goes",
+            ) from None
