@@ -1,7 +1,7 @@
-"""The bounding box of a GeoJSON geometry (RFC 7946, 5): the one place that derives it.
+"""The bounding box of a GeoJSON geometry (RFC 7946, 5): only this module derives it.
 
-Belongs here: what follows from a geometry alone. Does not belong here: where a geometry comes from (`readers/`), nor an
-extent that a file states of itself, which is a property.
+Belongs here: what follows from a geometry alone. Does not belong here: where a geometry comes from (`readers/`), nor
+the extent that a file declares, which is a property.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ Box = tuple[float, float, float, float]
 """(west, south, east, north) in degrees; west > east when it crosses the antimeridian (RFC 7946, 5.2)."""
 
 _PARTS_AT = {"Point": 0, "MultiPoint": 1, "Polygon": 0, "MultiPolygon": 1}
-"""How many arrays stand around one part of a geometry."""
+"""Levels of arrays around one part of a geometry."""
 
 
 def bounding_box(geometry: Mapping[str, Any]) -> Box:
     """Return the exact bounds of a Point, MultiPoint, Polygon or MultiPolygon that is split at the antimeridian.
 
     A geometry crosses it when one part reaches 180 and another -180 degrees; its box then leaves out the widest range
-    of longitudes that no part has. Raises KeyError, TypeError or ValueError for what is none of these.
+    of longitudes that no part has. Raises KeyError, TypeError or ValueError for any other value.
     """
     coordinates = geometry["coordinates"]
     parts = [list(_positions(part)) for part in (coordinates if _PARTS_AT[geometry["type"]] else [coordinates])]
@@ -44,7 +44,7 @@ def _span(part: list[Sequence[float]]) -> tuple[float, float]:
 
 
 def _sides(spans: list[tuple[float, float]]) -> tuple[float, float]:
-    """West and east of parts that are spans of longitude."""
+    """Return the west and east bounds of spans of longitude."""
     west, east = min(first for first, _ in spans), max(last for _, last in spans)
     if (west, east) != (-180, 180):
         return west, east

@@ -1,7 +1,7 @@
-"""Cadence: what each hour of a day should have brought of each product, and what it did.
+"""Cadence: the expected and the observed objects of each product in each hour of a day.
 
-Belongs here: the arithmetic that gate G6 and the gap table share. Does not belong here: what contracts declare
-(`quality.py`), counting (`sql/queries/gates.sql`), keeping what is missing (`ledger/gaps.py`).
+Belongs here: the arithmetic that gate G6 and the gap table share. Does not belong here: the declarations
+(`quality.py`), counting (`sql/queries/gates.sql`), the gap table (`ledger/gaps.py`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
 
 HOUR = timedelta(hours=1)
 LEAST_CADENCE = timedelta(minutes=1)
-"""Announcements come in batches, some seconds apart: a product that comes more often is looked at by the minute."""
+"""Announcements come in batches, some seconds apart: products with a shorter cadence are checked by the minute."""
 SILENT_AFTER = 2
 """Cadences without an announcement, after which a product is silent."""
 DROP_OVER = 4
-"""Cadences over which the rate is taken: one late frame is no drop."""
+"""Cadences over which the rate is measured, so that one late frame is not a drop."""
 DROP_BELOW = 0.5
 """Share of the expected rate below which it has dropped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductCount:
-    """Distinct objects of one hour and one set of extension fields that the ledger has, in work or done."""
+    """Distinct objects of one hour and one set of extension fields in the ledger, in progress or done."""
 
     hour: int
     groups: Mapping[str, Any]
@@ -36,7 +36,7 @@ class ProductCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductHour:
-    """One hour of one product: how many objects should have begun in it, and how many are known."""
+    """One hour of one product: how many objects are expected to begin in it, and how many are known."""
 
     product: str
     hour: datetime
@@ -50,21 +50,21 @@ class ProductHour:
 
 
 def floor_hour(at: datetime) -> datetime:
-    """Return the beginning of the hour that a time is in."""
+    """Return the beginning of the hour of a time."""
     return at.replace(minute=0, second=0, microsecond=0)
 
 
 def settled_until(coverage: Coverage, at: datetime) -> datetime:
-    """Return the beginning of the first hour that has not settled at a time."""
+    """Return the beginning of the first hour that is not settled at a time."""
     return floor_hour(at - timedelta(seconds=coverage.settles_after_seconds))
 
 
 def hours_due(
     product: ExpectedProduct, day: date, *, until: datetime, followed_since: datetime | None = None
 ) -> list[datetime]:
-    """Return the hours of a day that should have a product, before `until`.
+    """Return the hours of a day before `until` in which a product is due.
 
-    followed_since: when the first object that was announced here began; its own hour may have begun without us.
+    followed_since: the begin of the first announced object; its hour does not count, as earlier objects may be missed.
     """
     midnight = datetime.combine(day, time(), UTC)
     hours = (midnight + number * HOUR for number in range(24))
@@ -80,33 +80,33 @@ def product_hours(
     at: datetime,
     followed: Mapping[str, datetime] | None = None,
 ) -> list[ProductHour]:
-    """Hold what is known of a day against what should be, by product and hour, once the hour has settled.
+    """Return the expected and known objects of a day by product and settled hour.
 
-    followed: when each product was first announced; one that is not there is expected in no hour. None: the whole day
-    was asked for, so all of it is expected.
+    followed: when each product was first announced; other products are not expected in any hour. None: the whole day
+    was requested, so every hour is expected.
     """
     until = settled_until(coverage, at)
     seen = _by_product(coverage, counts)
-    found = []
+    rows = []
     for product in coverage.products:
         if followed is not None and product.name not in followed:
             continue
         since = None if followed is None else followed[product.name]
         for hour in hours_due(product, day, until=until, followed_since=since):
-            number = seen[product.name, hour.hour]
-            found.append(ProductHour(product=product.name, hour=hour, expected=product.per_hour, seen=number))
-    return found
+            count = seen[product.name, hour.hour]
+            rows.append(ProductHour(product=product.name, hour=hour, expected=product.per_hour, seen=count))
+    return rows
 
 
 def products_of(coverage: Coverage, groups: Mapping[str, Any], at: datetime) -> list[ExpectedProduct]:
-    """Return the products that an object with these extension fields counts for in its hour."""
+    """Return the products to which an object with these extension fields counts in its hour."""
     hour = floor_hour(at)
     return [product for product in coverage.products if product.is_due(hour) and _holds(product, groups)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How a product should come as of now: windows back from the present, and what the longer one should have had."""
+    """The expected pace of a product: two windows back from now, and the objects due in the longer one."""
 
     silent_after: timedelta
     over: timedelta
@@ -119,10 +119,10 @@ class Pace:
 
 
 def pace_of(product: ExpectedProduct) -> Pace:
-    """Return the windows in which a product is looked for by the time of its announcements."""
+    """Return the windows of announcement times in which a product is expected."""
     cadence = max(product.cadence, LEAST_CADENCE)
     over = DROP_OVER * cadence
-    # What comes in some hours only comes in a burst each cadence; the rest comes evenly, or in bursts within the hour.
+    # A product of some hours only comes in one burst per cadence; the others come evenly, or in bursts within the hour.
     expected = DROP_OVER * product.per_hour if product.hours else product.per_hour * over / HOUR
     return Pace(silent_after=SILENT_AFTER * cadence, over=over, expected=max(1, int(expected)))
 
@@ -132,7 +132,7 @@ def _holds(product: ExpectedProduct, groups: Mapping[str, Any]) -> bool:
 
 
 def _by_product(coverage: Coverage, counts: Iterable[ProductCount]) -> Counter[tuple[str, int]]:
-    """Objects by product and hour; the ledger keeps more of a key than what tells products apart."""
+    """Count objects by product and hour, by the groups that distinguish products (the ledger keeps more)."""
     names = tuple(sorted({name for product in coverage.products for name in product.groups}))
     totals: Counter[tuple[int, tuple[Any, ...]]] = Counter()
     for count in counts:

@@ -1,7 +1,7 @@
-"""Drafts: a contract for another dataset of a reader, made from the text of one that is in force.
+"""Drafts: a contract for another dataset of a reader, derived from the text of a shipped contract.
 
-A text and not a document, because the comments say where each figure is from. Does not belong here: whether a contract
-is in order (`loader.py`).
+The draft is text, not a parsed document, to keep the comments that cite each figure's source. Does not belong here:
+checking a contract (`loader.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ _HEAD = """\
 
 
 def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
-    """Return the text of a contract for `dataset`, like that of a dataset that ships with the package.
+    """Return the text of a contract for `dataset`, derived from the shipped contract of `like`.
 
-    Names, bucket and topic are the new ones; what a day has to bring and how sizes vary is left out. Raises
-    ContractError for an id of another form, a topic that is no ARN of SNS, one that is missing or too many, or a
-    dataset that does not ship.
+    Names, bucket and topic are replaced; coverage and peers are left out. Raises ContractError for a malformed or
+    taken id, a topic that is not an SNS ARN, a missing or superfluous topic, or a `like` that does not ship.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("this is no dataset id", observed=dataset, expected="small letters, digits and hyphens")
@@ -56,18 +55,18 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
             observed=f"--topic {topic}" if topic else "no --topic",
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
-    # The reader may have the dataset's name, and stays; an address is of a page that there is, and stays, too.
+    # The reader stays, even where it has the dataset's name; URLs stay, because they are of existing pages.
     named = rf"(?m)^  reader:.*$|https?://\S+|\b{re.escape(like)}\b"
-    text = re.sub(named, lambda found: dataset if found[0] == like else found[0], text)
+    text = re.sub(named, lambda match: dataset if match[0] == like else match[0], text)
     text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)
     text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
-    # Another bucket's copies are elsewhere.
+    # Another bucket has other mirrors.
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
-    # Its keys say other things.
+    # Other keys state other values.
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)
-    # Nobody knows yet how its sizes vary.
+    # How its sizes vary is not known yet.
     text = re.sub(r"(?m)^(?:  #.*\n)*  peers: .*\n", "", text)
     text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text

@@ -1,6 +1,6 @@
 """Envelopes: the canonical, frozen description of one ingest unit, enriched operator by operator.
 
-An envelope starts with what the message said. Each operator adds exactly one section (`integrity`, `metadata`, `stac`,
+An envelope starts with the message's facts. Each operator adds exactly one section (`integrity`, `metadata`, `stac`,
 `provenance`) and touches nothing else; `evolve` is the only way to add one. All datetimes are aware and UTC.
 """
 
@@ -22,15 +22,15 @@ EXTENSION = "extension"
 
 
 def section() -> Any:
-    """Return a field of the envelope that an operator adds: None until then, and an object that has `issues`."""
+    """Return a field of the envelope that an operator sets: None until then, then an object with `issues`."""
     return field(default=None, metadata={SECTION: True})
 
 
 def extension(reason: str) -> Any:
-    """Return a field of the envelope that may be None and that the ledger keeps among a record's extension fields.
+    """Return an optional field of the envelope that the ledger keeps among a record's extension fields.
 
-    `reason` says why the unit carries it (NODD WAL specification, section 3, last paragraph). The field needs no line
-    in any other place: the codec finds it here.
+    `reason` explains why the unit carries it (NODD WAL specification, section 3, last paragraph). The field is
+    declared only here, where the codec reads it.
     """
     return field(default=None, metadata={EXTENSION: reason})
 
@@ -40,9 +40,9 @@ WalId = NewType("WalId", str)
 
 
 COMPLETED_BY = " "
-"""Stands in `object_version` between an object's ETag and the sidecar that completes it. No ETag holds a blank."""
+"""Separates, in `object_version`, an object's ETag and the sidecar that completes it. No ETag holds a blank."""
 CLOSED = f"{COMPLETED_BY}closed"
-"""`object_version` of a unit that reads a chunk again as its volume's last one; chunks themselves have no version."""
+"""`object_version` of a closing, which reads a chunk again as its volume's last one; chunks have no version."""
 
 
 @unique
@@ -97,7 +97,7 @@ class ProvenanceStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawReference:
-    """Where an envelope came from. All None for a unit found by listing a bucket."""
+    """The message ids of an envelope. All None for a unit from a bucket listing."""
 
     sqs_message_id: str | None = None
     sns_message_id: str | None = None
@@ -107,13 +107,13 @@ class RawReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Integrity:
-    """Section added by integrity-check. Size in bytes; ETag without quotes; time in UTC."""
+    """Section set by integrity-check. Size in bytes; ETag without quotes; time in UTC."""
 
     status: CheckStatus
     actual_size_bytes: int | None = None
     actual_etag: str | None = None
     last_modified: datetime | None = None
-    """When the object was written, by its store."""
+    """When the object was written, by the store's clock."""
     checks_run: tuple[str, ...] = ()
     issues: tuple[Issue, ...] = ()
 
@@ -133,7 +133,7 @@ class Metadata:
     stac_properties: Mapping[str, Any] = field(default_factory=dict)
     sidecars: Mapping[str, str] = field(default_factory=dict)
     layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Fields that can be had alone, by what the format calls them: offset and length in bytes."""
+    """Fields that can be read alone, by their name in the format: offset and length in bytes."""
     checks_run: tuple[str, ...] = ()
     issues: tuple[Issue, ...] = ()
 
@@ -148,17 +148,17 @@ class StacResult:
     item_href: str | None = None
     content_sha256: str | None = None
     superseded: bool = False
-    """The Item that stands is a newer unit's: this one was read and checked, and its content was not registered."""
+    """Whether the current Item is a newer unit's: this unit was read and checked, but not registered."""
     superseded_by: WalId | None = None
     """That newer unit."""
     replaces: WalId | None = None
-    """Unit whose Item stood before this one; this unit itself when its own Item was repaired."""
+    """Unit of the previous current Item; this unit itself when its own Item was repaired."""
     issues: tuple[Issue, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenanceResult:
-    """Section added by provenance-emit; ids are deterministic, so a second emit names the same things."""
+    """Section set by provenance-emit; ids are deterministic, so that a second emit gives the same ids."""
 
     status: ProvenanceStatus
     activity_id: str | None = None
@@ -170,7 +170,7 @@ class ProvenanceResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Envelope:
-    """One ingest unit. `attempt` and `record_version` are those of its claim, 0 before the claim."""
+    """One ingest unit. `attempt` and `record_version` are its claim's, 0 before the claim."""
 
     wal_id: WalId
     dataset: str
@@ -192,12 +192,12 @@ class Envelope:
     peer_sizes: tuple[int, ...] | None = extension(
         "what the size is held against, fixed when the unit is admitted, so that each attempt finds the same"
     )
-    """The members of `contracts.quality.PeerSizes`; None where no peer was known, or the contract asks for none."""
+    """The members of `contracts.quality.PeerSizes`; None without known peers, or without peers in the contract."""
     lane: Lane = Lane.LIVE
     replay_reason: str | None = None
-    """Why the unit was let in again; None on its first way."""
+    """Why the unit was requeued; None before any replay."""
     replay_run_id: str | None = None
-    """Which replay let it in; None outside a replay."""
+    """The replay that requeued it; None outside a replay."""
     attempt: int = 0
     record_version: int = 0
     integrity: Integrity | None = section()
@@ -205,7 +205,7 @@ class Envelope:
     stac: StacResult | None = section()
     provenance: ProvenanceResult | None = section()
     gate_issues: tuple[Issue, ...] = ()
-    """Gates, and rules of governance, that made the unit leave the chain, after what the operators found."""
+    """Issues of gates and governance rules that took the unit out of the chain, after the operators' issues."""
 
     @property
     def partition(self) -> str:
@@ -235,8 +235,8 @@ class Envelope:
     @property
     def issues(self) -> tuple[Issue, ...]:
         """Findings of every operator so far, in the order of the chain, and then of the gates."""
-        made = (getattr(self, name) for name in _SECTIONS)
-        return tuple(issue for one in made if one is not None for issue in one.issues) + self.gate_issues
+        results = (getattr(self, name) for name in _SECTIONS)
+        return tuple(issue for result in results if result is not None for issue in result.issues) + self.gate_issues
 
     @property
     def failure(self) -> Issue | None:
@@ -245,11 +245,11 @@ class Envelope:
         A lineage path that failed alone leaves provenance `partial`, which is no failure of the unit.
         """
         for name in _SECTIONS:
-            made: Any = getattr(self, name)
-            partial = isinstance(made, ProvenanceResult) and made.status is not ProvenanceStatus.FAILED
-            if made is None or partial:
+            result: Any = getattr(self, name)
+            partial = isinstance(result, ProvenanceResult) and result.status is not ProvenanceStatus.FAILED
+            if result is None or partial:
                 continue
-            for issue in made.issues:
+            for issue in result.issues:
                 if issue.severity is Severity.FAILED:
                     return issue  # type: ignore[no-any-return]
         return next(iter(self.gate_issues), None)
@@ -259,5 +259,5 @@ class Envelope:
         return dataclasses.replace(self, **changes)
 
 
-_SECTIONS = tuple(one.name for one in dataclasses.fields(Envelope) if SECTION in one.metadata)
-"""Fields that operators add, in the order of the chain."""
+_SECTIONS = tuple(entry.name for entry in dataclasses.fields(Envelope) if SECTION in entry.metadata)
+"""Fields that operators set, in the order of the chain."""

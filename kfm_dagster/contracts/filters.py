@@ -1,6 +1,6 @@
-"""Filters of lists: each is a model, read from texts and written back as a query, with its published parameters.
+"""Filters of lists: models that are read from and written to URL queries, with published parameters.
 
-Belongs here: what all filters have in common. Does not belong here: which filters there are (`views/`, `ledger/`).
+Belongs here: the parts that all filters share. Does not belong here: the filters themselves (`views/`, `ledger/`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 
 EXPECTED = "x-expected"
-"""Member of a parameter's schema: the values that it takes, in words."""
+"""Member of a parameter's schema that describes its values in words."""
 
 
 class BadFilterError(KfmError):
@@ -37,7 +37,7 @@ Moment = Annotated[datetime, BeforeValidator(_moment), WithJsonSchema({"type": "
 
 
 def _digits(value: int | str) -> int | str:
-    # No more digits than a number in the database has: Python reads any script's, and thousands of them.
+    # At most the digits of a database integer, and ASCII: int() takes thousands of digits of any script.
     if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,9}", value):
         raise ValueError(value)
     return value
@@ -63,8 +63,8 @@ class Filter(BaseModel):
     @classmethod
     def of_query(cls, pairs: Iterable[tuple[str, str]]) -> Self:
         """Read a URL's query, where an empty value counts as absent. Raises BadFilterError."""
-        given = list(pairs)
-        names = [name for name, _ in given]
+        arguments = list(pairs)
+        names = [name for name, _ in arguments]
         unknown = sorted(set(names) - set(cls.model_fields))
         if unknown or len(set(names)) < len(names):
             raise BadFilterError(
@@ -72,7 +72,7 @@ class Filter(BaseModel):
                 expected=f"{', '.join(cls.model_fields)}, each once at most",
             )
         try:
-            return cls.model_validate({name: value for name, value in given if value})
+            return cls.model_validate({name: value for name, value in arguments if value})
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
             name = str(wrong["loc"][0])
@@ -103,8 +103,10 @@ def _parameter(schema: dict[str, Any], enums: dict[str, Any]) -> dict[str, Any]:
     """Return a field's schema without null, and with the values of its enum."""
     flat = {**schema, **schema.get("anyOf", [{}])[0]}
     flat = {**flat, **enums.get(flat.pop("$ref", "").rpartition("/")[2], {})}
-    kept = {name: value for name, value in flat.items() if name not in {"anyOf", "$ref", "title"} and value is not None}
-    return kept | {"description": schema["description"]}
+    members = {
+        name: value for name, value in flat.items() if name not in {"anyOf", "$ref", "title"} and value is not None
+    }
+    return members | {"description": schema["description"]}
 
 
 def _text(value: Any) -> str:

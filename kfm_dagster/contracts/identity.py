@@ -1,9 +1,9 @@
-"""Identity of an ingest unit: its deterministic id, ids as people type them, and the times that a unit may be of.
+"""Identity of an ingest unit: its deterministic id, ids as people type them, and the allowed times of a unit.
 
 `wal_id` is a UUIDv8 (RFC 9562, section 5.8: 122 bits free for the application) made of the first 128 bits of a SHA-256
 over the identity fields, with version and variant bits set. The encoding is canonical JSON, so that no separator inside
-a key can make two identities equal. A prefix that no other id has stands for an id, as Git takes its hashes. Does not
-belong here: which ids there are; each room asks its own table.
+a key can make two identities equal. A unique prefix stands for an id, as in Git. Does not belong here: the existing
+ids; each room queries its own table.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import KfmError
 
 EARLIEST = datetime(1583, 1, 1, tzinfo=UTC)
-"""First whole year of the Gregorian calendar, which RFC 3339 counts in; an earlier date is none by it without an
-agreement (ISO 8601-1, 4.3.1). NOAA's oldest instrumental records begin in the 18th century."""
+"""First whole year of the Gregorian calendar, which RFC 3339 uses; earlier dates need an agreement (ISO 8601-1,
+4.3.1). NOAA's oldest instrumental records begin in the 18th century."""
 LATEST = datetime(2501, 1, 1, tzinfo=UTC)
-"""End of the longest climate projections (CMIP6 extensions, to 2500). 9999 stands for "no time" in many archives."""
+"""End of the longest climate projections (CMIP6 extensions, to 2500). In many archives 9999 means "no time"."""
 
 AHEAD = timedelta(days=2)
-"""A unit may be of one of the next days: two machines' clocks differ, and its run comes when the day has begun."""
+"""How far ahead a unit's day may be: clocks of two machines differ, and the unit's run waits until the day begins."""
 SHORTEST_PREFIX = 8
-"""Characters of an id that may stand for it: the first group of a UUID."""
+"""Least characters of a prefix that may stand for an id: the first group of a UUID."""
 MATCHES_ASKED = 6
-"""Ids that a look-up has to return at most: one more than a refusal names."""
+"""Most ids that a look-up has to return: one more than a refusal names."""
 
 
 def uuid8(*fields: str | None) -> str:
-    """Deterministic UUIDv8 of an ordered tuple of fields."""
+    """Return the deterministic UUIDv8 of an ordered tuple of fields."""
     digest = bytearray(hashlib.sha256(orjson.dumps(fields)).digest()[:16])
     digest[6] = (digest[6] & 0x0F) | 0x80
     digest[8] = (digest[8] & 0x3F) | 0x80
@@ -42,23 +42,23 @@ def uuid8(*fields: str | None) -> str:
 
 
 def pseudonym(dataset: str) -> str:
-    """Name a governed dataset in public: the same in every release, so that its records can still be followed.
+    """Return the public name of a governed dataset: the same in every release, so that its records can be followed.
 
-    It keeps a name out of sight and no secret: a reader who guesses the name can compute the pseudonym.
+    The pseudonym hides a name but is not a secret: a reader who guesses the name can compute the pseudonym.
     """
     return f"governed-{hashlib.sha256(dataset.encode()).hexdigest()[:8]}"
 
 
 def wal_id(*, dataset: str, object_uri: str, time_range_start: datetime, object_version: str | None) -> WalId:
-    """Id of the unit: same dataset, object, start and version give the same id in every process and release."""
+    """Return the id of a unit: equal arguments give the same id in every process and release."""
     return WalId(uuid8(dataset, object_uri, rfc3339(time_range_start), object_version))
 
 
 def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
-    """UTC text with a year of four digits, six decimals and Z: `2025-12-03T00:00:00.000000Z`; sorts as time.
+    """Return UTC text that sorts as time, such as `2025-12-03T00:00:00.000000Z`: four-digit year, six decimals.
 
-    `timespec` as in `datetime.isoformat`, for a text that no column holds.
-    Raises ValueError when naive, or when it is in no year from 1 to 9999 in UTC (RFC 3339, section 1).
+    `timespec` is as in `datetime.isoformat`, for texts outside columns.
+    Raises ValueError for a naive time, or a year outside 1 to 9999 in UTC (RFC 3339, section 1).
     """
     if value.tzinfo is None:
         raise ValueError(f"naive datetime {value!r}")
@@ -70,23 +70,23 @@ def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
 
 
 def is_plausible(value: datetime) -> bool:
-    """Tell whether a time from outside can be one of an observation, a forecast or an event."""
+    """Return whether a time from outside can be that of an observation, a forecast or an event."""
     return EARLIEST <= value < LATEST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayWindow:
-    """From the first day of the partitions to AHEAD of `today`, both included."""
+    """The days from the first partition to `today` plus AHEAD, both included."""
 
     first: date
     today: date
 
     def holds(self, day: date, *, sent_at: datetime | None) -> bool:
-        """Return whether a unit of that day may come in, by a message that its queue received at `sent_at`.
+        """Return whether to admit a unit of that day, with a message that its queue received at `sent_at`.
 
-        A clock that is behind loses nothing, because the queue's own clock counts, too. The sender's times do not.
+        A slow local clock loses nothing, because the queue's clock counts, too. The sender's times do not count.
         """
-        # The day is moved, not the others: a queue's clock may be at the calendar's last day.
+        # AHEAD is subtracted from the day, because the queue's clock may be at the calendar's last day.
         return self.first <= day and day - AHEAD <= max(self.today, sent_at.date() if sent_at else self.today)
 
 
@@ -95,22 +95,22 @@ class AmbiguousIdError(KfmError):
 
 
 def whole_id(given: str, matches: Collection[str], *, what: str) -> str | None:
-    """Return the id that is meant, of those that begin with what was given; None where none does.
+    """Return the only id in `matches`, the ids that begin with `given`; None without a match.
 
-    `what` names the kind of id for a refusal. Raises AmbiguousIdError when several begin so, or when fewer characters
-    than SHORTEST_PREFIX are given of a longer id.
+    `what` names the kind of id in a refusal. Raises AmbiguousIdError for several matches, or for a prefix of fewer
+    than SHORTEST_PREFIX characters.
     """
     if given in matches:
         return given
     if not matches or not given:
         return None
     if len(matches) > 1 or len(given) < SHORTEST_PREFIX:
-        named = sorted(matches)[: MATCHES_ASKED - 1]
+        shown = sorted(matches)[: MATCHES_ASKED - 1]
         raise AmbiguousIdError(
             None if len(matches) > 1 else f"this is too little of a {what}",
-            observed=f"{given}: {', '.join(named)}",
+            observed=f"{given}: {', '.join(shown)}",
             expected=f"a whole {what}, or a prefix of {SHORTEST_PREFIX} characters or more that no other has",
             next_step="give more of the id",
         )
-    (found,) = matches
-    return found
+    (match,) = matches
+    return match

@@ -1,6 +1,6 @@
-"""Issue codes: the bounded, machine-readable reasons that an operator gives about a unit.
+"""Issue codes: the bounded, machine-readable reasons that operators give for a unit's status.
 
-One enum per operator. A dataset contract maps a code to `failed` or `suspect`; a code that it does not name is
+One enum per operator. A dataset contract maps a code to `failed` or `suspect`; codes that it does not name are
 `failed` (fail closed). Does not belong here: exceptions that stop a program (`errors.py`).
 """
 
@@ -144,14 +144,14 @@ ERROR_CODES: tuple[str, ...] = (
     *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue,
     *ChainIssue,
 )  # fmt: skip
-"""Codes with which a run can end an attempt as failed."""
+"""Codes with which a run can fail an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issue:
     """One finding about one unit: a bounded code, its severity under the contract, and a short text.
 
-    The text may quote what an object says, so signs that no terminal should get are escaped in it.
+    The text may quote an object, so characters that are unsafe in a terminal are escaped.
     """
 
     code: str
@@ -159,7 +159,7 @@ class Issue:
     message: str
 
     def __post_init__(self) -> None:
-        """Escape what is not printable."""
+        """Escape characters that are not printable."""
         if not self.message.isprintable():
             escaped = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in self.message)
             object.__setattr__(self, "message", "".join(escaped))

@@ -1,4 +1,4 @@
-"""Key grammar: from an object key to its groups, time range and Item id, and from a day to the prefixes that hold it.
+"""Key grammar: from an object key to its groups, time range and Item id.
 
 Pure and cached per contract; the patterns come from the contract, so that a new dataset needs no code.
 """
@@ -32,7 +32,7 @@ class KeyKind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyMatch:
-    """A data key understood: named groups, and the time range in UTC with start <= end, both plausible."""
+    """A parsed data key: named groups, and the time range in UTC with start <= end, both plausible."""
 
     groups: Mapping[str, str]
     start: datetime
@@ -51,17 +51,17 @@ class KeyGrammarReader:
     def __init__(self, contract: DatasetContract) -> None:
         self.contract = contract
         grammar = contract.storage.key_grammar
-        # ASCII: an Arabic-Indic digit in a key is no digit of a time stamp.
-        # A key is asked for its kind and then for its match; the second question costs a look-up.
+        # ASCII: an Arabic-Indic digit in a key is not a digit of a time stamp.
+        # `kind` and then `match` are called for each key; the cache makes the second call a look-up.
         self._fullmatch = lru_cache(maxsize=64)(re.compile(grammar.pattern, re.ASCII).fullmatch)
         self._ignore = tuple(re.compile(pattern) for pattern in contract.storage.ignore)
         self._start = _stamp_reader(grammar.start)
         self._end = _stamp_reader(grammar.end) if grammar.end else None
 
     def kind(self, key: str) -> KeyKind:
-        """Tell a data object from its sidecars, from known neighbours and from everything else.
+        """Return whether a key is of a data object, a sidecar, an ignored object or a foreign one.
 
-        A key that is unsafe as a path is FOREIGN, whatever the contract's patterns let through.
+        A key that is unsafe as a path is FOREIGN, whatever the contract's patterns match.
         """
         if not is_safe_key(key):
             return KeyKind.FOREIGN
@@ -75,13 +75,13 @@ class KeyGrammarReader:
         return KeyKind.FOREIGN
 
     def match(self, key: str) -> KeyMatch | None:
-        """Understand a data key; None when it is none. Raises InvalidKeyTimeError for impossible stamps."""
-        found = self._fullmatch(key)
-        if found is None or not is_safe_key(key):
+        """Parse a data key; None for any other key. Raises InvalidKeyTimeError for impossible stamps."""
+        match = self._fullmatch(key)
+        if match is None or not is_safe_key(key):
             return None
-        groups = {name: value for name, value in found.groupdict().items() if value is not None}
-        # A group that took no part in the match is empty text in a template.
-        texts = groups if len(groups) == len(found.re.groupindex) else found.groupdict("")
+        groups = {name: value for name, value in match.groupdict().items() if value is not None}
+        # A group without a match is empty text in a template.
+        texts = groups if len(groups) == len(match.re.groupindex) else match.groupdict("")
         grammar = self.contract.storage.key_grammar
         for name, implied in grammar.implied.items():
             groups[name] = texts[name] = implied.of(texts[implied.by])
@@ -109,15 +109,15 @@ class KeyGrammarReader:
         )
 
     def day_holding(self, day: date) -> date:
-        """Return the day that objects of a UTC day are of: the first of the day, month or year that their keys name."""
-        named = self.contract.storage.key_grammar.start.format
-        if "%d" in named or "%j" in named:
+        """Return the day of the objects of a UTC day: the first of the day, month or year in their keys."""
+        stamp = self.contract.storage.key_grammar.start.format
+        if "%d" in stamp or "%j" in stamp:
             return day
-        return day.replace(day=1) if "%m" in named else day.replace(month=1, day=1)
+        return day.replace(day=1) if "%m" in stamp else day.replace(month=1, day=1)
 
 
 def is_safe_key(key: str) -> bool:
-    """Tell whether a key names one object of a bucket and can be no path out of a folder in the bucket's place.
+    """Return whether a key names one object, and cannot lead out of a folder that replaces the bucket.
 
     Refused: control characters, NUL, backslashes, empty segments (so also a leading slash), `.` and `..` segments, and
     keys over MAX_KEY_BYTES.
@@ -151,20 +151,20 @@ _DIGITS = {
 """Digits of each directive. `strptime` itself is lenient: it reads day 380 of %j as day 38 and shifts the rest."""
 
 _DEFAULTS = {"Y": "", "m": "1", "d": "1", "j": "", "H": "0", "M": "0", "S": "0", "f": "0"}
-"""What stands for a directive that the format has not, in the order of `_utc`'s parameters."""
+"""Values of directives that the format lacks, in the order of `_utc`'s parameters."""
 
 
 def _stamp_reader(spec: TimeField) -> Callable[[Mapping[str, str]], datetime]:
-    """Make a reader of a time stamp of fixed widths in UTC; `%f`, last, takes the one to six digits that remain.
+    """Return a reader of UTC time stamps of fixed width; a final `%f` takes the remaining one to six digits.
 
-    It raises InvalidKeyTimeError.
+    The reader raises InvalidKeyTimeError.
     """
     tokens = re.findall(r"([^%]+)|%(\w)", spec.format)
     pattern = re.compile(
         "".join(re.escape(literal) if literal else _DIGITS[directive] for literal, directive in tokens)
     )
     directives = [directive for _, directive in tokens if directive]
-    # The place of each part among the pattern's groups, or among the defaults that follow them.
+    # The index of each part among the pattern's groups and the defaults that follow them.
     parts = itemgetter(
         *(
             directives.index(directive) if directive in directives else len(directives) + default
@@ -174,10 +174,10 @@ def _stamp_reader(spec: TimeField) -> Callable[[Mapping[str, str]], datetime]:
 
     def read(groups: Mapping[str, str]) -> datetime:
         text = spec.value.format_map(groups)
-        found = pattern.fullmatch(text)
+        match = pattern.fullmatch(text)
         try:
-            if found is not None:
-                return _utc(*parts((*found.groups(), *_DEFAULTS.values())))
+            if match is not None:
+                return _utc(*parts((*match.groups(), *_DEFAULTS.values())))
         except ValueError:
             pass
         raise InvalidKeyTimeError(f"{text!r} is no time of the form {spec.format!r}")

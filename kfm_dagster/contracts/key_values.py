@@ -1,7 +1,7 @@
-"""Key values: what an object must say of itself where its key says it, too (a member, a grid, a parameter).
+"""Key values: properties that object and key both state (a member, a grid, a parameter) and that must agree.
 
-Belongs here: what a contract declares, and whether a value agrees with it. Does not belong here: what an object says
-(`readers/`), and what a contradiction does to its unit (`operators/metadata_extract.py`).
+Belongs here: the declarations, and whether a value agrees. Does not belong here: reading an object (`readers/`), and
+the effect of a contradiction on the unit (`operators/metadata_extract.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ValueRange(Strict):
 
 
 Expected = Scalar | ValueRange | list[Scalar | ValueRange]
-"""A value, a range, or a list of which one must agree; null is what the object does not say.
+"""A value, a range, or a list with at least one that must agree; null means that the object lacks the field.
 
 In a text, `\\1` is the first group of the pattern.
 """
@@ -48,7 +48,7 @@ def _compilable(by_text: dict[str, Expected]) -> dict[str, Expected]:
 
 
 ByText = Annotated[dict[str, Expected], Field(min_length=1), AfterValidator(_compilable)]
-"""By the pattern that a group's text matches; the first one counts, and a text that matches none is not compared."""
+"""Expected value by pattern of the group's text; the first match counts, and a text without a match is not compared."""
 KeyValues = dict[FieldPattern, dict[str, ByText]]
 """By field (`native.` before the reader's native values), then by group of the key grammar."""
 
@@ -56,7 +56,7 @@ KeyValues = dict[FieldPattern, dict[str, ByText]]
 def contradictions(
     declared: KeyValues, groups: Mapping[str, str], values_of: Callable[[str], Iterable[object]]
 ) -> Iterator[str]:
-    """Describe each value of the object (`values_of` a field) that is not the one its key asks for."""
+    """Yield a description of each value of the object (`values_of` a field) that contradicts its key."""
     for field, by_group in declared.items():
         for group, by_text in by_group.items():
             text = groups.get(group)
@@ -64,15 +64,15 @@ def contradictions(
             match = next(filter(None, matches), None)
             if match is None:
                 continue
-            listed = by_text[match.re.pattern]
+            declared_values = by_text[match.re.pattern]
             expected = [
-                match.expand(one) if isinstance(one, str) else one
-                for one in (listed if isinstance(listed, list) else [listed])
+                match.expand(candidate) if isinstance(candidate, str) else candidate
+                for candidate in (declared_values if isinstance(declared_values, list) else [declared_values])
             ]
             for value in values_of(field):
-                if not any(_agrees(value, one) for one in expected):
-                    asked = " or ".join(map(str, expected))
-                    yield f"{field} is {value}, the key has {group} {match[0]}, which asks for {asked}"
+                if not any(_agrees(value, candidate) for candidate in expected):
+                    choices = " or ".join(map(str, expected))
+                    yield f"{field} is {value}, the key has {group} {match[0]}, which asks for {choices}"
 
 
 def _agrees(value: object, expected: Scalar | ValueRange) -> bool:

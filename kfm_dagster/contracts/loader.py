@@ -1,6 +1,6 @@
-"""Contract loader: YAML files to a registry, with the checks that no single contract can make.
+"""Contract loader: YAML files to a registry, with the checks that span contracts.
 
-`ContractRegistry.load()` reads the built-in contracts of the package, and those of a folder given by the user.
+`ContractRegistry.load()` reads the built-in contracts of the package and the contracts of the user's folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _parsed_once(text: str, source: str) -> DatasetContract:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """Where a key belongs; contract is the one that claims it, or names it as one that it does not ingest."""
+    """The kind of a key and its contract: the contract that claims the key, or lists it as ignored."""
 
     kind: KeyKind
     contract: DatasetContract | None
@@ -47,7 +47,7 @@ class ContractRegistry:
 
     @classmethod
     def load(cls, extra_dir: Path | None = None) -> ContractRegistry:
-        """Read the built-in contracts and, when given, every `*.yaml` of a folder. Raises ContractError."""
+        """Read the built-in contracts and, with `extra_dir`, every `*.yaml` in it. Raises ContractError."""
         builtin = resources.files("kfm_dagster.contracts") / "datasets"
         texts = [
             (entry.name, entry.read_text(encoding="utf-8"))
@@ -74,21 +74,21 @@ class ContractRegistry:
     @classmethod
     def of(cls, contracts: Iterable[DatasetContract]) -> ContractRegistry:
         """Check contracts against each other and build the registry. Raises ContractError."""
-        found: dict[str, DatasetContract] = {}
+        by_id: dict[str, DatasetContract] = {}
         for contract in contracts:
-            if contract.id in found:
+            if contract.id in by_id:
                 raise ContractError("two contracts have one dataset id", observed=contract.id, expected="unique ids")
-            found[contract.id] = contract
-        if not found:
+            by_id[contract.id] = contract
+        if not by_id:
             raise ContractError("there is no dataset contract", expected="at least one YAML file")
-        _refuse_strange_collections(list(found.values()))
-        for one, other in combinations(found.values(), 2):
-            _refuse_shared_keys(one, other)
-            _refuse_split_topic(one, other)
-        return cls(contracts=dict(sorted(found.items())))
+        _refuse_strange_collections(list(by_id.values()))
+        for left, right in combinations(by_id.values(), 2):
+            _refuse_shared_keys(left, right)
+            _refuse_split_topic(left, right)
+        return cls(contracts=dict(sorted(by_id.items())))
 
     def public_id(self, dataset: str) -> str:
-        """Return what public outputs call a dataset; another team's, which has no contract here, by its own name."""
+        """Return a dataset's public name; a dataset without a contract (another team's) keeps its own."""
         contract = self.contracts.get(dataset)
         return dataset if contract is None else contract.public_id
 
@@ -107,7 +107,7 @@ class ContractRegistry:
             ) from None
 
     def owner(self, contract: DatasetContract) -> DatasetContract:
-        """Return the contract that says what the Collection is into which a dataset writes: mostly its own."""
+        """Return the contract that defines the Collection that a dataset writes to: mostly its own."""
         return self[contract.stac.collection_of or contract.id]
 
     @cached_property
@@ -123,11 +123,11 @@ class ContractRegistry:
     @cached_property
     def topics(self) -> Mapping[str, tuple[DatasetContract, ...]]:
         """Contracts by topic ARN."""
-        found: dict[str, tuple[DatasetContract, ...]] = {}
+        by_arn: dict[str, tuple[DatasetContract, ...]] = {}
         for contract in self:
             for topic in contract.notifications.topics:
-                found[topic.arn] = (*found.get(topic.arn, ()), contract)
-        return found
+                by_arn[topic.arn] = (*by_arn.get(topic.arn, ()), contract)
+        return by_arn
 
     @cached_property
     def shapes(self) -> Mapping[str, MessageShape]:
@@ -142,27 +142,27 @@ class ContractRegistry:
     @cached_property
     def buckets(self) -> Mapping[str, tuple[DatasetContract, ...]]:
         """Contracts by bucket."""
-        found: dict[str, tuple[DatasetContract, ...]] = {}
+        by_bucket: dict[str, tuple[DatasetContract, ...]] = {}
         for contract in self:
             for bucket in contract.storage.buckets:
-                found[bucket] = (*found.get(bucket, ()), contract)
-        return found
+                by_bucket[bucket] = (*by_bucket.get(bucket, ()), contract)
+        return by_bucket
 
     @cached_property
     def announced(self) -> Mapping[tuple[str | None, str], frozenset[str]]:
         """Dataset ids by topic and bucket; topic None is raw message delivery, which names none."""
-        found: dict[tuple[str | None, str], frozenset[str]] = {}
+        datasets: dict[tuple[str | None, str], frozenset[str]] = {}
         for contract in self:
             for topic in (None, *(topic.arn for topic in contract.notifications.topics)):
                 for bucket in contract.storage.buckets:
-                    found[topic, bucket] = found.get((topic, bucket), frozenset()) | {contract.id}
-        return found
+                    datasets[topic, bucket] = datasets.get((topic, bucket), frozenset()) | {contract.id}
+        return datasets
 
     def route(self, *, bucket: str, key: str) -> Route:
-        """Tell which dataset a key belongs to and what it is there.
+        """Return the dataset of a key and the key's kind in it.
 
-        Unclaimed keys are IGNORED only when a contract of the bucket says so, else FOREIGN: a product that nobody has
-        heard of is never dropped in silence.
+        Unclaimed keys are IGNORED only when a contract of the bucket lists them, else FOREIGN: an unknown product is
+        never dropped in silence.
         """
         contracts = self.buckets.get(bucket, ())
         for contract in contracts:
@@ -175,29 +175,29 @@ class ContractRegistry:
 
 
 def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:
-    """Refuse a Collection of two datasets: one that adds to another's has to say so, and to name who owns it."""
+    """Refuse a Collection of two datasets, unless all but its owner name the owner in stac.collection_of."""
     owners = {contract.id: contract for contract in contracts if contract.stac.collection_of is None}
     for contract in contracts:
-        if (named := contract.stac.collection_of) is None:
+        if (owner := contract.stac.collection_of) is None:
             continue
-        if named not in owners or owners[named].stac.collection != contract.stac.collection:
+        if owner not in owners or owners[owner].stac.collection != contract.stac.collection:
             raise ContractError(
                 "a contract adds to a Collection that is not of the dataset that it names",
-                observed=f"{contract.id}: {contract.stac.collection}, stac.collection_of {named}",
+                observed=f"{contract.id}: {contract.stac.collection}, stac.collection_of {owner}",
                 expected="the collection of another dataset, which is its own",
             )
-        if contract.governance != owners[named].governance:
-            # What the owner keeps back, masks or embargoes would be in the same Collection all the same.
+        if contract.governance != owners[owner].governance:
+            # Else Items that the owner withholds, masks or embargoes would still reach the Collection.
             raise ContractError(
                 "a Collection is governed in two ways",
-                observed=f"{contract.id} adds to {named}, and their governance differs",
+                observed=f"{contract.id} adds to {owner}, and their governance differs",
                 expected="one governance for all that write a Collection",
             )
-    for one, other in combinations(owners.values(), 2):
-        if one.stac.collection == other.stac.collection:
+    for left, right in combinations(owners.values(), 2):
+        if left.stac.collection == right.stac.collection:
             raise ContractError(
                 "two contracts write one STAC collection",
-                observed=f"{one.id} and {other.id}: {one.stac.collection}",
+                observed=f"{left.id} and {right.id}: {left.stac.collection}",
                 expected="one collection per dataset, or stac.collection_of in the one that adds to it",
             )
 
@@ -216,9 +216,10 @@ def _refuse_shared_keys(one: DatasetContract, other: DatasetContract) -> None:
 
 
 def _refuse_split_topic(one: DatasetContract, other: DatasetContract) -> None:
-    """Refuse a topic with two queues: it delivers everything to each, so each would hold the other's messages, too.
+    """Refuse a topic with two queues or two shapes of message.
 
-    And one with two shapes of message: nothing in it says which it is.
+    SNS delivers all messages to each queue, so each queue would hold both datasets' messages. A message does not state
+    its shape.
     """
     for mine, theirs in product(one.notifications.topics, other.notifications.topics):
         if mine.arn == theirs.arn and mine.message_shape != theirs.message_shape:

@@ -1,8 +1,8 @@
-"""The dataset contract: everything the pipeline needs to know about one dataset, as one YAML file.
+"""The dataset contract: all that the pipeline needs to know about one dataset, as one YAML file.
 
-Unknown keys are refused. `quality.py` has the parts that the gates ask for, `stewardship.py` those of governance;
-`contracts/loader.py` reads files and checks contracts against each other; `key_grammar.py` gives the key pattern its
-meaning. Nothing here reads the environment or a file.
+Unknown keys are refused. `quality.py` has the parts for gates, `stewardship.py` the parts for governance;
+`contracts/loader.py` reads files and checks contracts against each other; `key_grammar.py` applies the key pattern.
+Nothing here reads the environment or a file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SetValue = Annotated[str, Field(pattern=r"^[^{}%]+$", max_length=100)]
 _SET = re.compile(r"{(\w+)}")
 
 MAX_PREFIXES = 10_000
-"""Prefixes of a day: each is a request to the store at least."""
+"""Most prefixes of a day: each is at least one request to the store."""
 
 
 class DatasetMetadata(Strict):
@@ -57,7 +57,7 @@ class DatasetMetadata(Strict):
 
 
 MessageShape = Literal["s3-event", "nexrad-chunk"]
-"""What the messages of a topic are: events of S3, or those of Unidata's feed of NEXRAD chunks."""
+"""The messages of a topic: S3 events, or messages of Unidata's feed of NEXRAD chunks."""
 
 
 class Topic(Strict):
@@ -127,10 +127,10 @@ class TimeField(Strict):
 
 
 def _refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
-    """Refuse groups that fields use, and the key pattern has not. Raises ValueError, which names both."""
+    """Refuse groups that fields use and the key pattern lacks. Raises ValueError, which names both."""
     if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:
-        named = ", ".join(f"{field} {names}" for field, names in missing.items())
-        raise ValueError(f"groups that are not in the key pattern: {named}; it has {sorted(groups)}")
+        listing = ", ".join(f"{field} {names}" for field, names in missing.items())
+        raise ValueError(f"groups that are not in the key pattern: {listing}; it has {sorted(groups)}")
 
 
 class ImpliedGroup(Strict):
@@ -141,7 +141,7 @@ class ImpliedGroup(Strict):
     otherwise: str
 
     def of(self, value: str) -> str:
-        """Return what a value of the other group implies."""
+        """Return the value that a value of the other group implies."""
         return next((implied for implied, values in self.values.items() if value in values), self.otherwise)
 
 
@@ -237,10 +237,10 @@ class Storage(Strict):
 
     @model_validator(mode="after")
     def _listing_has_its_sets(self) -> Storage:
-        named = {name for template in self.listing for name in _set_names(template)}
-        if missing := sorted(named - self.listing_sets.keys()):
+        used = {name for template in self.listing for name in _set_names(template)}
+        if missing := sorted(used - self.listing_sets.keys()):
             raise ValueError(f"listing names sets {missing} that listing_sets does not have")
-        if unused := sorted(self.listing_sets.keys() - named):
+        if unused := sorted(self.listing_sets.keys() - used):
             raise ValueError(f"listing_sets {unused} are in no template of listing")
         if twice := sorted(name for name, values in self.listing_sets.items() if len(set(values)) < len(values)):
             raise ValueError(f"listing_sets {twice} have a value twice")
@@ -255,24 +255,24 @@ class Storage(Strict):
         sizes = (math.prod(len(self.listing_sets[name]) for name in _set_names(template)) for template in self.listing)
         if (count := sum(sizes)) > MAX_PREFIXES:
             raise ValueError(f"a day would be listed under {count} prefixes; {MAX_PREFIXES} at most")
-        # A template outside the routed prefixes would make every backfill of the dataset find nothing, in silence.
+        # With a template outside the routed prefixes, every backfill of the dataset would silently find nothing.
         for folder in self.day_prefixes(date(2024, 2, 29)):
             if not any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in self.prefixes):
                 raise ValueError(f"listing gives {folder!r}, which no prefix of {self.prefixes} covers")
         return self
 
     def day_prefixes(self, day: date) -> list[str]:
-        """Return the prefixes that are listed for a UTC day: each template for each combination of its sets' values."""
-        found: list[str] = []
+        """Return the prefixes to list for a UTC day: each template with each combination of its sets' values."""
+        prefixes: list[str] = []
         for template in self.listing:
             names, dated = _set_names(template), day.strftime(template)
             combinations = itertools.product(*(self.listing_sets[name] for name in names))
-            found += [dated.format_map(dict(zip(names, values, strict=True))) for values in combinations]
-        return found
+            prefixes += [dated.format_map(dict(zip(names, values, strict=True))) for values in combinations]
+        return prefixes
 
 
 def _set_names(template: str) -> list[str]:
-    """Names of the sets in a listing template, each once, in their order."""
+    """Return the sets in a listing template, each once, in order."""
     return list(dict.fromkeys(_SET.findall(template)))
 
 
@@ -370,7 +370,7 @@ class Backoff(Strict):
 
 
 AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED})
-"""Permanent errors that time may cure: an object is written late, a permission is granted."""
+"""Permanent errors that may pass: an object is written late, a permission is granted."""
 
 
 class PermanentErrors(Strict):
@@ -417,7 +417,7 @@ class Retry(Strict):
         return self
 
     def attempts_for(self, error_code: str) -> int:
-        """Return how many attempts a unit gets that fails with this code."""
+        """Return the number of attempts of a unit that fails with this code."""
         if error_code not in self.permanent.codes:
             return self.max_attempts
         return self.permanent.max_attempts or (self.max_attempts if error_code in AWAITED else 1)
@@ -499,13 +499,13 @@ class DatasetContract(Strict):
 
     @model_validator(mode="after")
     def _ledger_keeps_what_is_counted(self) -> DatasetContract:
-        # By these the ledger finds the volume before, and its newest chunk (sql/queries/ledger.sql, endless_volumes).
+        # By these the ledger finds the previous volume and its newest chunk (sql/queries/ledger.sql, endless_volumes).
         lacking = {"site", "chunk", "kind"} - set(self.ledger.extension_fields)
         if self.notifications.tells_chunks and lacking:
             raise ValueError(f"ledger.extension_fields of a chunk feed lack {sorted(lacking)}")
         products = self.coverage.products if self.coverage else []
-        told_by = {name for product in products for name in product.groups}
-        if unknown := told_by - set(self.ledger.extension_fields):
+        groups = {name for product in products for name in product.groups}
+        if unknown := groups - set(self.ledger.extension_fields):
             raise ValueError(
                 f"coverage tells products by {sorted(unknown)}, which ledger.extension_fields does not keep"
             )
@@ -520,7 +520,7 @@ class DatasetContract(Strict):
 
     @model_validator(mode="after")
     def _virtual_stores_can_be_made(self) -> DatasetContract:
-        # A store names objects and shows where their pixels are: neither is masked in it, nor asks who reads it.
+        # A store names objects and shows where their pixels are; it neither masks them nor checks its readers.
         if self.virtual and (self.governance.access != "open" or self.governance.masking is not None):
             raise ValueError("virtual needs objects that anyone may read: governance.access is not open, or masked")
         of_messages = self.metadata_extract.reader == "grib2"

@@ -1,9 +1,9 @@
-"""What a contract says for checks and gates: peers, citations, units, freshness and coverage.
+"""Quality declarations of a contract, for checks and gates: peers, citations, units, freshness and coverage.
 
-Belongs here: the declarations and what they match; what a unit carries of its peers (objects of one product, whose
-sizes say what size another one has, ADR 030), and which sizes are far from theirs. Does not belong here: the gates that
-hold a batch against them (`stages/gates/`), where peers are kept (`ledger/size_peers.py`), nor the rest of the contract
-(`model.py`).
+Belongs here: the declarations and what they match; the peer sizes that a unit carries (peers are objects of one
+product, whose sizes predict each other, ADR 030), and which sizes are far from them. Does not belong here: the gates
+that apply them to a batch (`stages/gates/`), where peers are kept (`ledger/size_peers.py`), nor the rest of the
+contract (`model.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kfm_dagster.configs import Strict
 FieldPattern = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_:. -]*\*?$", max_length=100)]
 """A field by its path, or a beginning of paths that ends in `*`; `bands` also covers `bands.name`.
 
-Native values of the reader are below `native.`. At least one letter is asked for: `*` alone would cover whatever a
-reader comes to extract, and declare nothing.
+Native values of the reader are below `native.`. At least one letter is required: `*` alone would cover every field
+that a reader may extract, and declare nothing.
 """
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Tell whether a field pattern covers the path of a field."""
+    """Return whether a field pattern covers the path of a field."""
     if pattern.endswith("*"):
         return path.startswith(pattern[:-1])
     return path == pattern or path.startswith(pattern + ".")
@@ -115,7 +115,7 @@ class ExpectedProduct(Strict):
         return timedelta(hours=max(b - a for a, b in pairwise([*hours, hours[0] + 24])))
 
     def is_due(self, hour: datetime) -> bool:
-        """Tell whether an hour (UTC, its beginning) should have the product."""
+        """Return whether the product is due in an hour (its beginning, UTC)."""
         day = hour.date()
         return (
             (self.since is None or day >= self.since)
@@ -147,7 +147,7 @@ class Coverage(Strict):
 
 
 PEERS_KEPT = 24
-"""So many recent ones of a product. Of 24, five may be cut before what is cut is taken for usual."""
+"""Recent peers kept per product. Of 24, five may be truncated before a truncated size counts as usual."""
 FAR_OUT = 3
 """Interquartile ranges beyond the quartiles (Tukey, Exploratory Data Analysis, 1977: values beyond are "far out")."""
 
@@ -167,7 +167,7 @@ class Peers(Strict):
 
 
 class PeerSizes(NamedTuple):
-    """What a unit carries of its peers: how many, and the quartiles of their sizes in bytes."""
+    """Sizes of a unit's peers: their number, and the quartiles in bytes."""
 
     number: int
     lower: int
@@ -175,7 +175,7 @@ class PeerSizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> PeerSizes | None:
-        """Return the quartiles of sizes above 0, as two of the sizes themselves; None of no size."""
+        """Return the quartiles of sizes above 0, both taken from the sizes; None without sizes."""
         ordered = sorted(sizes)
         if not ordered:
             return None

@@ -1,7 +1,7 @@
-"""What usually lies behind an error code of a unit, and who repairs it: for the person who looks at the unit.
+"""Repairs: the usual cause of each error code of a unit, and who repairs it; shown with the unit.
 
-The runbook of validation errors has the same table; a test makes the two agree. Does not belong here: the codes
-themselves (`issues.py`), and what a contract makes of them.
+The runbook of validation errors has the same table; a test keeps both equal. Does not belong here: the codes
+themselves (`issues.py`), and the severities that a contract gives them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kfm_dagster.contracts.issues import GovernanceIssue, IntegrityIssue, Metada
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repair:
-    """What is usually the matter, and the repair: two parts of sentences."""
+    """The usual cause and the repair, each a part of a sentence."""
 
     usually: str
     repair: str

@@ -1,6 +1,6 @@
-"""What a contract says of who may see a dataset: license, sensitivity, consent, embargo, access, masking (CARE).
+"""Stewardship in a contract: license, sensitivity, consent, embargo, access and masking (CARE).
 
-Belongs here: the declarations, and which of them need each other. Does not belong here: what follows for a unit
+Belongs here: the declarations, and which of them need each other. Does not belong here: the effect on a unit
 (`governance/rules.py`), nor the rest of the contract (`model.py`).
 """
 
@@ -14,7 +14,7 @@ from kfm_dagster.configs import Strict
 
 NARROWEST_RING_M = 20.0
 WIDEST_RADIUS_M = 1_000_000.0
-"""Bounds of a displacement: wide enough to hide a place within, narrow enough to say where it is about."""
+"""Bounds of a displacement: wide enough to hide a place, narrow enough to show its region."""
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
@@ -69,9 +69,9 @@ class Masking(Strict):
 
     @model_validator(mode="after")
     def _has_its_own_level(self) -> Masking:
-        asked = {"h3": {"resolution"}, "donut": {"minimum_m", "maximum_m"}}[self.method]
-        if self.parameters.keys() != asked:
-            raise ValueError(f"method {self.method} has {' and '.join(sorted(asked))}, and nothing else of a level")
+        needed = {"h3": {"resolution"}, "donut": {"minimum_m", "maximum_m"}}[self.method]
+        if self.parameters.keys() != needed:
+            raise ValueError(f"method {self.method} has {' and '.join(sorted(needed))}, and nothing else of a level")
         if self.minimum_m and self.maximum_m and self.minimum_m + NARROWEST_RING_M > self.maximum_m:
             raise ValueError(f"minimum_m + {NARROWEST_RING_M:g} is at most maximum_m")
         return self

@@ -1,6 +1,6 @@
-"""Virtual stores: which Items of a dataset go together in one store, and along which variable (ADR 031).
+"""Virtual stores: which Items of a dataset form one store, and along which variable (ADR 031).
 
-Belongs here: what a contract declares. Does not belong here: how a store is made and published (`followers/virtual/`).
+Belongs here: the declarations. Does not belong here: building and publishing a store (`followers/virtual/`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class VirtualStore(Strict):
         return {*self.match, *_GROUP.findall(self.name)}
 
     def store_of(self, groups: Mapping[str, str], hour: int) -> str | None:
-        """Return the name of the store of an object with these groups and this hour (UTC); None when it has none."""
+        """Return the store of an object with these groups and hour (UTC); None without a store."""
         texts = defaultdict(str, groups)
         if not all(re.fullmatch(pattern, texts[name]) for name, pattern in self.match.items()):
             return None
-        # A group that took no part in the match leaves its separators.
+        # A group without a match leaves its separators.
         name = self.name.format_map(texts).strip("_.-")
         if self.hours < 24:
             name += f"_{hour - hour % self.hours:02}h"

@@ -1,7 +1,7 @@
-"""Documents that people write, held against a model: what is wrong first, where, and what was expected.
+"""Documents that people write, validated by a model: the first fault, its place, and the expected value.
 
-Belongs here: what contracts, the pipeline card, selections and plans share. Does not belong here: the parser
-(`yaml_text.py`), what any of them says, or the errors that they raise.
+Belongs here: the parts that contracts, the pipeline card, selections and plans share. Does not belong here: the parser
+(`yaml_text.py`), the models, or the errors that their loaders raise.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class DocumentError(ValueError):
 
 
 def checked(document: object, model: type[Model]) -> Model:
-    """Build a model from plain values; nothing becomes what it is not, such as "3" a number. Raises DocumentError."""
+    """Build a model from plain values without coercion, such as of "3" to a number. Raises DocumentError."""
     try:
-        # By way of JSON, whose strictness still lets text be a time or a word of a vocabulary.
+        # Through JSON, whose strict mode still takes text for a time or an enum.
         content = json.dumps(document, allow_nan=False, ensure_ascii=False, default=_as_text).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise DocumentError(path=(), observed=str(error), expected="what JSON can hold") from None
@@ -60,51 +60,51 @@ def _as_text(value: object) -> str:
 
 
 def line_of(tree: yaml.Node | None, path: KeyPath) -> int:
-    """Return the line, from 1, of what a path leads to, or of the last part of it that is there."""
+    """Return the line (from 1) of a path's value, or of the last part of the path that exists."""
     node = tree
     line = 1 if node is None else node.start_mark.line + 1
     for part in path:
-        found: yaml.Node | None = None
+        child: yaml.Node | None = None
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if key.value == str(part):
-                    line, found = key.start_mark.line + 1, value
+                    line, child = key.start_mark.line + 1, value
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            found = node.value[part]
-            line = found.start_mark.line + 1
-        if found is None:
+            child = node.value[part]
+            line = child.start_mark.line + 1
+        if child is None:
             break
-        node = found
+        node = child
     return line
 
 
 def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentError:
-    # A misspelt key is also missing under its right name: it explains both, so it goes first.
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    # A misspelt key is also missing under its right name: it explains both faults, so it comes first.
+    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     path, more = first["loc"], len(errors) - 1
     match first["type"]:
         case "extra_forbidden":
             *above, name = path
             known = list(_keys(model, above))
-            meant = get_close_matches(str(name), known, n=1) or known
-            expected = meant[0] if len(meant) == 1 else f"one of {', '.join(meant)}"
+            candidates = get_close_matches(str(name), known, n=1) or known
+            expected = candidates[0] if len(candidates) == 1 else f"one of {', '.join(candidates)}"
             return DocumentError(path=path, observed=f"unknown key {name!r}", expected=expected, more=more)
         case "missing":
             return DocumentError(path=path, observed="nothing", expected="a value: the key is required", more=more)
         case _:
-            # Of a whole section its beginning would say nothing.
-            together = first["type"] == "value_error" and isinstance(first["input"], Mapping)
-            shown = "parts that do not go together" if together else repr(first["input"])[:_SHOWN]
-            why = first["msg"].removeprefix("Value error, ")
-            return DocumentError(path=path, observed=shown, expected=why, more=more)
+            # The beginning of a whole section would not explain the fault.
+            is_section = first["type"] == "value_error" and isinstance(first["input"], Mapping)
+            shown = "parts that do not go together" if is_section else repr(first["input"])[:_SHOWN]
+            message = first["msg"].removeprefix("Value error, ")
+            return DocumentError(path=path, observed=shown, expected=message, more=more)
 
 
 def _keys(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
-    """Yield the keys that a model has where a path leads, as its JSON Schema says."""
+    """Yield the keys that a model's JSON Schema allows at a path."""
     schema = model.model_json_schema()
     nodes: list[Mapping[str, Any]] = [schema]
     for part in path:
-        # A part that no schema has is pydantic's name for a type among several, not a key.
+        # A part that is in no schema is pydantic's name of a union member, not a key.
         nodes = [inner for node in _resolved(nodes, schema) for inner in _below(node, part)] or nodes
     yield from dict.fromkeys(name for node in _resolved(nodes, schema) for name in node.get("properties", ()))
 

@@ -1,6 +1,6 @@
-"""YAML text to plain values, fast: every process reads the contracts and the card before it does anything.
+"""YAML text to plain values, fast: every process begins with reading the contracts and the card.
 
-Belongs here: the choice of the parser. Does not belong here: what a document must hold.
+Belongs here: the choice of the parser. Does not belong here: the content of a document.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ import yaml
 
 
 def _locating(base: Any) -> Any:
-    """Return a loader that reports a scalar that cannot be what it looks like as any other fault of the text.
-
-    2025-04-31 is no day.
-    """
+    """Return a loader that reports an invalid scalar, such as the date 2025-04-31, like any other fault."""
 
     class Loader(base):  # type: ignore[misc]
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002, as PyYAML has it
@@ -28,7 +25,7 @@ def _locating(base: Any) -> Any:
 
 
 _LOCATING = _locating(yaml.SafeLoader)
-"""Shows the place of a fault in its error, too."""
+"""Its errors also show the place of a fault."""
 _FAST = _locating(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 """libyaml's parser takes a fifth of the time; PyYAML is sometimes built without it."""
 _SHOWN = 60
@@ -40,10 +37,10 @@ _WRONG_KEYS = {
 
 
 def read_yaml(text: str) -> Any:
-    """Return the one document of a text, None for an empty one. Raises yaml.YAMLError, for a wrong key, too.
+    """Return the only document of a text, None for an empty text. Raises yaml.YAMLError, also for a wrong key.
 
-    YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; PyYAML lets the last one win, and says nothing. It
-    reads YAML 1.1, in which `yes`, `on` and `no` are booleans and `~` is nothing: none of our keys is.
+    YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; in PyYAML the last one wins silently. PyYAML reads
+    YAML 1.1, in which `yes`, `on` and `no` are booleans and `~` is null: none of our keys is.
     """
     try:
         return _read(text, _FAST)
@@ -52,12 +49,12 @@ def read_yaml(text: str) -> Any:
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
-    """Return the tree of a text that read_yaml has read, whose nodes know their lines."""
+    """Return the node tree, with lines, of a text that read_yaml accepted."""
     tree: yaml.Node | None
     try:
         tree = yaml.compose(text, Loader=_FAST)
     except yaml.YAMLError:
-        # Neither parser takes all that the other one does.
+        # Each parser refuses some texts that the other accepts.
         tree = yaml.compose(text, Loader=_LOCATING)
     return tree
 
@@ -75,12 +72,12 @@ def _read(text: str, kind: Any) -> Any:
 
 
 def _refuse_wrong_keys(tree: yaml.Node) -> None:
-    """Raise ConstructorError for a mapping that has a key twice, or one that is no name but a value."""
+    """Raise ConstructorError for a mapping with a duplicate key, or a key that YAML reads as a value."""
     seen: set[int] = set()
     rest: list[Any] = [tree]
     while rest:
         node = rest.pop()
-        # An anchor may be used often, and even below itself.
+        # An anchor may be used several times, even below itself.
         if isinstance(node, yaml.ScalarNode) or id(node) in seen:
             continue
         seen.add(id(node))
