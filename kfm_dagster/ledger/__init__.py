@@ -1,6 +1,6 @@
-"""The NODD WAL: what became of every object.
+"""The NODD WAL: the status and the history of every object.
 
-`Ledger` claims, settles and answers; `Deliveries` does so for messages, `QuarantineCases` for what a person decides.
+`Ledger` claims, settles and queries units; `Deliveries` has the messages, `QuarantineCases` the cases for a person.
 """
 
 from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases

@@ -1,8 +1,8 @@
-"""Arrival times: how long after its scan or model run each object was announced, counted by day, product and lead.
+"""Arrival times: announcement delays after a scan or run, by day, product and lead.
 
-A day is counted once, in classes of whole seconds up to 50 s and of 2 % beyond: a percentile over months is that of
-the classes, by nearest rank, and off by half a second and 1 % at most. Belongs here: the classes and their table. Does
-not belong here: when a day is counted (`ingest/feed_watch.py`).
+A day is counted once, in classes of whole seconds up to 50 s and of 2 % beyond. A percentile over months is computed
+from the classes by nearest rank; it is off by half a second and 1 % at most. Belongs here: the classes and their table.
+Does not belong here: when a day is counted (`ingest/feed_watch.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Database, Transaction
 
 GROWTH = math.log(1.02)
-"""Of the classes' bounds: the middle of a class is off by 1 % at most."""
+"""Logarithmic step between the classes' bounds: the middle of a class is off by 1 % at most."""
 EXACT_BELOW = 50
-"""Seconds up to which each has a class of its own; beyond, a second is less than 2 %."""
+"""Up to here each second is a class; beyond, a second is less than 2 %."""
 NO_LEAD = ""
 PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrivalTimes:
-    """Seconds from the beginning of a scan or run to its announcement; `lead` is None for all leads together."""
+    """Seconds from the start of a scan or run to its announcement; `lead` None means all leads."""
 
     dataset: str
     product: str
@@ -40,7 +40,7 @@ class ArrivalTimes:
 
 
 def class_of(seconds: int) -> int:
-    """Return the class of a time. What was announced before it began counts as at once."""
+    """Return the class of a time; a negative time (announced before the scan began) counts as 0."""
     if seconds <= EXACT_BELOW:
         return max(0, seconds)
     return EXACT_BELOW + 1 + int(math.log(seconds / EXACT_BELOW) / GROWTH)
@@ -54,7 +54,7 @@ def seconds_of(number: int) -> float:
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float:
-    """Return the time that a share (0 to 1) of the counted objects does not exceed, by nearest rank."""
+    """Return by nearest rank the time that a share (0 to 1) of the objects does not exceed."""
     rank = max(1, math.ceil(share * sum(counts.values())))
     reached = 0
     for number in sorted(counts):
@@ -65,17 +65,17 @@ def percentile(counts: Mapping[int, int], share: float) -> float:
 
 
 def count_day(contract: DatasetContract, day: date, *, tx: Transaction) -> int:
-    """Count the arrivals of a day again; return how many objects they are of. Without coverage nothing is counted."""
+    """Recount a day's arrivals; return the number of objects, 0 for a contract without coverage."""
     if contract.coverage is None:
         return 0
     lead = contract.storage.key_grammar.end_offset_hours
-    found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    counters: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for row in tx.run("gaps.arrivals_of_day", dataset=contract.id, day=day.isoformat()):
         began = datetime.combine(day, time(row.hour), UTC)
-        named = str(row.extension.get(lead, NO_LEAD)) if lead else NO_LEAD
+        lead_name = str(row.extension.get(lead, NO_LEAD)) if lead else NO_LEAD
         for product in products_of(contract.coverage, row.extension, began):
-            found[product.name][named][str(class_of(row.seconds))] += row.objects
-    batch = [_row(product, leads) for product, leads in sorted(found.items())]
+            counters[product.name][lead_name][str(class_of(row.seconds))] += row.objects
+    batch = [_row(product, leads) for product, leads in sorted(counters.items())]
     if batch:
         tx.run("gaps.keep_arrivals", dataset=contract.id, day=day.isoformat(), arrivals=batch)
     return sum(row["objects"] for row in batch)
@@ -92,7 +92,7 @@ def _row(product: str, leads: Mapping[str, Counter[str]]) -> dict[str, Any]:
 
 
 def counted_days(dataset: str, *, since: date, tx: Transaction) -> set[date]:
-    """Return the days since then that are counted."""
+    """Return the counted days from `since` on."""
     rows = tx.run("gaps.arrival_days", dataset=dataset, since=since.isoformat()).scalars()
     return {date.fromisoformat(day) for day in rows}
 
@@ -100,7 +100,7 @@ def counted_days(dataset: str, *, since: date, tx: Transaction) -> set[date]:
 def arrival_times(
     database: Database, *, first: date, last: date, dataset: str | None = None, by_lead: bool = False
 ) -> list[ArrivalTimes]:
-    """Return the percentiles over the days of a window, by product, and with `by_lead` by lead as well."""
+    """Return the percentiles over a window of days, by product and, with `by_lead`, by lead."""
     window = {"first": first.isoformat(), "last": last.isoformat(), "dataset": dataset}
     totals: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     with database.snapshot() as view:

@@ -1,7 +1,7 @@
-"""What the metrics count of attempts that a run settles: each operator's outcome, what failed, bytes and latency.
+"""Metrics of settled attempts: each operator's outcome, failures, bytes and latency.
 
-Belongs here: pure counting, from the rows that were settled and the envelopes that they are of. Does not belong here:
-settling (`store.py`), or how totals are kept (`telemetry/totals.py`).
+Belongs here: pure counting, from the settled rows and their envelopes. Does not belong here: settling (`store.py`), or
+how totals are kept (`telemetry/totals.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.telemetry.totals import PATHS, Total, Totals
 
 WRITTEN: Final = frozenset({StacStatus.CREATED, StacStatus.UPDATED})
-"""Outcomes with which an Item came into the catalog."""
+"""Outcomes that put an Item into the catalog."""
 _OUTCOMES: Final = (
     ("integrity_status", Total.INTEGRITY_CHECKS, CheckStatus.UNKNOWN),
     ("metadata_status", Total.METADATA_EXTRACT, CheckStatus.UNKNOWN),
     ("stac_status", Total.STAC_WRITES, StacStatus.UNKNOWN),
     ("provenance_status", Total.PROVENANCE_EMITS, ProvenanceStatus.UNKNOWN),
 )
-"""Sub-status, its total, and the value that says that the operator did not run."""
+"""Sub-status, its total, and the value for an operator that did not run."""
 
 
 def settled_totals(
     units: Iterable[Envelope], *, findings: Iterable[Mapping[str, Any]], ended: Mapping[WalId, str | None], at: datetime
 ) -> Totals:
-    """Count the attempts of a batch. `ended` has those that were settled, with their error code or None.
+    """Count the attempts of a batch; `ended` maps each settled unit to its error code or None.
 
-    `findings` are their sub-statuses, by the names of the ledger's columns. What is not in `ended` is a conflict.
+    `findings` are their sub-statuses, by the names of the ledger's columns. A unit that `ended` lacks is a conflict.
     """
     totals, statuses = Totals(), {row["wal_id"]: row for row in findings}
     for unit in units:
@@ -51,7 +51,7 @@ def _count(totals: Totals, unit: Envelope, found: Mapping[str, Any], *, error: s
     for code in _failures(unit.metadata.issues if unit.metadata else ()):
         totals.add(Total.METADATA_EXTRACT_FAILURES, unit.dataset, code)
     for issue in unit.provenance.issues if unit.provenance else ():
-        # A claim that was lost is an issue here, too, and of no path.
+        # A lost claim is an issue here, too, but of no path.
         if issue.code in PATHS:
             totals.add(Total.PROVENANCE_FAILURES, unit.dataset, PATHS[issue.code])
     if error is not None:
@@ -68,5 +68,5 @@ def _failures(issues: Iterable[Issue]) -> Iterable[str]:
 
 
 def _is_timely(unit: Envelope) -> bool:
-    """Tell whether a unit is on its way since its event: a replay or a backfill begins whenever somebody wants it."""
+    """Tell whether latency counts from the unit's event: replays and backfills begin anytime."""
     return unit.lane is Lane.LIVE and unit.replay_reason in {None, ReplayReason.RETRY}

@@ -1,8 +1,8 @@
-"""Quarantine cases: what stands out for a person to judge, with its evidence, until somebody closes it (BEY-06).
+"""Quarantined units with evidence, open until a person releases or discards them (BEY-06).
 
-The database opens a case in the statement that quarantines a unit, and closes it as released in the one that lets the
-unit in again, so that neither can be forgotten. Belongs here: finding cases, giving them their evidence, discarding.
-Does not belong here: making the evidence (`ingest/evidence.py`), releasing (`Ledger.override`).
+The database opens a case in the statement that quarantines a unit, and closes it as released in the statement that
+requeues the unit, so that neither can be forgotten. Belongs here: finding cases, attaching evidence, discarding. Does
+not belong here: making the evidence (`ingest/evidence.py`), releasing (`Ledger.override`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class CaseState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuarantineCase:
-    """A case, and where its unit stands. `reason` is why the unit was quarantined, `error_code` what it had failed of.
+    """A case and its unit. `reason` is that of the quarantine, `error_code` of the last failure.
 
-    `closed_by`, `closing_reason` and `change_ref` are those of the decision in the governance log.
+    `closed_by`, `closing_reason` and `change_ref` are copied from the decision in the governance log.
     """
 
     wal_id: WalId
@@ -61,7 +61,7 @@ class QuarantineCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DueCase:
-    """A case without evidence. `version` is the one that the quarantine gave the record."""
+    """A case without evidence. `version` is the record's version after the quarantine."""
 
     wal_id: WalId
     version: int
@@ -89,7 +89,7 @@ class QuarantineCases:
         self._log = GovernanceLog(database, clock=clock)
 
     def due(self, *, limit: int) -> list[DueCase]:
-        """Return the oldest cases without evidence; their number decides the cost, not that of records."""
+        """Return the oldest cases without evidence; the cost grows with the cases, not the records."""
         with self._database.snapshot() as view:
             return view.rows(DueCase, "evidence.due", limit=limit)
 
@@ -98,16 +98,16 @@ class QuarantineCases:
         with self._database.snapshot() as view:
             rows = view.run("ledger.histories", wal_ids=sorted(set(wal_ids))).mappings().all()
         entries = [HistoryEntry.model_validate(dict(row)) for row in rows]
-        return {WalId(wal_id): list(found) for wal_id, found in groupby(entries, key=lambda entry: entry.wal_id)}
+        return {WalId(wal_id): list(group) for wal_id, group in groupby(entries, key=lambda entry: entry.wal_id)}
 
     def messages(self, message_ids: Iterable[str]) -> dict[str, AnnouncingMessage]:
-        """Return where the given messages are landed; one that was never received is left out."""
+        """Return the landed batch of each message; messages that were never received are omitted."""
         with self._database.snapshot() as view:
             messages = view.rows(AnnouncingMessage, "evidence.messages", message_ids=sorted(set(message_ids)))
         return {message.message_id: message for message in messages}
 
     def attach(self, bundles: Iterable[tuple[DueCase, ArtifactReference]]) -> int:
-        """Give cases their evidence; a case that has it by now keeps it. Return how many cases got theirs."""
+        """Attach evidence to the cases that have none yet; return the number of cases that got it."""
         batch = [
             {"wal_id": case.wal_id, "version": case.version, "uri": bundle.uri, "sha256": bundle.sha256}
             for case, bundle in bundles
@@ -125,20 +125,20 @@ class QuarantineCases:
         reason: str | None = None,
         limit: int = 100,
     ) -> list[QuarantineCase]:
-        """Return cases of a state, the newest first."""
+        """Return the cases in a state, newest first."""
         with self._database.snapshot() as tx:
             rows = tx.run("evidence.cases", state=state, dataset=dataset, reason=reason, limit=limit).mappings().all()
         return [_case(row) for row in rows]
 
     def of(self, wal_id: str, *, tx: Transaction) -> list[QuarantineCase]:
-        """Return every case of a unit, the newest first."""
+        """Return every case of a unit, newest first."""
         rows = tx.run("evidence.cases_of", wal_id=wal_id).mappings().all()
         return [_case(row) for row in rows]
 
     def discard(self, versions: Mapping[WalId, int], *, decision: Decision, tx: Transaction) -> None:
-        """Close the open cases of units for good, and log who decided it.
+        """Discard the open cases of units, and log the decision.
 
-        Compare-and-swap, all or none: raises RefusedError for the first unit that has no open case of its version.
+        Compare-and-swap, all or none: raises RefusedError for the first unit without an open case of its version.
         """
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
         locked = {row.wal_id: row for row in tx.run("evidence.lock_open", batch=batch)}

@@ -1,7 +1,7 @@
-"""Changes: how the ledger writes them, for the operations of `store.py`.
+"""Changes: the writes that the operations of `store.py` share.
 
-Belongs here: what those operations share - the replay policy in force, requeueing, deciding,
-quarantining. Does not belong here: when any of it happens.
+Belongs here: the replay policy in force, requeueing, deciding, quarantining. Does not belong here: when any of it
+happens.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LedgerChanges(LedgerQueries):
         replay_run_id: str | None = None,
         batch_limit: int | None = None,
     ) -> Sequence[Any]:
-        """Make failed > pending where attempts remain, or, with the limit of the next batch, whatever remains."""
+        """Make failed > pending where attempts remain; with `batch_limit`, whatever attempts remain."""
         rows = tx.run(
             "ledger.requeue",
             wal_ids=sorted(wal_ids),
@@ -96,7 +96,7 @@ class LedgerChanges(LedgerQueries):
         return announce(tx, LedgerEvent.RECOVERED, rows)
 
     def _rules(self, tx: Transaction) -> list[Any]:
-        """Replay policy of the datasets that have a contract and are not switched off."""
+        """Return the replay policy of the datasets that have a contract and are not switched off."""
         return list(replay_rules(self.registry, without=self.switches.off((c.id for c in self.registry), tx=tx)))
 
     def _decide(
@@ -109,7 +109,7 @@ class LedgerChanges(LedgerQueries):
         details: Mapping[str, Any],
         tx: Transaction,
     ) -> list[WalId]:
-        """Log a decision on records as they stand; return those that it is carried out on."""
+        """Log a decision on records at these versions; return the units that it applies to."""
         if not versions:
             return []
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
@@ -152,11 +152,11 @@ class LedgerChanges(LedgerQueries):
     def _ended(
         self, event: LedgerEvent, rows: Iterable[Any], tx: Transaction, units: Iterable[Envelope] = ()
     ) -> tuple[Any, ...]:
-        """Announce how attempts ended, and write their traces once that is committed; return the rows."""
+        """Announce the ends of attempts, and write their traces after the commit; return the rows."""
         ended = announce(tx, event, rows)
         if ended and is_tracing():
             error = {row.wal_id: row.last_error_code for row in ended}
-            made, at = {unit.wal_id: unit for unit in units}, self._clock()
+            unit_of, at = {unit.wal_id: unit for unit in units}, self._clock()
 
             def trace(attempts: Sequence[Any]) -> None:
                 for row in attempts:
@@ -165,19 +165,19 @@ class LedgerChanges(LedgerQueries):
                         dataset=self.registry.public_id(row.dataset),
                         error=error[row.wal_id],
                         ended_at=at,
-                        unit=made.get(row.wal_id),
+                        unit=unit_of.get(row.wal_id),
                     )
 
             tx.after_commit(partial(trace, tx.run("ledger.attempts", wal_ids=sorted(error)).all()))
         return ended
 
     def _record_outcomes(self, units: Sequence[Envelope], run_id: str, tx: Transaction) -> tuple[WalId, ...]:
-        """Keep what succeeded units made; return those that differ from an earlier success unpermitted (WAL-11)."""
+        """Record the results of successes; return the units with an unpermitted difference (WAL-11)."""
         if not units:
             return ()
         stamp = {"run_id": run_id, "at": self._clock(), "code_version": __version__}
-        made = tx.run("ledger.record_outcomes", stamp, batch=[outcome_row(unit) for unit in units])
-        unpermitted = [row for row in made if row.differs_from is not None and not row.permitted]
+        outcomes = tx.run("ledger.record_outcomes", stamp, batch=[outcome_row(unit) for unit in units])
+        unpermitted = [row for row in outcomes if row.differs_from is not None and not row.permitted]
         dataset_of = {unit.wal_id: unit.dataset for unit in units}
         entries = [
             {
@@ -194,16 +194,16 @@ class LedgerChanges(LedgerQueries):
         return tuple(sorted(WalId(row.wal_id) for row in unpermitted))
 
     def _superseded(self, wal_ids: Iterable[WalId], tx: Transaction) -> dict[WalId, str]:
-        wanted = sorted(wal_ids)
-        rows = tx.run("ledger.superseded_of", wal_ids=wanted) if wanted else ()
+        batch = sorted(wal_ids)
+        rows = tx.run("ledger.superseded_of", wal_ids=batch) if batch else ()
         return {WalId(row.older_wal_id): LedgerCode.SUPERSEDED for row in rows}
 
     def _give_up(self, reasons: Mapping[WalId, str], tx: Transaction) -> set[WalId]:
-        found: set[WalId] = set()
+        quarantined: set[WalId] = set()
         for reason in sorted(set(reasons.values())):
             units = sorted(wal_id for wal_id in reasons if reasons[wal_id] == reason)
-            found |= self._quarantine(units, reason=reason, actor=self._worker_id, tx=tx)
-        return found
+            quarantined |= self._quarantine(units, reason=reason, actor=self._worker_id, tx=tx)
+        return quarantined
 
     def _quarantine(
         self,
@@ -220,7 +220,7 @@ class LedgerChanges(LedgerQueries):
         return {WalId(row.wal_id) for row in announce(tx, LedgerEvent.QUARANTINED, rows, by_person=by_person)}
 
     def check_reason(self, reason: str, *, tx: Transaction) -> None:
-        """Raise UnknownReplayReasonError for a replay reason that is in no vocabulary; changes nothing."""
+        """Raise UnknownReplayReasonError for a replay reason that no vocabulary has; writes nothing."""
         known = {**self.replay_reasons(tx=tx), **self._reasons}
         if reason not in known:
             raise UnknownReplayReasonError(
@@ -230,7 +230,7 @@ class LedgerChanges(LedgerQueries):
             )
 
     def govern_reason(self, reason: str, *, tx: Transaction) -> None:
-        """Have the vocabulary hold a replay reason. Raises UnknownReplayReasonError where nothing governs the word."""
+        """Add a configured replay reason to the vocabulary. Raises as `check_reason` does."""
         self.check_reason(reason, tx=tx)
         if (meaning := self._reasons.get(reason)) is not None:
             tx.run("ledger.govern_replay_reason", code=reason, meaning=meaning)

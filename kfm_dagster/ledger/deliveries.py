@@ -1,8 +1,8 @@
-"""Deliveries: which messages came, which units each announced, and when a message may leave the queue.
+"""Deliveries: the messages, the units of each, and when a message may leave the queue.
 
 Belongs here: the account of messages and its balance with the account of units (conservation). Does not belong here:
-SQS itself (`notifications/`), or what became of a unit (`store.py`). Make a message's units known and record it in one
-transaction (`Ledger.ensure`, then `Deliveries.record`), so that no unit is ever announced and without a record.
+SQS itself (`notifications/`), or the status of a unit (`store.py`). Ensure a message's units and record the message in
+one transaction (`Ledger.ensure`, then `Deliveries.record`), so that every announced unit has a record.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Delivery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DueMessage:
-    """A message to be deleted or made visible later, with the handle that SQS wants."""
+    """A message to delete or to make visible later, with its receipt handle."""
 
     message_id: str
     queue: str
@@ -90,7 +90,7 @@ class HeldMessage(DueMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conservation:
-    """Both sides of the balance: what came in, and what became of it (BEY-03)."""
+    """Both sides of the balance: received units and messages, and their states (BEY-03)."""
 
     units_received: int
     units: Mapping[Status, int]
@@ -117,10 +117,10 @@ class Deliveries:
         self._clock = clock
 
     def record(self, deliveries: Iterable[Delivery], *, tx: Transaction) -> None:
-        """Write down messages, the units they announce, and why their other records were ignored.
+        """Record messages, the units they announce, and the reasons for their ignored records.
 
-        A message that comes again keeps its row: newest receipt handle, one receive more, and the state that this
-        receive gives it, so that one that was deleted in vain is in flight again.
+        A message that comes again keeps its row, with the newest receipt handle, one receive more and this receive's
+        state: a message whose deletion had no effect is in flight again.
         """
         newest: dict[str, Delivery] = {}
         receives: dict[str, int] = {}
@@ -137,9 +137,9 @@ class Deliveries:
         tx.run("deliveries.record_ignored", batch=ignored, at=self._clock())
 
     def reject(self, rejections: Iterable[Rejection], *, tx: Transaction) -> None:
-        """Keep records that gave no unit, with their reason; their messages, recorded before, become rejected.
+        """Store rejected records with their reason; their messages become rejected.
 
-        What was kept of a record first stays, however often its message comes again.
+        A record's first rejection stays, however often its message comes again.
         """
         entries = list(rejections)
         tx.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())
@@ -147,12 +147,12 @@ class Deliveries:
         tx.run("deliveries.mark", message_ids=rejected, state=DeliveryState.REJECTED, at=None)
 
     def due_for_deletion(self, *, limit: int) -> list[DueMessage]:
-        """Return the messages that may leave the queue: every unit succeeded or quarantined, or nothing of ours."""
+        """Return the messages to delete: ignored, or with all units succeeded or quarantined."""
         with self._database.snapshot() as tx:
             return tx.rows(DueMessage, "deliveries.due_for_deletion", limit=limit)
 
     def due_for_backoff(self, wal_ids: Iterable[str]) -> list[DueBackoff]:
-        """Return the messages in flight of which one of the given units has failed and waits for its next attempt."""
+        """Return the messages in flight with a failed unit among `wal_ids` that is retried later."""
         now = self._clock()
         with self._database.snapshot() as tx:
             rows = tx.run("deliveries.due_for_backoff", wal_ids=sorted(wal_ids)).all()
@@ -167,15 +167,15 @@ class Deliveries:
         ]
 
     def held_by(self, run_id: str, *, after: str, limit: int) -> list[HeldMessage]:
-        """Return the messages in flight whose units a run holds, by id; the last id as `after` gives the next page."""
+        """Return the messages in flight whose units a run holds, by id, after the id `after`."""
         with self._database.snapshot() as tx:
             return tx.rows(HeldMessage, "deliveries.held_by", run_id=run_id, after=after, limit=limit)
 
     def mark_acknowledged(self, taken: Iterable[DueMessage]) -> None:
-        """Note that SQS took the deletion of these receipts.
+        """Mark as deleted the messages whose deletion SQS accepted by these receipts.
 
-        A message that has come again meanwhile stays in flight, and is due under its newer receipt: SQS takes an old
-        one without an error, and need not delete anything (DeleteMessage in the SQS API reference).
+        A message that has come again meanwhile stays in flight and is due under its newer receipt: SQS accepts an old
+        receipt without an error, and need not delete anything (DeleteMessage in the SQS API reference).
         """
         pairs = sorted((entry.message_id, entry.receipt_handle) for entry in taken)
         batch = [{"message_id": message_id, "receipt_handle": receipt} for message_id, receipt in pairs]
@@ -183,32 +183,32 @@ class Deliveries:
             tx.run("deliveries.mark_acknowledged", batch=batch, at=self._clock())
 
     def mark_deleted(self, message_ids: Iterable[str]) -> None:
-        """Note that SQS took the deletion, whatever receipt is on record: not every dead letter has one."""
+        """Mark messages as deleted whatever their receipt: some dead letters have none on record."""
         with self._database.transaction() as tx:
             deleted = {"message_ids": sorted(message_ids), "state": DeliveryState.DELETED}
             tx.run("deliveries.mark", deleted, at=self._clock())
 
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
-        """Note that messages were found on the dead-letter queue of that name, and nobody works on them there."""
+        """Mark messages found on the dead-letter queue of that name, where no run works on them."""
         ids = sorted(message_ids)
         self.count_dead_letters(ids, queue=queue, tx=tx)
         tx.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())
 
     def count_dead_letters(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
-        """Count those of the messages found on the dead-letter queue of that name that were last received elsewhere."""
+        """Count the messages that are new on this dead-letter queue: last received from another one."""
         totals = Totals()
         for row in tx.run("deliveries.newly_dead", message_ids=sorted(message_ids), queue=queue):
             totals.add(Total.DEAD_LETTERS, row.dataset or "")
         totals.write(tx)
 
     def states(self, message_ids: Iterable[str]) -> dict[str, DeliveryState]:
-        """Return what became of the given messages; one that was never received is left out."""
+        """Return the states of messages; messages that were never received are omitted."""
         with self._database.snapshot() as tx:
             rows = tx.run("deliveries.states", message_ids=sorted(message_ids)).all()
         return {row.message_id: DeliveryState(row.state) for row in rows}
 
     def verified(self, message_ids: Iterable[str]) -> frozenset[str]:
-        """Return which of the given messages bore their topic's signature when they were received before."""
+        """Return the messages that had their topic's valid signature when they were received before."""
         with self._database.snapshot() as tx:
             rows = tx.run("deliveries.states", message_ids=sorted(set(message_ids))).all()
         return frozenset(row.message_id for row in rows if row.signature == "verified")
@@ -216,32 +216,32 @@ class Deliveries:
     def rejected(
         self, wanted: RejectionFilter = ANY_REJECTION, *, after: RejectionPlace | None = None, limit: int = 100
     ) -> list[KeptRejection]:
-        """Return what was rejected, the newest first; the last of a page as `after` gives the next one."""
-        given = {"reason_code": wanted.reason, "message_id": wanted.message, **place_after(after)}
+        """Return the rejections, newest first; `after` is the last one of the page before."""
+        conditions = {"reason_code": wanted.reason, "message_id": wanted.message, **place_after(after)}
         with self._database.snapshot() as view:
-            return view.rows(KeptRejection, "deliveries.rejected", given, limit=limit)
+            return view.rows(KeptRejection, "deliveries.rejected", conditions, limit=limit)
 
     def rejected_landing(self, message_id: str) -> str | None:
-        """Return the landed batch of a message with a rejected record; None where there is none."""
+        """Return the landed batch of a message with a rejected record, or None."""
         with self._database.snapshot() as view:
             digest: str | None = view.run("deliveries.rejected_landing", message_id=message_id).scalar_one_or_none()
             return digest
 
     def counts(self) -> dict[DeliveryState, int]:
-        """Return the number of messages by state; every state is there."""
+        """Return the number of messages by state, zeros included."""
         with self._database.snapshot() as tx:
             counts = {DeliveryState(row.state): int(row.messages) for row in tx.run("deliveries.counts")}
         return dict.fromkeys(DeliveryState, 0) | counts
 
     def duplicates(self) -> dict[str, int]:
-        """Return, by dataset, how many messages announced a unit that another message had announced."""
+        """Return by dataset the number of messages whose unit another message had announced before."""
         with self._database.snapshot() as tx:
             return {row.dataset: int(row.duplicates) for row in tx.run("deliveries.duplicates")}
 
     def conservation(self) -> Conservation:
         """Balance units and messages."""
         with self._database.snapshot() as tx:
-            # One statement, so that PostgreSQL, too, sees both sides at one moment.
+            # One statement, so that PostgreSQL, too, reads both sides at one moment.
             account = {(row.side, row.name): int(row.amount) for row in tx.run("deliveries.conservation")}
         return Conservation(
             units_received=account["units_received", ""],

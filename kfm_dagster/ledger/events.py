@@ -1,9 +1,9 @@
-"""Events: one line of the log for each end of an attempt, each quarantine and each return of a unit (WSM-20, TEL-06).
+"""Events: a log line per end of an attempt, quarantine and requeue (WSM-20, TEL-06).
 
 One record of the logger `kfm_dagster.ledger.events` per change, once it is committed: a line of JSON, whose members are
-attributes of the record, too. They name the unit and the run, and hold no text that came from elsewhere: messages,
-reasons and addresses stay in the ledger. Made of what the changing statement returns, so that no event asks the
-database. Does not belong here: which changes there are (`store.py`), and who decided them (`governance/log.py`).
+attributes of the record, too. They name the unit and the run, and contain no foreign text: messages, reasons and
+addresses stay in the ledger. They are built from the rows that the changing statement returns, without a query. Does
+not belong here: which changes there are (`store.py`), and who decided them (`governance/log.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LEVELS: Final = {
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Log no event of this process meanwhile: a unit of a rehearsal is none of the deployment's."""
+    """Log no events within the block: a rehearsal's units are not the deployment's."""
     before, _LOG.disabled = _LOG.disabled, True
     try:
         yield
@@ -56,11 +56,11 @@ def unlogged() -> Iterator[None]:
 
 
 def announce(tx: Transaction, event: LedgerEvent, rows: Iterable[Any], *, by_person: bool = False) -> tuple[Any, ...]:
-    """Log one event for each record that a statement changed and returned, after the commit; return the rows.
+    """Log one event for each changed row, after the commit; return the rows.
 
-    Each row has wal_id, dataset, last_error_code, attempts and ingest_run_id; that of a success stac_item_id, too. What
-    a person decided warns nobody: its level is INFO. A process that dies between the commit and the log leaves the
-    change in `nodd_wal_transitions` alone.
+    Each row has wal_id, dataset, last_error_code, attempts and ingest_run_id; that of a success stac_item_id, too. A
+    person's decision has level INFO. If the process dies between the commit and the log, only `nodd_wal_transitions`
+    has the change.
     """
     changed = tuple(rows)
     if changed:

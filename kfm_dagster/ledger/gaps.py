@@ -1,7 +1,7 @@
-"""The gap table: what is missing of each product that is followed, since when, and which run brought it (BEY-05).
+"""The gap table: missing objects of followed products, and the repairing runs (BEY-05).
 
-Everything in it is derived from the ledger. Belongs here: its rows, and which feeds are followed. Does not belong here:
-which hours lack something (`contracts/cadence.py`), and when somebody looks (`ingest/feed_watch.py`).
+All its rows are derived from the ledger. Belongs here: the rows, and which feeds are followed. Does not belong here:
+which hours lack objects (`contracts/cadence.py`), and when they are checked (`ingest/feed_watch.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GapKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
-    """One gap. `hour` is the one that lacks something; of a silence or a drop, the one in which it was noticed."""
+    """One gap. `hour` is the incomplete hour; for silences and drops the hour of detection."""
 
     dataset: str
     product: str
@@ -44,7 +44,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowedProduct:
-    """A product that is followed here: expected in every hour after the one that `followed_since` is in."""
+    """A followed product: expected in every hour after the hour of `followed_since`."""
 
     dataset: str
     product: str
@@ -54,7 +54,7 @@ class FollowedProduct:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedWindow:
-    """One product of one dataset, and from when on its announcements are counted."""
+    """One product of a dataset, and the times from which its announcements are counted."""
 
     dataset: str
     product: str
@@ -72,22 +72,22 @@ class Gaps:
     database: Database
 
     def follow(self, dataset: str, since: Mapping[str, datetime], *, tx: Transaction) -> None:
-        """Expect products from the hour after these times on; what is followed already stays as it is."""
+        """Expect products from the hour after these times on; followed products keep their time."""
         if since:
             feeds = [{"product": name, "since": at} for name, at in sorted(since.items())]
             tx.run("gaps.follow", dataset=dataset, feeds=feeds)
 
     def listed(self, dataset: str, day: str, *, at: datetime, tx: Transaction) -> None:
-        """Expect all of a day, whose bucket was listed to its end."""
+        """Expect every object of a day whose bucket was listed to its end."""
         tx.run("gaps.listed", dataset=dataset, day=day, at=at)
 
     def feeds(self) -> list[FollowedProduct]:
-        """Return what is followed, by dataset and product."""
+        """Return the followed products, by dataset and product."""
         with self.database.snapshot() as view:
             return view.rows(FollowedProduct, "gaps.feeds")
 
     def listed_days(self, first: date, last: date) -> set[tuple[str, date]]:
-        """Return (dataset, day) of the days within a window that were listed."""
+        """Return (dataset, day) of the listed days within a window."""
         with self.database.snapshot() as view:
             rows = view.run("gaps.listed_days", first=first.isoformat(), last=last.isoformat()).all()
         return {(row.dataset, date.fromisoformat(row.day)) for row in rows}
@@ -95,9 +95,9 @@ class Gaps:
     def record(
         self, dataset: str, hours: Sequence[ProductHour], *, at: datetime, run_id: str | None = None
     ) -> tuple[int, int]:
-        """Open a gap for each hour that lacks something, and close those of hours that lack nothing any more.
+        """Open a gap for each incomplete hour, and close the gaps of hours that are complete now.
 
-        run_id: what brought the objects. Returns how many gaps are new or other than before, and how many are closed.
+        run_id: the run that brought the objects. Returns the number of new or changed gaps, and of closed ones.
         """
         if not hours:
             return 0, 0
@@ -108,11 +108,11 @@ class Gaps:
         return len(changed), len(closed)
 
     def look_at(self, windows: Iterable[FeedWindow], *, at: datetime) -> tuple[int, int]:
-        """Open and close silences and drops by what was announced within these windows, which end at `at`.
+        """Open and close silences and drops by announcements in these windows, which end at `at`.
 
-        Returns how many were opened, and how many closed.
+        Returns the numbers of opened and of closed gaps.
         """
-        watched = {(one.dataset, one.product): one for one in windows}
+        watched = {(window.dataset, window.product): window for window in windows}
         if not watched:
             return 0, 0
         with self.database.snapshot() as view:
@@ -120,25 +120,25 @@ class Gaps:
         amiss: list[dict[str, object]] = []
         over: list[dict[str, object]] = []
         for row in rows:
-            one = watched[row.dataset, row.product]
+            window = watched[row.dataset, row.product]
             silent, seen = not row.newest, int(row.seen)
-            # A silence says all that a drop would.
-            dropped = not silent and seen < one.least
+            # A silence implies the drop.
+            dropped = not silent and seen < window.least
             for kind, holds, known in (
                 (GapKind.SILENCE, silent, 0),
                 (GapKind.DROP, dropped, seen),
             ):
-                named = {"dataset": one.dataset, "product": one.product, "kind": kind.value}
-                (amiss if holds else over).append({**named, "expected": one.expected, "seen": known})
+                gap = {"dataset": window.dataset, "product": window.product, "kind": kind.value}
+                (amiss if holds else over).append({**gap, "expected": window.expected, "seen": known})
         return self._note(amiss, over, at)
 
     def looked(self, dataset: str, *, until: datetime) -> None:
-        """Note up to which hour the days of a dataset have been looked at."""
+        """Record the hour up to which the days of a dataset have been checked."""
         with self.database.transaction() as tx:
             tx.run("gaps.looked", dataset=dataset, until=until)
 
     def open_days(self, dataset: str, *, since: datetime) -> list[date]:
-        """Return the days that still lack something, the earliest first."""
+        """Return the days with open holes, earliest first."""
         with self.database.snapshot() as view:
             rows = view.run("gaps.open_days", dataset=dataset, since=since).scalars()
             return [date.fromisoformat(day) for day in rows]
@@ -151,7 +151,7 @@ class Gaps:
         closed: bool = False,
         limit: int = 1_000_000,
     ) -> list[Gap]:
-        """Return the gaps of hours since then, and what is silent or has dropped now, however long that has been so."""
+        """Return the gaps of hours from `since` on, and the open silences and drops of any age."""
         where = {"since": since, "dataset": dataset, "closed": int(closed), "limit": limit}
         with self.database.snapshot() as tx:
             return tx.rows(Gap, "gaps.list", where)
@@ -160,7 +160,7 @@ class Gaps:
         self, amiss: Sequence[Mapping[str, object]], over: Sequence[Mapping[str, object]], at: datetime
     ) -> tuple[int, int]:
         with self.database.transaction() as tx:
-            # Two processes may look at once.
+            # Two processes may check at once.
             tx.lock("nodd_gaps")
             closed = tx.run("gaps.close_now", gaps=over, at=at).all()
             hour = floor_hour(at)
@@ -169,7 +169,7 @@ class Gaps:
 
 
 def followed_in(tx: Transaction, dataset: str, day: str) -> Mapping[str, datetime] | None:
-    """Return since when each product of a dataset is followed; None for a day that was listed, which is to be whole."""
+    """Return each product's `followed_since`; None for a listed day, which must be complete."""
     if any(row.dataset == dataset for row in tx.run("gaps.listed_days", first=day, last=day)):
         return None
     return {row.product: row.followed_since for row in tx.run("gaps.feeds") if row.dataset == dataset}

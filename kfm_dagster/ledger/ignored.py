@@ -1,8 +1,8 @@
-"""Ignored records: what a message named that gives no unit, why, and how often.
+"""Ignored records: records of a message that give no unit, with reason and number.
 
-Belongs here: the bound on what one message may leave, and looking into what was left. Written together with the
-delivery (`Deliveries.record`), so that no message is received without a trace. Does not belong here: why a record is
-ignored (`operators/message_parse.py`), records that could not be understood (`Deliveries.reject`).
+Belongs here: the bound on the rows of one message, and reading them. They are written together with the delivery
+(`Deliveries.record`), so that every received message leaves a trace. Does not belong here: why a record is ignored
+(`operators/message_parse.py`), records that could not be understood (`Deliveries.reject`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from datetime import datetime
 from typing import Any
 
 NAMED_PER_MESSAGE = 100
-"""Records of one message that have a row each; what is beyond is counted by reason and dataset. S3 sends one record a
-message; 1 MiB of them would be thousands."""
+"""Records of one message that get a row each; further ones are counted by reason and dataset. S3 sends one record a
+message; 1 MiB would hold thousands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoredRecord:
-    """One record of a message, or `records` of them (then without a key), that gave no unit; None is not named."""
+    """A record without a unit, or `records` of them without a key; None marks unknown fields."""
 
     record_index: int
     reason: str
@@ -39,7 +39,7 @@ class KeptIgnoredRecord(IgnoredRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoredCount:
-    """How many records of how many messages were ignored for one reason; `newest_at` is when the last one came."""
+    """Records and messages ignored for one reason; `newest_at` is when the last one came."""
 
     dataset: str | None
     reason: str
@@ -49,7 +49,7 @@ class IgnoredCount:
 
 
 def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict[str, Any]]:
-    """Return the rows of one message: its first NAMED_PER_MESSAGE records, and one per reason and dataset beyond."""
+    """Return a message's rows: NAMED_PER_MESSAGE records, then one per reason and dataset."""
     kept = list(records[:NAMED_PER_MESSAGE])
     beyond: dict[tuple[str, str | None], list[IgnoredRecord]] = {}
     for record in records[NAMED_PER_MESSAGE:]:

@@ -1,8 +1,8 @@
-"""Leases and fences: who holds a claim, until when, and who may still write for it (BEY-02).
+"""Leases and fences: which run holds a claim, until when, and may write for it (BEY-02).
 
-A lease is a run's and a dataset's: one row, so that a heartbeat is one update whatever the run holds. It only decides
-when others may take the claims; whether its holder may write is decided by the claim itself, in the transaction that
-writes: the attempt number must be the one it was claimed with. So a clock that is wrong costs an attempt, never a
+A lease is one row for a run and a dataset, so that a heartbeat is one update however many claims the run holds. The
+lease only decides when other runs may take the claims. The claim itself decides whether its holder may write, in the
+writing transaction: the attempt number must still be that of the claim. So a wrong clock costs an attempt, never a
 double write. Does not belong here: taking expired claims back (`store.py`).
 """
 
@@ -21,7 +21,7 @@ from kfm_dagster.storage.fence import Fence
 
 
 class Leases:
-    """The leases of a ledger. `lease` is how long one lasts after a claim or a renewal."""
+    """The leases of a ledger. `lease` is the duration of one after a claim or a renewal."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Leases:
         self._lease = lease
 
     def acquire(self, *, run_id: str, dataset: str, tx: Transaction) -> None:
-        """Begin or prolong the lease of a run over its claims of a dataset."""
+        """Begin or extend the lease of a run over its claims of a dataset."""
         now = self._clock()
         tx.run(
             "ledger.acquire_lease",
@@ -51,10 +51,10 @@ class Leases:
         )
 
     def renew(self, run_id: str, attempts: Mapping[WalId, int]) -> int:
-        """Prolong the leases of a run over units that it holds; return their number, 0 when it holds none any more.
+        """Extend a run's leases over units that it still holds; return their number.
 
-        `attempts` are units with the attempt that each was claimed with. Otherwise a worker that lost them, to
-        another run or to a later attempt of the same one, would keep a dead worker's claims from being taken back.
+        `attempts` maps each unit to the attempt of its claim: a worker that lost its units, to another run or to a
+        later attempt of the same run, must not keep a dead worker's claims from being taken back.
         """
         if not attempts:
             return 0
@@ -71,29 +71,29 @@ class Leases:
             return renewed.rowcount
 
     def drop_idle(self, *, tx: Transaction) -> None:
-        """Forget expired leases that no claim stands under."""
+        """Delete expired leases without a claim."""
         tx.run("ledger.drop_leases", at=self._clock())
 
     def all(self, *, tx: Transaction) -> list[Lease]:
-        """Return every lease, the one that expires first at the front."""
+        """Return every lease, in the order in which they expire."""
         return tx.rows(Lease, "ledger.leases")
 
     def held(self) -> frozenset[str]:
-        """Return the runs that have a lease which is not over."""
+        """Return the runs with an unexpired lease."""
         now = self._clock()
         with self._database.snapshot() as tx:
             return frozenset(lease.run_id for lease in self.all(tx=tx) if lease.expires_at >= now)
 
     def fence(self, run_id: str) -> Fence:
-        """Return the fence of a run: it refuses units whose claim is not this run's and attempt's, or switched off."""
+        """Return a run's fence: it refuses units of another claim or of a switched-off dataset."""
 
         def refused(tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:
             if not attempts:
                 return {}
             held = {row.wal_id: row.dataset for row in tx.run("ledger.hold", batch=_units(attempts), run_id=run_id)}
             off = self._switches.off(set(held.values()), tx=tx)
-            found = {wal_id: FenceIssue.CLAIM_LOST for wal_id in attempts if wal_id not in held}
-            return found | {WalId(wal_id): FenceIssue.KILL_SWITCH for wal_id in held if held[wal_id] in off}
+            lost = {wal_id: FenceIssue.CLAIM_LOST for wal_id in attempts if wal_id not in held}
+            return lost | {WalId(wal_id): FenceIssue.KILL_SWITCH for wal_id in held if held[wal_id] in off}
 
         return refused
 

@@ -1,4 +1,4 @@
-"""Ledger policy: which words may stand in a record, when a failed unit is tried again, and when no more.
+"""Ledger policy: codes and reasons of records, when a failed unit is retried, when no more.
 
 Belongs here: pure decisions from a dataset contract and an attempt's outcome. Does not belong here: SQL, clocks.
 """
@@ -53,7 +53,7 @@ class LedgerCode(StrEnum):
 
 
 NEVER_REPLAYED: frozenset[str] = frozenset({LedgerCode.GOVERNANCE_HARD_FAIL})
-"""Error codes that go to quarantine at once and come back only by a governed override."""
+"""Error codes that quarantine a unit at once; only a governed override brings it back."""
 
 
 class ReplayRule(TypedDict):
@@ -66,7 +66,7 @@ class ReplayRule(TypedDict):
 
 
 def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[str] = ()) -> list[ReplayRule]:
-    """Replay policy of each dataset; one without a rule is never replayed: it has no contract, or is switched off."""
+    """Return the replay rules; datasets without a contract or in `without` get none: no replay."""
     never = sorted(NEVER_REPLAYED)
     return [
         {
@@ -81,9 +81,9 @@ def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[st
 
 
 def quarantine_reason(retry: Retry, *, attempt: int, error_code: str, human_review: Collection[str]) -> str | None:
-    """Say why a unit that failed its n-th attempt goes to quarantine, or None when it may be tried again.
+    """Return why a unit goes to quarantine after its n-th attempt; None if it may be retried.
 
-    human_review: the codes that no attempt cures.
+    human_review: the codes that no retry cures.
     """
     if error_code in NEVER_REPLAYED or error_code in human_review:
         return error_code
@@ -91,14 +91,14 @@ def quarantine_reason(retry: Retry, *, attempt: int, error_code: str, human_revi
 
 
 def is_overdue(retry: Retry, *, discovered: datetime, due: datetime, replay_reason: str | None) -> bool:
-    """Tell whether the next automatic attempt would begin after the deadline; a replay has none, a person wants it."""
+    """Tell whether the next automatic attempt would begin after the deadline; replays have none."""
     if retry.deadline_seconds is None or replay_reason not in {None, ReplayReason.RETRY}:
         return False
     return due > discovered + timedelta(seconds=retry.deadline_seconds)
 
 
 def backoff_seconds(backoff: Backoff, *, key: str, attempt: int, base_seconds: float | None = None) -> float:
-    """Seconds to wait after the n-th attempt of what `key` names; `base_seconds` replaces the configured base."""
+    """Return the wait after the n-th attempt of `key`; `base_seconds` overrides the policy's."""
     base = backoff.base_seconds if base_seconds is None else base_seconds
     # Attempts are at most 20 (contract model), so the power cannot overflow.
     seconds = base * 2.0 ** (max(attempt, 1) - 1) if backoff.kind.startswith("exp") else base
@@ -107,5 +107,5 @@ def backoff_seconds(backoff: Backoff, *, key: str, attempt: int, base_seconds: f
 
 
 def _share(key: str, attempt: int) -> float:
-    """Return a number of [0, 1) that is the key's and the attempt's own."""
+    """Return a number in [0, 1) that depends on key and attempt alone."""
     return int.from_bytes(hashlib.sha256(f"{key}#{attempt}".encode()).digest()[:8]) / 2**64

@@ -1,4 +1,4 @@
-"""Questions to the ledger: everything that reads and changes nothing.
+"""Queries of the ledger: reads only.
 
 Belongs here: named queries as typed values. Does not belong here: changes (`store.py`), messages (`deliveries.py`).
 """
@@ -48,7 +48,7 @@ class LedgerQueries:
         return [HistoryEntry.model_validate(dict(row)) for row in rows]
 
     def statuses(self, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, Status]:
-        """Return where the given units stand; an unknown one is left out."""
+        """Return the statuses of units; unknown ones are omitted."""
         rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {WalId(row.wal_id): Status(row.status) for row in rows}
 
@@ -61,40 +61,40 @@ class LedgerQueries:
         run_id: str | None = None,
         tx: Transaction,
     ) -> bool:
-        """Tell whether any unit of a partition, or of a run there, is in one of the given states."""
+        """Tell whether any unit of a partition, or of a run there, has one of these statuses."""
         where = {"dataset": dataset, "partition": partition, "run_id": run_id}
         return any(tx.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 
     def find(self, *, limit: int = 100, tx: Transaction, **wanted: Any) -> list[NoddWalRecord]:
-        """Return records, the newest event first; `wanted` are fields of a UnitFilter."""
+        """Return matching records, newest event first; `wanted` are fields of a UnitFilter."""
         matches = (row for _, row in walk(tx, UnitFilter(**wanted), budget=Budget()) if row and row["is_match"])
         return [record_in(row) for row in itertools.islice(matches, limit)]
 
     def versions(self, wal_id: str, *, tx: Transaction) -> list[ObjectVersion]:
-        """Return every known version of a unit's object, oldest event first; empty for an unknown id."""
+        """Return the known versions of a unit's object, oldest event first; empty for an unknown id."""
         return tx.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
 
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
-        """Return the units of these objects that a sidecar can still complete, as their claims had them."""
+        """Return these objects' units that a sidecar can still complete, as they were claimed."""
         rows = tx.run("ledger.lacking_sidecars", uris=sorted(uris))
         return claimed_envelopes(rows)
 
     def endless_volumes(self, chunks: Iterable[str], *, tx: Transaction) -> list[Envelope]:
-        """Return the newest chunk of each volume without an end that these new chunks are of or follow.
+        """Return the newest chunk of each endless volume that these new chunks belong to or follow.
 
-        Only of a volume that is over, because its radar has a later one, and that was not closed yet. Where each came
-        from is the message of the new chunk.
+        Only volumes that are over, because their radar has a later one, and that are not closed yet. Each chunk's
+        source is the message of the new chunk.
         """
         rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
         return claimed_envelopes(rows)
 
     def pending_by_partition(self) -> list[PendingPartition]:
-        """Return the work that waits, by dataset, partition and lane."""
+        """Return the pending work by dataset, partition and lane."""
         with self.database.snapshot() as tx:
             return tx.rows(PendingPartition, "ledger.pending_by_partition")
 
     def day(self, *, dataset: str, partition: str) -> DayReport:
-        """Return what became of the units of a dataset's day."""
+        """Return the statuses and failures of a dataset's day."""
         where = {"dataset": dataset, "partition": partition}
         with self.database.snapshot() as tx:
             counts = self.status_counts(dataset, first=partition, last=partition, tx=tx)
@@ -104,31 +104,31 @@ class LedgerQueries:
     def status_counts(
         self, dataset: str, *, first: str = FIRST_DAY, last: str = LAST_DAY, tx: Transaction
     ) -> dict[Status, int]:
-        """Return the number of a dataset's records by status, of all days or of some; every status is there."""
+        """Return the number of a dataset's records by status, zeros included, of all days or some."""
         rows = tx.run("ledger.status_counts", dataset=dataset, first=first, last=last)
         return dict.fromkeys(Status, 0) | {Status(row.status): int(row.units) for row in rows}
 
     def failing_of_day(self, *, dataset: str, partition: str, limit: int) -> list[FailingUnit]:
-        """Return units of a day that somebody has to care for (`DayReport.failing`), those in quarantine first."""
+        """Return a day's units that need attention (`DayReport.failing`), quarantined ones first."""
         where = {"dataset": dataset, "partition": partition, "limit": limit}
         with self.database.snapshot() as tx:
             return tx.rows(FailingUnit, "ledger.day_failing_units", where)
 
     def failing(self, *, tx: Transaction) -> list[FailingUnits]:
-        """Return the units that somebody has to care for (`DayReport.failing`), of every day, by dataset and code."""
+        """Return all units that need attention (`DayReport.failing`), by dataset and code."""
         return tx.rows(FailingUnits, "ledger.failing")
 
     def oldest_waiting(self, *, tx: Transaction) -> datetime | None:
-        """Return since when the unit is known that has waited longest, for its first attempt or another one."""
-        found: datetime | None = tx.run("ledger.oldest_waiting").scalar_one()
-        return found
+        """Return when the longest-waiting unit, for its first or another attempt, was discovered."""
+        discovered: datetime | None = tx.run("ledger.oldest_waiting").scalar_one()
+        return discovered
 
     def counts(self, *, tx: Transaction) -> dict[str, dict[Status, int]]:
-        """Return the number of records by dataset and status; every status is there."""
-        found: dict[str, dict[Status, int]] = {}
+        """Return the number of records by dataset and status, zeros included."""
+        counts: dict[str, dict[Status, int]] = {}
         for row in tx.run("ledger.counts"):
-            found.setdefault(row.dataset, dict.fromkeys(Status, 0))[Status(row.status)] = row.units
-        return dict(sorted(found.items()))
+            counts.setdefault(row.dataset, dict.fromkeys(Status, 0))[Status(row.status)] = row.units
+        return dict(sorted(counts.items()))
 
     def in_progress_runs(self) -> list[str]:
         """Return the runs that hold claims."""
@@ -136,12 +136,12 @@ class LedgerQueries:
             return list(tx.run("ledger.in_progress_runs").scalars())
 
     def in_flight(self, lane: Lane | None = None, *, today: date) -> int:
-        """Return the number of units up to `today` that are pending or in progress, in one lane or in both."""
+        """Return the number of units pending or in progress up to `today`, in one lane or both."""
         with self.database.snapshot() as tx:
             return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
     def succeeded_of_run(self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, int]:
-        """Return, of these units, those whose success is still that run's, each with its version."""
+        """Return the units whose success is still that run's, each with its version."""
         rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {
             WalId(row.wal_id): row.version
@@ -150,24 +150,24 @@ class LedgerQueries:
         }
 
     def mismatches(self, *, limit: int = 100) -> list[Mismatch]:
-        """Return the newest results that differ from an earlier success."""
+        """Return the results that differ from an earlier success, newest first."""
         with self.database.snapshot() as tx:
             return tx.rows(Mismatch, "ledger.mismatches", limit=limit)
 
     def mismatch_counts(self, *, tx: Transaction) -> dict[str, int]:
-        """Return, by dataset, how many results differ from an earlier success without permission."""
+        """Return by dataset the number of results that differ from an earlier success unpermitted."""
         return {row.dataset: int(row.mismatches) for row in tx.run("ledger.mismatch_counts")}
 
     def pending_units(self, *, tx: Transaction) -> list[Any]:
-        """Return, by dataset, how many units are pending and since when the oldest is."""
+        """Return by dataset the number of pending units, and the time of the oldest."""
         return list(tx.run("ledger.pending_units"))
 
     def waiting(self, *, tx: Transaction) -> dict[str, Any]:
-        """Return, by queue, since when live units have waited, by quantile."""
+        """Return by queue the quantiles of the times since which live units wait."""
         return {row.queue: row for row in tx.run("ledger.waiting")}
 
     def move_counts(self, *, tx: Transaction) -> list[MoveCount]:
-        """Return how often records moved, by dataset, status, replay reason and attempt."""
+        """Return the numbers of transitions by dataset, status, replay reason and attempt."""
         counts = [MoveCount.of(row) for row in tx.run("totals.read") if row.metric == "nodd_wal_moves"]
         return sorted(counts, key=attrgetter("dataset", "to_status", "replay_reason", "attempt"))
 

@@ -1,4 +1,4 @@
-"""The ledger record: its model, its published JSON Schema, and its rebuilding from the history.
+"""The ledger record: its model, its published JSON Schema, its rebuilding from the history.
 
 Belongs here: the shape of a row of `nodd_wal_records` and of `nodd_wal_transitions`. The tables are in
 `sql/schema/0001_first_schema.sql`; a test makes model, schema and both tables agree. Does not belong here: SQL.
@@ -48,7 +48,7 @@ WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f
 
 
 def _seen(example: object, source: str, *elsewhere: str) -> dict[str, Any]:
-    """Give a field an example, where its value comes from, and where else it is seen, as docs/wal/record-model.md."""
+    """Return a field's example, source and other places, for docs/wal/record-model.md."""
     return {"examples": [example], "json_schema_extra": {"x-source": source, "x-seen-as": list(elsewhere)}}
 
 
@@ -258,7 +258,7 @@ class NoddWalRecord(BaseModel):
         description="Fields that the dataset's contract declares.",
         **_seen({"station": "KTLX"}, "contract:ledger.extension_fields, from the key grammar"),
     )
-    # The defaults are for histories that were written before the columns existed.
+    # Defaults for histories that are older than these columns.
     lane: Lane = Field(
         Lane.LIVE, description="Whose turn the unit waits for.", **_seen("live", "ledger: how the unit came")
     )
@@ -302,7 +302,7 @@ class HistoryEntry(BaseModel):
 
 
 def published_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a record; published as docs/spec/nodd-wal-record.schema.json."""
+    """Return a record's JSON Schema (2020-12), published in docs/spec."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:kfm:nodd:wal-record:v1",
@@ -311,7 +311,7 @@ def published_schema() -> dict[str, Any]:
 
 
 def replay_history(entries: Iterable[HistoryEntry]) -> NoddWalRecord:
-    """Rebuild a record from its history alone. Raises ValueError when an entry is missing or does not follow."""
+    """Rebuild a record from its history. Raises ValueError for a missing or inconsistent entry."""
     state: dict[str, Any] = {}
     for number, entry in enumerate(entries, start=1):
         if entry.version != number or entry.from_status != state.get("status"):

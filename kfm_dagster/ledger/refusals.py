@@ -1,7 +1,7 @@
-"""From the database's refusal to an error that explains it.
+"""Database refusals as errors that explain them.
 
 The triggers of the ledger's tables (`sql/schema`) refuse with "rule: wal_id: from > to"; SQLite wraps that text,
-PostgreSQL adds its context. Does not belong here: refusals that Python makes by itself.
+PostgreSQL adds its context. Does not belong here: refusals by Python.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _REFUSAL = re.compile(r"(?P<rule>[a-z_]+): (?P<wal_id>\S+): (?P<from>[a-z_]+) > 
 
 _APPROVAL = "an approval by a second person (kfm governance approve) of this unit, at this version"
 Allowed = Callable[[str | None, str], str]
-"""From a refused transition to what would have been one."""
+"""Maps a refused transition to the legal ones."""
 
 
 def refusal(error: DBAPIError, *, allowed: Allowed = allowed_instead) -> IllegalTransitionError | None:
-    """Return the refused transition, or None when the database complains about something else."""
-    found = _REFUSAL.search(str(error.orig))
-    if found is None:
+    """Return the refused transition, or None for any other database error."""
+    match = _REFUSAL.search(str(error.orig))
+    if match is None:
         return None
-    from_status = None if found["from"] == "null" else found["from"]
+    from_status = None if match["from"] == "null" else match["from"]
     return IllegalTransitionError(
-        wal_id=found["wal_id"],
+        wal_id=match["wal_id"],
         from_status=from_status,
-        to_status=found["to"],
-        expected=_APPROVAL if found["rule"] == "override_is_reviewed" else allowed(from_status, found["to"]),
-        why=found["rule"],
+        to_status=match["to"],
+        expected=_APPROVAL if match["rule"] == "override_is_reviewed" else allowed(from_status, match["to"]),
+        why=match["rule"],
     )
 
 
 @contextmanager
 def explained(*, allowed: Allowed = allowed_instead) -> Iterator[None]:
-    """Raise IllegalTransitionError instead of the driver's error when a trigger refused.
+    """Raise IllegalTransitionError instead of the driver's error when a trigger refuses.
 
-    `allowed` is of whatever has the states; by default of the ledger's records.
+    `allowed` names the legal transitions of the state machine; by default that of the ledger's records.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Rejections: records of messages that gave no unit because none can be read from them, or no record can hold it.
+"""Rejections: records of a message that have no readable unit, or one that no row can hold.
 
-Belongs here: the bounds on what a rejection costs. Written together with the delivery (`Deliveries.reject`). Does not
-belong here: why a record is rejected (`operators/message_parse.py`), records that were understood and are no units
-(`ignored.py`).
+Belongs here: the bounds on a rejection's size. Rejections are written together with the delivery (`Deliveries.reject`).
+Does not belong here: why a record is rejected (`operators/message_parse.py`), records that were understood and are not
+units (`ignored.py`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _Message = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """One record of a message that gave no unit, or the first of `records` that gave none for one reason.
+    """A rejected record of a message, or the first of `records` rejected for one reason.
 
-    `reason_code` is a parse issue. The message as it came is in its landed batch.
+    `reason_code` is a parse issue. The landed batch has the whole message.
     """
 
     message_id: str
@@ -41,7 +41,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectionPlace:
-    """Where a rejection is among all: its time, then its message and record."""
+    """Position of a rejection in the list: its time, then its message and record."""
 
     rejected_at: datetime
     message_id: str
@@ -68,14 +68,14 @@ ANY_REJECTION = RejectionFilter()
 
 
 def place_after(last: RejectionPlace | None) -> dict[str, Any]:
-    """Return, for the statement that lists rejections, that it goes on behind one, or begins with the newest."""
+    """Return the listing's start as parameters: behind `last`, or at the newest rejection."""
     if last is None:
         return {"before": END_OF_TIME, "place": "", "number": -1}
     return {"before": last.rejected_at, "place": last.message_id, "number": last.record_index}
 
 
 def rejection_rows(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
-    """Return the rows of rejections, one a record; the last of a record counts."""
+    """Return the rows of rejections, one per record; the last rejection of a record wins."""
     rows = {
         (entry.message_id, entry.record_index): {**asdict(entry), "detail": redact(entry.detail)}
         for entry in rejections

@@ -1,4 +1,4 @@
-"""What the ledger answers: one frozen value per operation. The buckets of a report are disjoint."""
+"""Results of the ledger's operations as frozen values. The buckets of a report are disjoint."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kfm_dagster.ledger.state_machine import Status
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsureResult:
-    """Which units got their record now, and where those stand that had one.
+    """Units that got a record now, and the statuses of units that had one.
 
-    Of those created, `stale` were announced after a newer version of their object and are out already; `superseded` are
-    earlier versions that a created one made obsolete, in whatever state. `refused` have no record, only the
-    database's words.
+    `stale` are the created units that were announced after a newer version of their object; they are quarantined
+    already. `superseded` are earlier versions, in any status, that a created unit made obsolete. `refused` units have
+    no record, only the database's words.
     """
 
     created: frozenset[WalId]
@@ -42,9 +42,9 @@ class EnsureResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettleReport:
-    """Final statuses of a batch. `failed` may be tried again, `quarantined` not; `lost` were no longer this run's.
+    """Final statuses of a batch. `failed` may be retried; `lost` were no longer this run's.
 
-    `mismatched` are those of the succeeded whose result differs from an earlier success, without permission.
+    `mismatched` are the successes whose result differs from an earlier success without permission.
     """
 
     succeeded: tuple[WalId, ...] = ()
@@ -58,7 +58,7 @@ class SettleReport:
 class RecoverReport:
     """Claims taken from dead runs.
 
-    `requeued` wait for another run, `quarantined` had no attempt left, `failed` stay so: the policy allows no replay.
+    `requeued` wait for another run, `quarantined` had no attempt left; the policy allows no replay of `failed` ones.
     """
 
     requeued: tuple[WalId, ...] = ()
@@ -68,7 +68,7 @@ class RecoverReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingPartition:
-    """Work that waits in one lane of one partition of one dataset."""
+    """Pending work in one lane of one partition of one dataset."""
 
     dataset: str
     partition: str
@@ -78,9 +78,9 @@ class PendingPartition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailingUnits:
-    """Units of a dataset that failed or are quarantined for one code, and that somebody has to care for.
+    """Units of a dataset that failed or are quarantined for one code and need attention.
 
-    `retried` of them get another attempt by themselves; `first_at` is since when the first of them stands so.
+    `retried` of them are retried automatically; `first_at` is when the first of them came to its status.
     """
 
     dataset: str
@@ -93,10 +93,10 @@ class FailingUnits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayReport:
-    """What became of the units of one day of a dataset, whichever runs did it.
+    """Statuses of the units of one day of a dataset, across all runs.
 
-    `counts` has every status. `failing` are those of the failed and quarantined that somebody has to care for, by error
-    code: not those of which a newer version is known, and not those whose case is closed.
+    `counts` has every status. `failing` counts by error code the failed and quarantined units that need attention: not
+    those with a newer version, and not those whose case is closed.
     """
 
     counts: Mapping[Status, int]
@@ -122,7 +122,7 @@ class FailingUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """Who holds claims of a dataset, and until when."""
+    """A run that holds claims of a dataset, and until when."""
 
     run_id: str
     dataset: str
@@ -134,7 +134,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectVersion:
-    """One version of an object, and the one that made it obsolete."""
+    """One version of an object, and the version that made it obsolete."""
 
     wal_id: WalId
     object_version: str | None
@@ -161,9 +161,9 @@ class Mismatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoveCount:
-    """How often records of a dataset moved to a status, since the ledger began.
+    """Number of a dataset's transitions to a status since the ledger began.
 
-    `replay_reason` is that of a return to pending, or ''; `attempt` that of a claim, or 0.
+    `replay_reason` is set for returns to pending, else ''; `attempt` for claims, else 0.
     """
 
     dataset: str
@@ -174,7 +174,7 @@ class MoveCount:
 
     @classmethod
     def of(cls, row: Any) -> MoveCount:
-        """Build the count from a total, whose label is the status with the reason or the attempt behind it."""
+        """Build the count from a total, whose label is a status followed by a reason or an attempt."""
         status, _, detail = row.label.partition(" ")
         return cls(
             dataset=row.subject,

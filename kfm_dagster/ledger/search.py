@@ -1,7 +1,7 @@
-"""Searching units: the rows that a filter matches, the newest event first. Only reads.
+"""Searching units: the rows that match a filter, newest event first. Only reads.
 
-Each statement examines an index range, a bounded number of rows at a time; ranges are merged here. Does not belong
-here: pages and their counts (`views/units.py`).
+Each statement examines an index range, a bounded number of rows at a time; this module merges the ranges. Does not
+belong here: pages and their counts (`views/units.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ END_OF_TIME = datetime(9999, 12, 31, tzinfo=UTC)
 """Later than every event: the first page has no record before it."""
 MOST_TEXT = 300
 MOST_FAILURES = 200
-"""Pairs of a code and a dataset; contracts and ledger have some dozens of codes."""
+"""Pairs of a code and a dataset; contracts and ledger have a few dozen codes."""
 FIRST_CHUNK = 50
 _LARGEST_CHUNK = 5_000
 _FAILING = (Status.FAILED, Status.QUARANTINED)
@@ -82,7 +82,7 @@ class UnitFilter(OfDataset):
         return self.code is not None or self.operator is not None
 
     def conditions(self) -> dict[str, Any]:
-        """Return the conditions that every row is compared with."""
+        """Return the conditions as parameters of the statements."""
         return {
             "before_time": self.until or END_OF_TIME,
             "before_id": "",
@@ -97,12 +97,12 @@ class UnitFilter(OfDataset):
 
 @dataclass(kw_only=True, slots=True)
 class Budget:
-    """Rows that a search may still examine; None for any number."""
+    """Rows that a search may still examine; None means any number."""
 
     rows: int | None = None
 
     def spend(self, rows: int) -> bool:
-        """Return whether nothing is left after examining more rows."""
+        """Spend examined rows; return whether the budget is exhausted."""
         if self.rows is None:
             return False
         self.rows -= rows
@@ -112,9 +112,9 @@ class Budget:
 def walk(
     view: Transaction, wanted: UnitFilter, *, before: Position | None = None, budget: Budget
 ) -> Iterator[tuple[Position, RowMapping | None]]:
-    """Yield rows of records with their operator in order, and None where the budget ends a range before its end.
+    """Yield records' rows with their operator, in order; None where the budget ends a range.
 
-    A row whose `is_match` is false marks how far a range was examined. `before` is where an earlier search ended.
+    A row whose `is_match` is false marks how far a range was examined. `before` is the end of an earlier search.
     """
     end: Position = (wanted.until or END_OF_TIME, "")
     time, wal_id = min(before or end, end)
@@ -144,7 +144,7 @@ def _chunks(
 
 
 def index_ranges(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, Any]]:
-    """Yield the index ranges that hold every match, as parameters of the statements."""
+    """Yield the index ranges that contain every match, as parameters of the statements."""
     by_code = wanted.is_of_failures and wanted.status in {None, *_FAILING}
     if by_code and wanted.partition is None:
         for pair in failures(view, wanted):
@@ -158,7 +158,7 @@ def index_ranges(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, An
 
 
 def failures(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, str]]:
-    """Yield the pairs of a code and a dataset of failed units; one index lookup each."""
+    """Yield the matching pairs of error code and dataset of failed units; one index lookup each."""
     pair = {"code": "", "dataset": ""}
     for _ in range(MOST_FAILURES):
         row = view.run("units.next_failure", pair).one_or_none()
@@ -170,7 +170,7 @@ def failures(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, str]]:
 
 
 def datasets_of(view: Transaction, status: Status) -> list[str]:
-    """Return the ids of the datasets that have units of a status; one index lookup each."""
+    """Return the ids of the datasets with units of a status; one index lookup each."""
     return list(view.run("ledger.datasets_of_status", status=status).scalars())
 
 

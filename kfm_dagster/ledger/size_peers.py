@@ -1,7 +1,7 @@
-"""Size peers: which sizes the newest objects of a product had, kept and looked up as units are admitted (ADR 030).
+"""Size peers: sizes of a product's newest objects, for the admission of units (ADR 030).
 
-Belongs here: the peers of one batch. Admissions go one after the other (`Ledger.ensure`), so what is read here
-is what is written over. Does not belong here: which sizes are suspect (`contracts/quality.py`).
+Belongs here: the peers of one batch. Admissions are serialised (`Ledger.ensure`), so a row that is read here cannot
+change before it is overwritten. Does not belong here: which sizes are suspect (`contracts/quality.py`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Place(NamedTuple):
 class SizePeers:
     """The peers of the units of one batch, as they were before it.
 
-    Datasets whose contract declares no peers cost no statement. Units of one batch are no peers of each other: which
-    of them are new is known only when they are recorded.
+    Datasets whose contract declares no peers cost no statement. Units of one batch are not peers of each other: only
+    recording them shows which are new.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class SizePeers:
 
     @classmethod
     def of(cls, units: Sequence[Envelope], registry: ContractRegistry, tx: Transaction) -> SizePeers:
-        """Look up what is known of the products of these units, with one statement."""
+        """Look up the known sizes of the units' products, with one statement."""
         places = {unit.wal_id: place for unit in units if (place := _place(unit, registry)) is not None}
         return cls(units, places, _look_up(set(places.values()), tx) if places else {})
 
     def held_against(self, unit: Envelope) -> Envelope:
-        """Return the unit with what its size is to be held against."""
+        """Return the unit with the peer sizes to compare its size with."""
         place = self._places.get(unit.wal_id)
         return unit if place is None else unit.evolve(peer_sizes=self._found[place])
 
     def keep(self, created: Collection[WalId], tx: Transaction) -> None:
-        """Make peers of the units that were new, with one statement. What was announced without a size is none."""
+        """Store the sizes of new units, with one statement; units without a size are skipped."""
         sizes: dict[_Place, list[int]] = {}
         for unit in self._units:
             if unit.wal_id in created and unit.wal_id in self._places and unit.object_size:
@@ -71,14 +71,14 @@ class SizePeers:
             tx.run("size_peers.keep", batch=batch)
 
     def _of(self, place: _Place) -> PeerSizes | None:
-        # At the beginning of a month those of the month before are as recent.
+        # At the beginning of a month the sizes of the month before are recent, too.
         return PeerSizes.of([*self._known.get(place.before, ()), *self._known.get(place, ())][-PEERS_KEPT:])
 
 
 def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
-    """Return where a unit's peers are; None where its contract asks for none.
+    """Return the place of a unit's peers; None where its contract declares none.
 
-    And for a completion (ADR 019): it is held against what its object's own unit was, and is no further object.
+    None for a completion, too (ADR 019): it has the peers of its object's own unit, and is not a further object.
     """
     contract = registry[unit.dataset]
     if contract.integrity.peers is None or COMPLETED_BY in (unit.object_version or ""):
@@ -89,8 +89,8 @@ def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
 
 
 def _look_up(places: Iterable[_Place], tx: Transaction) -> dict[_Place, list[int]]:
-    wanted = {*places, *(place.before for place in places)}
-    rows = tx.run("size_peers.known", batch=[place._asdict() for place in sorted(wanted)])
+    needed = {*places, *(place.before for place in places)}
+    rows = tx.run("size_peers.known", batch=[place._asdict() for place in sorted(needed)])
     return {_Place(row.dataset, row.product, row.month): row.sizes for row in rows}
 
 

@@ -1,8 +1,7 @@
 """The state machine of a ledger record: states, legal transitions and their conditions.
 
-Belongs here: what the NODD WAL state machine document says, as values. The database says the same in CHECK constraints
-and triggers (`sql/schema/0001_first_schema.sql`); a test makes the two agree. Does not belong here: anything
-that touches a row.
+Belongs here: the NODD WAL state machine document as values. The database has the same in CHECK constraints and triggers
+(`sql/schema/0001_first_schema.sql`); a test makes the two agree. Does not belong here: anything that touches a row.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransitionRule:
-    """One legal change of status, what triggers it, and what must hold."""
+    """One legal change of status, with its trigger and its condition."""
 
     from_status: Status | None
     to_status: Status
@@ -85,8 +84,8 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         condition="an error code says why",
     ),
 )
-"""Every legal transition (section 3); every other ordered pair, also of a state with itself, is illegal,
-but for OVERRIDES."""
+"""Every legal transition (section 3). Any other pair, also of a state with itself, is illegal, except for
+OVERRIDES."""
 
 _DECIDED = (
     "a decision on record for exactly this version: actor, reason, change reference; in prod a second actor's approval"
@@ -106,7 +105,7 @@ OVERRIDES: tuple[TransitionRule, ...] = (
         condition=_DECIDED,
     ),
 )
-"""What only a governed override may do (sections 2.3 and 7.4)."""
+"""Transitions that need a governed override (sections 2.3 and 7.4)."""
 
 LEGAL = frozenset((rule.from_status, rule.to_status) for rule in TRANSITIONS)
 
@@ -120,7 +119,7 @@ SUCCESS_REQUIRES: Mapping[str, frozenset[str]] = {
 
 
 def why_not_succeeded(sub_statuses: Mapping[str, str]) -> str | None:
-    """Say which sub-status forbids a success, or None; one that is missing forbids it."""
+    """Return the sub-status that forbids a success, as text, or None; a missing one forbids it."""
     for name, allowed in SUCCESS_REQUIRES.items():
         observed = sub_statuses.get(name, "unknown")
         if observed not in allowed:
@@ -129,7 +128,7 @@ def why_not_succeeded(sub_statuses: Mapping[str, str]) -> str | None:
 
 
 def allowed_instead(from_status: str | None, to_status: str) -> str:
-    """Say what a legal transition asks for, and of any other what this status allows."""
+    """Return the condition of a legal transition, or the transitions that this status allows."""
     rules = [rule for rule in (*TRANSITIONS, *OVERRIDES) if rule.from_status == from_status]
     for rule in rules:
         if rule.to_status == to_status:
@@ -138,7 +137,7 @@ def allowed_instead(from_status: str | None, to_status: str) -> str:
 
 
 def check_transition(wal_id: str, from_status: Status | None, to_status: Status) -> None:
-    """Raise IllegalTransitionError for a transition that is none, naming wal_id, from and to."""
+    """Raise IllegalTransitionError for an illegal transition, naming wal_id, from and to."""
     if (from_status, to_status) not in LEGAL:
         raise IllegalTransitionError(
             wal_id=wal_id,

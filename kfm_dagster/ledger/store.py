@@ -1,9 +1,9 @@
 """The ledger's store: every change of a record, one statement per batch and transition.
 
 Belongs here: ensure, requeue, claim, settle, recover, quarantine, override. Each method works in the caller's
-transaction, so that several rooms commit together. Statements are guarded (status, version, run, attempt), so a
-record that somebody else moved is left alone; the database's triggers write the history. Does not belong here:
-deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), questions (`queries.py`), messages
+transaction, so that several rooms commit together. Statements are guarded (status, version, run, attempt), so they
+leave a record alone that another process has moved; the database's triggers write the history. Does not belong here:
+deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), reading (`queries.py`), messages
 (`deliveries.py`).
 """
 
@@ -30,7 +30,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.refusal import Refused, write_all_but_refused
 
 ENSURED_AT_ONCE = 5_000
-"""Units of one statement: as many as a run claims by default; one message of 1 MiB can announce as many."""
+"""Units per statement: as many as a run claims by default, or one message of 1 MiB can announce."""
 
 __all__ = ["EnsureResult", "Ledger", "RecoverReport", "SettleReport"]
 
@@ -40,11 +40,11 @@ class Ledger(LedgerChanges):
 
     @explained()
     def ensure(self, envelopes: Iterable[Envelope], *, lane: Lane = Lane.LIVE, tx: Transaction) -> EnsureResult:
-        """Give every unit a record: null > pending where it has none, nothing where it has one (WSM-03, WAL-04).
+        """Create missing records: null > pending; existing ones stay as they are (WSM-03, WAL-04).
 
-        A unit whose object is known in a newer version is stale and goes to quarantine at once; earlier versions that
-        wait are superseded and go there too, those in progress when their attempt fails (BEY-01). What the database
-        refuses of one unit costs no other unit its record.
+        A unit is stale if a newer version of its object is known; it goes to quarantine at once. Earlier versions that
+        wait are superseded and go there too, those in progress when their attempt fails (BEY-01). A unit that the
+        database refuses costs no other unit its record.
         """
         units = list({unit.wal_id: unit for unit in envelopes}.values())
         parts: list[EnsureResult] = []
@@ -71,10 +71,10 @@ class Ledger(LedgerChanges):
         replay_run_id: str | None = None,
         tx: Transaction,
     ) -> frozenset[WalId]:
-        """Make failed > pending of those units whose attempts and policy allow it; return them (WSM-07, WSM-10).
+        """Make failed > pending where attempts and policy allow; return the units (WSM-07, WSM-10).
 
-        A retry keeps its lane, any other reason puts the unit into the bulk lane. Units that are superseded, or whose
-        dataset is switched off, stay. Raises UnknownReplayReasonError when the reason is neither built in nor governed.
+        A retry keeps its lane, any other reason puts the unit into the bulk lane. Superseded units, and units of a
+        switched-off dataset, stay failed. Raises UnknownReplayReasonError for a reason neither built in nor governed.
         """
         self.govern_reason(reason, tx=tx)
         rows = self._requeue(wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=tx)
@@ -92,12 +92,12 @@ class Ledger(LedgerChanges):
         wal_ids: Iterable[str] | None = None,
         tx: Transaction,
     ) -> list[Envelope]:
-        """Make pending > in_progress of at most `limit` units and begin their lease; return their envelopes.
+        """Claim at most `limit` units (pending > in_progress) under a lease; return their envelopes.
 
-        Live units come before bulk ones (with `lane`, only that lane's), then urgent and old ones first. A unit that
-        another run claims at the same time is that run's: the version is compared and swapped (WSM-04). Nothing is
-        claimed of a dataset that is switched off. Units whose runs died come first, in batches that `release_lost` has
-        halved; one that is to be alone shares its run with no unit of another dataset, either.
+        Live units come before bulk ones (with `lane`, only that lane's), then urgent and old ones. The version is
+        compared and swapped, so that only one of two concurrent runs gets a unit (WSM-04). Switched-off datasets give
+        no units. Units whose runs died come first, in batches that `release_lost` has halved; a unit that must run
+        alone shares its run with no unit of another dataset, either.
         """
         if self.switches.off([dataset], tx=tx):
             return []
@@ -130,15 +130,15 @@ class Ledger(LedgerChanges):
 
         in_progress > succeeded where no operator failed and the sub-statuses allow it, else in_progress > failed with
         the time of the next attempt, and > quarantined in the same transaction where none remains. A unit that yielded
-        to a newer one's Item fails with `catalog_conflict` while that one may still be taken back. Only claims of this
-        run and attempt are touched; the others come back as `lost`.
+        to a newer unit's Item fails with `catalog_conflict` while that Item may still be withdrawn. Only claims of this
+        run and attempt are changed; the others are returned as `lost`.
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
         stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
         succeeded = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
-            # Once the newer ones of their own batch have succeeded.
+            # After the newer units of their own batch have succeeded.
             yielded = self._verdicts(self._unless_unfinished(yielding, tx))
             succeeded += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)
@@ -149,7 +149,7 @@ class Ledger(LedgerChanges):
         not_done = {WalId(row.wal_id) for row in failures}
         mismatched = self._record_outcomes([unit for unit in envelopes if unit.wal_id in done], run_id, tx)
         lost = {unit.wal_id for unit in envelopes} - done - not_done
-        # A run that is executed again finds what it has settled itself.
+        # A run that is executed again may have settled these units itself.
         lost -= self.succeeded_of_run(run_id, lost, tx=tx).keys() if lost else set()
         quarantined = self._give_up(self._beyond_retry(verdicts, failures, tx), tx)
         settled_totals(
@@ -168,13 +168,13 @@ class Ledger(LedgerChanges):
 
     @explained()
     def release_lost(self, *, run_ids: Iterable[str] = (), tx: Transaction) -> RecoverReport:
-        """Take back the claims of dead runs, and those whose lease ran out (WSM-11).
+        """Take back the claims of dead runs, and claims whose lease has expired (WSM-11).
 
         in_progress > failed with code worker_lost or lease_expired, then > pending at once where attempts remain, else
         > quarantined. A claim inside its lease is taken only when its run is named.
 
-        A run that dies with several units charges none of them an attempt, because one may be the cause: they go back
-        to pending, and from the second death on in batches of half the size, until the cause is alone (SEC-09).
+        The death of a run with several units charges none of them an attempt, because one may be the cause: they
+        return to pending, from the second death on in batches of half the size, until the cause is alone (SEC-09).
         """
         lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
         lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
@@ -191,11 +191,11 @@ class Ledger(LedgerChanges):
         bisect: bool = False,
         tx: Transaction,
     ) -> RecoverReport:
-        """Take back what a run still claims of a dataset, because the run is rolled back there.
+        """Take back a run's remaining claims of a dataset, because the run is rolled back there.
 
-        in_progress > failed with code run_rolled_back and the reason, redacted; then as `release_lost`, but for those
-        that are `not_compensable`: they go on to quarantined whatever attempts remain. Without `bisect`, for a cause
-        that no unit can be, each is charged its attempt.
+        in_progress > failed with code run_rolled_back and the redacted reason; then as `release_lost`, except for the
+        `not_compensable` units, which become quarantined whatever attempts remain. Without `bisect`, where no unit can
+        be the cause, each unit is charged its attempt.
         """
         code = LedgerCode.ROLLED_BACK
         lost = self._fail_lost(tx, code, because=because, run_ids=[run_id], dataset=dataset)
@@ -204,10 +204,10 @@ class Ledger(LedgerChanges):
 
     @explained()
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction) -> dict[tuple[str, str], int]:
-        """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).
+        """Make failed > pending after the backoff; return the number by (dataset, partition).
 
-        A unit that the policy refuses by now goes to quarantine: its contract has become stricter, or a newer version
-        of its object came while its attempt failed. Otherwise it would be due, and refused, at every tick.
+        A unit that the policy refuses now goes to quarantine: its contract has become stricter, or a newer version of
+        its object came while its attempt failed. Otherwise it would be due, and refused, at every tick.
         """
         datasets = [rule["dataset"] for rule in self._rules(tx)]
         due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
@@ -221,23 +221,23 @@ class Ledger(LedgerChanges):
     def quarantine(
         self, wal_ids: Iterable[str], *, reason_code: str, decision: Decision, tx: Transaction
     ) -> tuple[WalId, ...]:
-        """Take units out of automatic flows by a person's decision: pending or failed > quarantined (WSM-08).
+        """Quarantine units by a person's decision: pending or failed > quarantined (WSM-08).
 
-        All or none: raises IllegalTransitionError for the first unit that is in another state or unknown.
+        All or none: raises IllegalTransitionError for the first unit that is unknown or in another status.
         """
-        wanted = sorted(set(wal_ids))
-        locked = {row.wal_id: row for row in tx.run("ledger.lock_statuses", wal_ids=wanted)}
-        for wal_id in wanted:
+        selection = sorted(set(wal_ids))
+        locked = {row.wal_id: row for row in tx.run("ledger.lock_statuses", wal_ids=selection)}
+        for wal_id in selection:
             status = Status(locked[wal_id].status) if wal_id in locked else None
             check_transition(wal_id, status, Status.QUARANTINED)
         for status in (Status.PENDING, Status.FAILED):
             versions = {WalId(row.wal_id): row.version for row in locked.values() if row.status == status}
             self._decide(versions, status, Status.QUARANTINED, GovernanceAction.QUARANTINE, decision, {}, tx)
-        found = self._quarantine(wanted, reason=reason_code, actor=decision.actor, tx=tx, by_person=True)
-        return tuple(sorted(found))
+        quarantined = self._quarantine(selection, reason=reason_code, actor=decision.actor, tx=tx, by_person=True)
+        return tuple(sorted(quarantined))
 
     def hold_quarantined(self, wal_ids: Iterable[str], *, tx: Transaction) -> frozenset[WalId]:
-        """Return those of the units that are in quarantine; they stay there until the transaction ends."""
+        """Lock units until the transaction ends; return the quarantined ones, which stay so."""
         locked = tx.run("ledger.lock_statuses", wal_ids=sorted(set(wal_ids)))
         return frozenset(WalId(row.wal_id) for row in locked if row.status == Status.QUARANTINED)
 
@@ -253,10 +253,10 @@ class Ledger(LedgerChanges):
         replay_run_id: str | None = None,
         tx: Transaction,
     ) -> frozenset[WalId]:
-        """Make quarantined > pending or succeeded > pending by a governed override; return the units moved (WSM-16).
+        """Make quarantined or succeeded > pending by a governed override; return the units (WSM-16).
 
-        Compare-and-swap: a unit whose version is not the given one, or whose status is another, is left alone. Each
-        transition has its row in the governance log, in this transaction; the database refuses it without. Raises
+        Compare-and-swap: a unit with another version or status is left alone. Each transition has its row in the
+        governance log, in this transaction; without it the database refuses the transition. Raises
         UnattributedDecisionError without a change reference, UnknownReplayReasonError for a reason in no vocabulary.
         """
         decision.require_change_ref()
@@ -300,17 +300,17 @@ class Ledger(LedgerChanges):
         )
 
     def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
-        """Let those fail that yielded to an Item which may yet be taken back: then neither would stand."""
+        """Mark as conflicting the units that yielded to an Item which may still be withdrawn."""
         newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
         lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=newer)))
         return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
 
     def _beyond_retry(self, verdicts: Verdicts, failures: Sequence[Any], tx: Transaction) -> dict[WalId, str]:
-        """Why those of the failed units that get no further attempt get none."""
-        found = {WalId(row.wal_id) for row in failures}
-        exhausted = {wal_id: reason for wal_id, reason in verdicts.given_up.items() if wal_id in found}
+        """Return the reasons of the failed units that get no further attempt."""
+        failed = {WalId(row.wal_id) for row in failures}
+        exhausted = {wal_id: reason for wal_id, reason in verdicts.given_up.items() if wal_id in failed}
         overdue = verdicts.overdue(failures, self.registry)
-        return overdue | exhausted | self._superseded(found, tx)
+        return overdue | exhausted | self._superseded(failed, tx)
 
     def _let_in_again(
         self,
@@ -320,7 +320,7 @@ class Ledger(LedgerChanges):
         not_compensable: Collection[WalId] = (),
         spared: Mapping[WalId, int],
     ) -> RecoverReport:
-        """`spared` are the units that are charged no attempt, each with the limit of its next batch."""
+        """Requeue or quarantine lost units; `spared` maps uncharged ones to the next batch's limit."""
         taken = {WalId(row.wal_id) for row in lost}
         reviewed: dict[WalId, str] = dict.fromkeys(taken.intersection(not_compensable), LedgerCode.NOT_COMPENSABLE)
         by_limit: dict[int | None, list[WalId]] = defaultdict(list)
@@ -343,15 +343,15 @@ class Ledger(LedgerChanges):
         return {
             WalId(row.wal_id): LedgerCode.ATTEMPTS_EXHAUSTED
             for row in rows
-            # A dataset whose contract is gone has no limit to exceed: its records stay failed.
+            # A dataset without a contract has no limit: its records stay failed.
             if row.dataset in limits and row.attempts >= limits[row.dataset]
         }
 
 
 def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
-    """Return the limit of the next batch of each unit that a run lost together with others.
+    """Return the next batch's limit of each unit that a run lost together with others.
 
-    The first death gives the size of the batch, each further one half of it; a unit whose limit is 1 was alone.
+    The first death gives the batch's size, each further death half of it; a unit whose limit is 1 was alone.
     """
     sizes = Counter(row.ingest_run_id for row in lost)
     limits: dict[WalId, int] = {}

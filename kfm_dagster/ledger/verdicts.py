@@ -1,4 +1,4 @@
-"""Verdicts: how each attempt of a batch ended, and what follows from it.
+"""Verdicts: how each attempt of a batch ended, and its consequence.
 
 Belongs here: pure decisions from envelopes and contracts, as rows for the settling statements. Does not belong here:
 changing a record (`store.py`).
@@ -22,13 +22,13 @@ from kfm_dagster.redaction import redact
 
 @dataclass(kw_only=True, slots=True)
 class Verdicts:
-    """Rows of the successes, rows of the failures, and why those failures get no further attempt that get none."""
+    """Rows of the successes and failures, and the reasons of the units that are given up."""
 
     succeeded: list[dict[str, Any]] = field(default_factory=list)
     failed: list[dict[str, Any]] = field(default_factory=list)
     given_up: dict[WalId, str] = field(default_factory=dict)
     due: dict[WalId, datetime] = field(default_factory=dict)
-    """When each of the other failures is due again."""
+    """When each failure that is not given up is due again."""
 
     def extend(self, others: Verdicts) -> None:
         """Add the verdicts on other units."""
@@ -38,7 +38,7 @@ class Verdicts:
         self.due |= others.due
 
     def overdue(self, failures: Iterable[Any], registry: ContractRegistry) -> dict[WalId, str]:
-        """Those failed records whose next attempt would begin after the deadline, as rows tell their discovery."""
+        """Return the failed records whose next attempt would begin after the deadline."""
         return {
             WalId(row.wal_id): LedgerCode.DEADLINE_EXCEEDED
             for row in failures
@@ -60,7 +60,7 @@ def decide(
     base_seconds: float | None,
     human_review: Collection[str],
 ) -> Verdicts:
-    """Say of each unit whether it succeeded, failed and is due again, or is given up."""
+    """Decide for each unit whether it succeeded, failed and is due again, or is given up."""
     verdicts = Verdicts()
     for unit in envelopes:
         row = findings_row(unit)
@@ -85,12 +85,12 @@ def decide(
 
 
 def yields_to(unit: Envelope) -> WalId | None:
-    """Return the newer unit whose Item stands instead of the given one's; None where the unit has failed anyway."""
+    """Return the newer unit whose Item replaces this unit's; None also for a failed unit."""
     return unit.stac.superseded_by if unit.stac and unit.failure is None else None
 
 
 def conflicting(unit: Envelope) -> Envelope:
-    """Return the unit as failed, to be tried again, because the newer one that it yields to has not ended."""
+    """Return the unit as failed, for a retry: the newer unit it yields to has not succeeded."""
     message = f"the Item that stands is of {yields_to(unit)}, which has not succeeded: it may yet be taken back"
     issue = Issue(code=StacIssue.CATALOG_CONFLICT, severity=Severity.FAILED, message=message)
     failed = StacResult(write_status=StacStatus.FAILED, issues=(issue,))
