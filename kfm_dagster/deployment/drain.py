@@ -1,6 +1,6 @@
-"""Drain: run a deployment until its queue is empty, every unit is terminal, and replays, backfills and beams are done.
+"""Drain: run until the queue is empty, every unit is terminal, and replays, backfills and beams are done.
 
-Belongs here: what became of every unit, too. Does not belong here: how that is shown (`cli/demo.py`).
+Belongs here: the outcome of every unit, too. Does not belong here: its display (`cli/demo.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_FAILING_SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class DrainResult:
-    """What a deployment holds once its queue is drained.
+    """The outcomes of a deployment's units and messages once its queue is drained.
 
     Counts are units but for `rejected`, `messages`, `ignored` and `earlier`.
     """
@@ -49,13 +49,13 @@ class DrainResult:
     ignored: int = 0
     """Messages that named nothing to ingest."""
     earlier: int = 0
-    """Messages that the home had received before this time; they and their units are counted, too."""
+    """Messages received before this drain; they and their units are included in the counts."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Files of the demo's --objects that were not published, and why."""
     published: int = 0
-    """Objects of the demo, each of which must come to an end."""
+    """Objects of the demo; each must reach a terminal status."""
     unexpected: tuple[str, ...] = ()
-    """Those that did not end as they had to, a line for each."""
+    """Objects with another outcome than expected, a line for each."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form of `kfm demo --json` and `kfm drain --json`."""
@@ -72,12 +72,12 @@ class DrainResult:
 
 
 def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
-    """Ask ledger and deliveries what became of everything received."""
+    """Return the outcomes of all units and messages, from ledger and deliveries."""
     with pipeline.database.snapshot() as tx:
         counts = pipeline.ledger.counts(tx=tx)
         failing = pipeline.ledger.find(status=Status.QUARANTINED, limit=MAX_FAILING_SHOWN, tx=tx)
     duplicates = pipeline.deliveries.duplicates()
-    messages = pipeline.deliveries.counts()
+    deliveries = pipeline.deliveries.counts()
     return DrainResult(
         datasets={
             contract.id: {
@@ -89,9 +89,9 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
             }
             for contract in pipeline.registry
         },
-        rejected=messages[DeliveryState.REJECTED],
-        messages=sum(messages.values()),
-        # By the rows that were left: an ignored message is deleted like any other that is finished.
+        rejected=deliveries[DeliveryState.REJECTED],
+        messages=sum(deliveries.values()),
+        # Counted by the rows of ignored records: the message itself is deleted like any other that is finished.
         ignored=sum(count.messages for count in IGNORED_COUNTS.query(pipeline, IgnoredFilter(), None, 0).rows),
         seconds=(pipeline.clock() - since).total_seconds(),
         database=shown(pipeline.settings.database_url),
@@ -103,13 +103,13 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
 
 POLL_SECONDS = 0.5
 FOLLOW_UP_SECONDS = 60.0
-"""Wait for the runs of beams and evidence once all units are terminal; a later deployment makes what is left."""
+"""Longest wait for runs of beams and evidence once all units are terminal; a later deployment does the rest."""
 QUIET_POLLS = 3
-"""Looks in a row that must find nothing: SQS counts are approximate."""
+"""Consecutive polls that must be idle: SQS's counts are approximate."""
 
 
 def _unlisted(ledger: Ledger) -> tuple[list[UnlistedDays], dict[str, list[UnlistedDays]]]:
-    """Return the days of backfills that the deployment lists by itself, and those that wait for a person, by reason."""
+    """Return the backfill days that the deployment will list, and the days held for a person, by reason."""
     off = KillSwitchPolicy.now(ledger.switches)
     coming: list[UnlistedDays] = []
     held: dict[str, list[UnlistedDays]] = {}
@@ -126,23 +126,23 @@ def _unlisted(ledger: Ledger) -> tuple[list[UnlistedDays], dict[str, list[Unlist
 def drain(
     deployment: Deployment, pipeline: Pipeline, *, timeout_seconds: float, report: Callable[[Progress], None]
 ) -> Progress:
-    """Watch until drained, calling `report` on every look.
+    """Poll until drained, calling `report` on every poll.
 
-    Days of a backfill that only a person can let go on (`say_what_is_held`) are not waited for. A part of the
-    deployment that dies is started again. Raises DependencyUnavailableError when the time is over and when parts keep
-    dying; nothing is lost, the next drain goes on.
+    Backfill days that only a person can resume (`say_what_is_held`) are not waited for. A part of the deployment that
+    dies is started again. Raises DependencyUnavailableError after the timeout and when parts keep dying; nothing is
+    lost, the next drain goes on.
     """
     deadline = time.monotonic() + timeout_seconds
     ledger, replays = pipeline.ledger, ReplayEngine(pipeline=pipeline)
-    quiet, until = 0, None
+    quiet, follow_up_end = 0, None
     while True:
         now = progress(pipeline.queue, ledger)
         report(now)
         (coming, _), ending, replaying = _unlisted(ledger), listed_backfills(ledger.database), replays.at_work()
         idle = now.drained and not (coming or ending or replaying)
         if idle and _has_follow_up(pipeline):
-            until = until or time.monotonic() + FOLLOW_UP_SECONDS
-            idle = time.monotonic() > until
+            follow_up_end = follow_up_end or time.monotonic() + FOLLOW_UP_SECONDS
+            idle = time.monotonic() > follow_up_end
         quiet = quiet + 1 if idle else 0
         if quiet >= QUIET_POLLS:
             return now
@@ -157,19 +157,19 @@ def drain(
 
 
 def _has_follow_up(pipeline: Pipeline) -> bool:
-    """Whether beams of a day, or evidence of a quarantined unit, are still to be made."""
+    """Return whether a day's beams or a quarantined unit's evidence are still due."""
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     return bool(days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock()) or cases.due(limit=1))
 
 
 def say_what_is_held(ledger: Ledger, say: Callable[[str], None]) -> None:
-    """Say which days of backfills a drain has left to a person, and why: a line for each reason."""
+    """Report the backfill days that a drain left to a person, a line for each reason."""
     for why, days in _unlisted(ledger)[1].items():
         say(f"{_days(days)} not listed: {why}")
 
 
 def flush_lineage(lineage: Lineage, say: Callable[[str], None]) -> None:
-    """Publish what the last runs of a deployment that has ended left, which no sensor will: their last steps."""
+    """Publish the lineage of the last runs' last steps: once a deployment has ended, no sensor does."""
     if (error := lineage.flush()) is not None:
         say(f"lineage waits for its backend: {error}")
 

@@ -1,7 +1,7 @@
-"""A whole deployment on one machine: code server, daemon and, when asked for, web server and console, as processes.
+"""A whole deployment on one machine: code server, daemon and, on request, web server and console, as processes.
 
-The same commands that production runs, with loopback ports and a DAGSTER_HOME below KFM_HOME; the process that
-waits for them is their supervisor. Only processes started here are ended here, by pid.
+The commands are those of production, with loopback ports and a DAGSTER_HOME below KFM_HOME; the process that waits
+for them is their supervisor. It ends only processes that it started, by pid.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.private import private_folder
 
 START_SECONDS = 120
-"""How long a server may take to answer; importing Dagster costs seconds on a busy machine."""
+"""Longest wait for a server's first answer; importing Dagster takes seconds on a busy machine."""
 STOP_SECONDS = 20
 WINDOW_POLL_SECONDS = 5.0
-"""How often the first day of the partitions is looked up, which somebody may have lowered."""
+"""Interval of looking up the partitions' first day, which a backfill may have lowered."""
 PORTS = range(20_000, 30_000)
-"""None that a system gives to outgoing connections (Linux: from 32,768). What asks such a one before a server listens
-there may be connected to itself, and is answered with its own question."""
+"""Below the ports of outgoing connections (Linux: from 32,768). A client that connects to one of those before a server
+listens there may be connected to itself, and read its own request as the answer."""
 MAX_DEATHS = 5
 DEATH_WINDOW_SECONDS = 300.0
-"""So many deaths of parts in so short a time are no accident: something is wrong that a restart does not mend."""
+"""MAX_DEATHS deaths within this time show a fault that a restart does not repair."""
 
 
 class Deployment:
@@ -66,11 +66,11 @@ class Deployment:
         self.console_port = console_port
         self._module = module
         self._with_daemon = daemon
-        given = {**os.environ, **environment}
-        self._dagster_yaml = dagster_yaml or dagster_yaml_for(given, self.dagster_home)
+        variables = {**os.environ, **environment}
+        self._dagster_yaml = dagster_yaml or dagster_yaml_for(variables, self.dagster_home)
         self._environment = {
-            **given,
-            **_paths_from_here(given),
+            **variables,
+            **_paths_from_here(variables),
             "KFM_HOME": str(self.home),
             "DAGSTER_HOME": str(self.dagster_home),
             "PYTHONUNBUFFERED": "1",
@@ -105,7 +105,7 @@ class Deployment:
         return f"http://127.0.0.1:{self.console_port}"
 
     def start(self) -> None:
-        """Start everything and wait until it answers. Raises DependencyUnavailableError with the log's name."""
+        """Start every part and wait until it answers. Raises DependencyUnavailableError with the log's name."""
         private_folder(self.dagster_home)
         (self.dagster_home / "dagster.yaml").write_text(self._dagster_yaml, encoding="utf-8")
         port = free_port()
@@ -116,9 +116,9 @@ class Deployment:
             encoding="utf-8",
         )
         self._first_day = self._stored_first_day()
-        # Before anything opens the home: of two processes that make Dagster's tables at once, both fail.
+        # Before any part opens the home: two processes that create Dagster's tables at once both fail.
         self._prepare_storage()
-        # Not `dagster code-server start`: its proxy outlives a killed server and starts no other, and nobody notices.
+        # Not `dagster code-server start`: its proxy outlives a killed server, starts no other, and reports nothing.
         self._spawn(
             "code-server",
             ["python", "-m", "kfm_dagster.defs.code_server", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
@@ -136,7 +136,7 @@ class Deployment:
             self._wait("console", lambda: _serves(f"{self.console_url}/healthz"))
 
     def tend(self) -> None:
-        """Start again what died, as a supervisor would, and the code server when the partitions begin earlier.
+        """Restart parts that died, as a supervisor would, and the code server when the partitions begin earlier.
 
         Raises DependencyUnavailableError when parts keep dying.
         """
@@ -155,7 +155,7 @@ class Deployment:
             self._spawn(name, self._commands[name])
 
     def _reload_lowered_window(self) -> None:
-        """Let the code server load its definitions again once it does not know the first days any more.
+        """Restart the code server when the partitions begin earlier than its definitions know.
 
         Runs are processes of their own and go on; daemon and web server notice the new server.
         """
@@ -179,7 +179,7 @@ class Deployment:
         child.wait()
 
     def stop(self) -> None:
-        """Stop what was started, all at once; kill what does not stop in time."""
+        """Stop all parts at once; kill those that do not end in time."""
         children = list(self._children.values())
         self._children.clear()
         for child in children:
@@ -239,7 +239,7 @@ class Deployment:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Wait for a child that was told to end; kill it when it does not."""
+    """Wait for a terminated child; kill it after STOP_SECONDS."""
     try:
         child.wait(timeout=STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -248,23 +248,23 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def dagster_yaml_for(environment: Mapping[str, str], dagster_home: Path) -> str:
-    """Return the repository's dagster.yaml, with the storage and the compute logs that an environment names.
+    """Return the repository's dagster.yaml with the environment's storage and compute logs.
 
     The wheel has the file, too.
     """
     bundled = resources.files("kfm_dagster") / "_bundled" / "dagster.yaml"
     file = bundled if bundled.is_file() else Path(__file__).resolve().parents[2] / "dagster.yaml"
-    chosen: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     if environment.get("KFM_DAGSTER_DSN"):
-        # Only `kfm init` makes tables (defs/instance_storage.py).
+        # Only `kfm init` creates tables (defs/instance_storage.py).
         address = {"postgres_url": {"env": "KFM_DAGSTER_DSN"}, "should_autocreate_tables": False}
-        chosen["storage"] = {"postgres": address}
+        overrides["storage"] = {"postgres": address}
     if url := environment.get("KFM_COMPUTE_LOGS_URL"):
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         config = {"bucket": bucket, "local_dir": str(dagster_home / "storage")} | ({"prefix": prefix} if prefix else {})
-        place = {"module": "dagster_aws.s3.compute_log_manager", "class": "S3ComputeLogManager", "config": config}
-        chosen["compute_logs"] = place
-    return file.read_text(encoding="utf-8") + (yaml.safe_dump(chosen, sort_keys=False) if chosen else "")
+        manager = {"module": "dagster_aws.s3.compute_log_manager", "class": "S3ComputeLogManager", "config": config}
+        overrides["compute_logs"] = manager
+    return file.read_text(encoding="utf-8") + (yaml.safe_dump(overrides, sort_keys=False) if overrides else "")
 
 
 def free_port() -> int:
@@ -296,7 +296,7 @@ def _serves(url: str) -> bool:
 
 
 def _paths_from_here(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `Settings` that name a path, made absolute: the servers work in another folder."""
+    """Return the path variables of `Settings` as absolute paths: the servers work in another folder."""
     fields = Settings.model_fields.items()
     names = [f"KFM_{name.upper()}" for name, field in fields if Path in {field.annotation, *get_args(field.annotation)}]
     return {name: str(Path(environment[name]).absolute()) for name in names if environment.get(name)}

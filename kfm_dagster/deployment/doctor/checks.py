@@ -1,6 +1,6 @@
 """All checks of a deployment by name, in the order in which they are shown.
 
-Belongs here: which there are, and what each is given. Does not belong here: what one looks at (the other modules).
+Belongs here: the list of checks and their arguments. Does not belong here: the checks themselves (the other modules).
 """
 
 from __future__ import annotations

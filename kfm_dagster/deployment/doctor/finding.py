@@ -1,4 +1,4 @@
-"""A finding of `kfm doctor`, and how checks are made: side by side, each bounded in time, none able to end the others.
+"""A finding of `kfm doctor`, and how checks run: side by side, each bounded in time, none able to end the others.
 
 Does not belong here: what is checked (the other modules), or how findings are shown (`cli/doctor.py`).
 """
@@ -29,7 +29,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that was looked at; what is not well says what was observed, what was expected, and what to do."""
+    """One result of a check; a warning or fault has what was observed and expected, and the next step."""
 
     verdict: Health
     what: str
@@ -37,11 +37,11 @@ class Diagnosis:
     expected: str | None = None
     next_step: str | None = None
     check: str = ""
-    """Name of the check that found it."""
+    """Name of the check."""
 
 
 Check = Callable[[], Iterable[Diagnosis]]
-"""Looks at one thing of a deployment. May raise KfmError, which is a fault; changes nothing."""
+"""A check of one part of a deployment. It changes nothing; a KfmError that it raises is a fault."""
 
 
 def _diagnosis(verdict: Health, what: str, *, observed: object, expected: object, next_step: str) -> Diagnosis:
@@ -54,7 +54,7 @@ fault = partial(_diagnosis, Health.FAULT)
 
 
 def refused(error: KfmError) -> Diagnosis:
-    """Return a refusal as a fault; what it does not say is taken from here."""
+    """Return a refusal as a fault, with defaults for the parts that the error lacks."""
     return fault(
         error.what,
         observed="nothing" if error.observed is None else error.observed,
@@ -64,13 +64,13 @@ def refused(error: KfmError) -> Diagnosis:
 
 
 def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Diagnosis]:
-    """Make all checks side by side and return what they found, in the order of the checks.
+    """Run all checks side by side and return their findings, in the order of the checks.
 
-    A check that has not ended after so many seconds is a fault, and is left alone: its thread ends with the process.
+    A check that runs longer than `seconds` is a fault and is abandoned: its thread ends with the process.
     """
-    found: dict[str, list[Diagnosis]] = {}
+    findings: dict[str, list[Diagnosis]] = {}
     threads = {
-        name: threading.Thread(target=_make, args=(name, check, found), name=f"doctor-{name}", daemon=True)
+        name: threading.Thread(target=_make, args=(name, check, findings), name=f"doctor-{name}", daemon=True)
         for name, check in checks.items()
     }
     for thread in threads.values():
@@ -84,17 +84,17 @@ def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Diagnosis]:
         expected="an answer",
         next_step="look whether what it asks is reachable from here, or give it more time with --timeout",
     )
-    return [replace(one, check=name) for name in checks for one in found.get(name, [late])]
+    return [replace(finding, check=name) for name in checks for finding in findings.get(name, [late])]
 
 
 def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:
     try:
-        made = list(check())
+        findings = list(check())
     except KfmError as error:
-        made = [refused(error)]
+        findings = [refused(error)]
     except Exception as error:
-        # A doctor that dies of one patient says nothing of the others.
-        made = [
+        # An error of one check must not hide the findings of the others.
+        findings = [
             fault(
                 "the check itself failed",
                 observed=error_text(error),
@@ -102,4 +102,4 @@ def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:
                 next_step="report it with this line",
             )
         ]
-    found[name] = made
+    found[name] = findings

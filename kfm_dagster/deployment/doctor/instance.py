@@ -1,8 +1,8 @@
-"""Dagster: its `dagster.yaml`, the daemons that work in the instance, and Celery's broker and workers.
+"""Dagster: its `dagster.yaml`, the daemons of the instance, and Celery's broker and workers.
 
-The file is read as YAML and the heartbeats from their table, so nothing of Dagster is started, made or migrated. Two
-daemons launch every run and evaluate every sensor twice. Each writes its id with its heartbeats, which are one row
-a kind of work: rows of the last minute that have two ids are of two. On this machine processes are counted, too.
+The file is read as YAML and the heartbeats from their table, so that Dagster starts, creates and migrates nothing. Two
+daemons launch every run and evaluate every sensor twice. Each writes its id with its heartbeats, one row for each kind
+of work: two ids in rows of the last minute mean two daemons. On this machine processes are counted, too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _FILE = "dagster.yaml of this release (kfm init writes it where there is none)"
 
 
 def check_instance(settings: Settings) -> Iterator[Diagnosis]:
-    """Look at `dagster.yaml`."""
+    """Check `dagster.yaml`."""
     file = settings.dagster_home / "dagster.yaml"
     if not file.is_file():
         yield fault("Dagster has no instance here", observed=f"no {file}", expected=_FILE, next_step="run kfm init")
         return
     try:
-        read: Any = read_yaml(file.read_text(encoding="utf-8"))
+        document: Any = read_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         yield fault(
             "dagster.yaml cannot be read",
@@ -42,7 +42,7 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
             next_step="correct it, or move it away and run kfm init",
         )
         return
-    config = read if isinstance(read, dict) else {}
+    config = document if isinstance(document, dict) else {}
     if settings.env is Environment.PROD and "postgres" not in _part(config, "storage"):
         yield warning(
             "Dagster keeps its runs in files of one machine",
@@ -67,8 +67,8 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
                 expected="30, as in the dagster.yaml of this release",
                 next_step="set it in dagster.yaml",
             )
-    again = retries.get("retry_on_asset_or_op_failure", True)
-    if retries.get("enabled", False) and again and retries.get("max_retries", 0) != 0:
+    retries_steps = retries.get("retry_on_asset_or_op_failure", True)
+    if retries.get("enabled", False) and retries_steps and retries.get("max_retries", 0) != 0:
         yield warning(
             "Dagster begins failed runs again beside the ledger, which lets failed units in again by itself",
             observed="run_retries is enabled for failures of steps",
@@ -82,7 +82,7 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
 
 def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]:
     coordinator = _part(config, "run_coordinator")
-    # An older dagster.yaml has them with the coordinator; Dagster takes one of both.
+    # An older dagster.yaml has the limits in the coordinator; Dagster reads either place.
     runs = {**_part(coordinator, "config"), **_part(_part(config, "concurrency"), "runs")}
     slots = runs.get("max_concurrent_runs")
     if coordinator.get("class") != "QueuedRunCoordinator" and slots is None:
@@ -102,7 +102,7 @@ def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]
         )
         return
     limits = runs.get("tag_concurrency_limits") or []
-    bulk = [one.get("limit") for one in limits if one.get("key") == LANE and one.get("value") == BULK]
+    bulk = [limit.get("limit") for limit in limits if limit.get("key") == LANE and limit.get("value") == BULK]
     allowed = settings.bulk_runs(slots)
     if not bulk or int(bulk[0]) > allowed:
         yield warning(
@@ -116,31 +116,31 @@ def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]
 
 
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
+    part = config.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 BEAT = timedelta(seconds=30)
-"""A daemon writes its heartbeats so often (dagster._daemon.controller)."""
+"""Interval of a daemon's heartbeats (dagster._daemon.controller)."""
 SILENT = timedelta(minutes=5)
 _ASKED = sa.text("SELECT daemon_type, daemon_id, timestamp FROM daemon_heartbeats").columns(timestamp=sa.DateTime())
 _PROGRAM = "dagster-daemon"
 
 
 def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterator[Diagnosis]:
-    """Look who works in the instance."""
+    """Check that one daemon works in the instance."""
     home = settings.dagster_home
     moment = now or datetime.now(UTC)
     beats = _heartbeats(settings, home)
     processes = _processes(home)
     fresh = {daemon for daemon, at in beats if moment - at <= 2 * BEAT}
     if len(fresh) > 1 or len(processes) > 1:
-        seen = (
+        evidence = (
             f"processes {', '.join(map(str, processes))}" if len(processes) > 1 else f"{len(fresh)} ids in heartbeats"
         )
         yield fault(
             "several daemons work in one instance: runs are launched and sensors evaluated twice",
-            observed=seen,
+            observed=evidence,
             expected="one dagster-daemon for each DAGSTER_HOME (after a restart the old one is seen for a minute)",
             next_step="end all but one",
         )
@@ -157,7 +157,7 @@ def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterato
 
 
 def _heartbeats(settings: Settings, home: Path) -> Sequence[tuple[str, datetime]]:
-    """Return id and time of every heartbeat; nothing where Dagster has no storage yet."""
+    """Return id and time of every heartbeat; none where Dagster has no storage yet."""
     if settings.dagster_dsn:
         engine = sa.create_engine(
             settings.dagster_dsn,
@@ -174,40 +174,40 @@ def _heartbeats(settings: Settings, home: Path) -> Sequence[tuple[str, datetime]
         with engine.connect() as connection:
             return [(row.daemon_id, row.timestamp.replace(tzinfo=UTC)) for row in connection.execute(_ASKED)]
     except SQLAlchemyError:
-        return []  # no such table yet, or no such database: what the ledger's check and kfm init say
+        return []  # no such table or database yet: the ledger's check and kfm init report it
     finally:
         engine.dispose()
 
 
 def _processes(home: Path) -> list[int]:
-    """Return the daemons of this machine whose DAGSTER_HOME it is, where /proc shows them."""
-    found: list[int] = []
+    """Return the process ids of this machine's daemons with this DAGSTER_HOME, as far as /proc shows them."""
+    pids: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = [os.fsdecode(word) for word in (entry / "cmdline").read_bytes().split(b"\0")]
             if any(Path(word).name == _PROGRAM for word in words) and _home_of(entry) == home:
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except OSError:
-            continue  # it has ended, or is somebody else's
-    return sorted(found)
+            continue  # the process has ended, or belongs to another user
+    return sorted(pids)
 
 
 def _home_of(process: Path) -> Path | None:
     pairs: Mapping[str, str] = dict(
-        os.fsdecode(one).split("=", 1) for one in (process / "environ").read_bytes().split(b"\0") if b"=" in one
+        os.fsdecode(pair).split("=", 1) for pair in (process / "environ").read_bytes().split(b"\0") if b"=" in pair
     )
     return Path(pairs["DAGSTER_HOME"]).absolute() if pairs.get("DAGSTER_HOME") else None
 
 
 BROKER = "KFM_CELERY_BROKER"
 ANSWER_SECONDS = 3.0
-"""Workers answer within milliseconds, unless all of their processes wait for a processor."""
+"""Workers answer within milliseconds unless all their processes wait for a processor."""
 LATE = ("task_acks_late", "task_reject_on_worker_lost")
-"""Without both, Redis takes a step for done once a worker has received it."""
+"""Without both, Redis counts a step as done once a worker has received it."""
 
 
 def check_broker(address: str) -> Iterator[Diagnosis]:
-    """Ask the broker, and by it the workers."""
+    """Check the broker, and the workers that answer through it."""
     try:
         import redis  # noqa: PLC0415 - the extra `celery`
     except ImportError:

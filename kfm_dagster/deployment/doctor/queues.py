@@ -1,6 +1,6 @@
 """Messages: queue and dead-letter queue with their rules, the senders' certificates, and the clock.
 
-Does not belong here: making a queue (`deployment/provisioning/`), or what is on one (`kfm dlq`).
+Does not belong here: creating a queue (`deployment/provisioning/`), or its messages (`kfm dlq`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockSta
 from kfm_dagster.telemetry.clock.sources import ask_date, measure
 
 SHORT_RETENTION = timedelta(days=4)
-"""SQS's default: a deployment that stands still over a long weekend loses nothing by it."""
+"""SQS's default: a deployment that is down over a long weekend still loses nothing."""
 SHOWN_TOPICS = 3
 _CREATE = "kfm queue create --dataset NAME --update"
 
 
 def check_queue(settings: Settings, registry: ContractRegistry) -> Iterator[Diagnosis]:
-    """Look at the primary queue."""
+    """Check the primary queue."""
     name = settings.sqs_primary_queue
-    found = _described(settings, name)
+    attributes = _described(settings, name)
     yield ok(f"queue {name} answers")
-    yield _visibility(settings, found)
-    yield from _redrive(settings, registry, found)
-    retention = timedelta(seconds=int(found["MessageRetentionPeriod"]))
+    yield _visibility(settings, attributes)
+    yield from _redrive(settings, registry, attributes)
+    retention = timedelta(seconds=int(attributes["MessageRetentionPeriod"]))
     if retention < SHORT_RETENTION:
         yield warning(
             "messages that wait are soon thrown away",
@@ -49,11 +49,11 @@ def check_queue(settings: Settings, registry: ContractRegistry) -> Iterator[Diag
             expected=f"{SHORT_RETENTION} at least",
             next_step=f"raise it ({_CREATE} makes it 7 days)",
         )
-    yield from _policy(registry, found)
+    yield from _policy(registry, attributes)
 
 
 def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
-    """Look at the dead-letter queue, and whether it keeps letters long enough to be looked at."""
+    """Check the dead-letter queue and its retention, which must leave time to examine letters."""
     name = settings.sqs_dlq_queue
     if name == settings.sqs_primary_queue:
         yield fault(
@@ -63,11 +63,11 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
             next_step="correct KFM_SQS_DLQ_QUEUE",
         )
         return
-    found = _described(settings, name)
+    attributes = _described(settings, name)
     yield ok(f"dead-letter queue {name} answers")
-    own = int(found["MessageRetentionPeriod"])
+    own = int(attributes["MessageRetentionPeriod"])
     source = 0
-    with suppress(QueueUnavailableError):  # its own check says so
+    with suppress(QueueUnavailableError):  # the check of that queue reports it
         source = int(_described(settings, settings.sqs_primary_queue)["MessageRetentionPeriod"])
     if own <= source and own < DLQ_RETENTION:
         yield warning(
@@ -76,7 +76,7 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
             expected="longer than the queue's, 14 days at best",
             next_step=f"raise it ({_CREATE})",
         )
-    waiting = int(found["ApproximateNumberOfMessages"])
+    waiting = int(attributes["ApproximateNumberOfMessages"])
     if waiting:
         yield warning(
             "there are dead letters",
@@ -87,7 +87,7 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _described(settings: Settings, name: str) -> Mapping[str, str]:
-    """Return a queue's attributes. Raises QueueUnavailableError with what to do about it."""
+    """Return a queue's attributes. Raises QueueUnavailableError with the next step."""
     try:
         return connect(settings, name=name).described()
     except QueueUnavailableError as error:
@@ -137,12 +137,12 @@ def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str,
             next_step=f"correct KFM_SQS_DLQ_QUEUE, or the queue's redrive policy ({_CREATE})",
         )
     count = int(redrive.get("maxReceiveCount", 0))
-    wanted = max((contract.queue.max_receive_count for contract in registry), default=5)
-    if count < wanted:
+    needed = max((contract.queue.max_receive_count for contract in registry), default=5)
+    if count < needed:
         yield warning(
             "messages become dead letters sooner than their contracts say",
             observed=f"maxReceiveCount {count}",
-            expected=f"{wanted} at least",
+            expected=f"{needed} at least",
             next_step=f"raise it ({_CREATE}), or lower queue.max_receive_count of the contracts",
         )
     else:
@@ -151,7 +151,7 @@ def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str,
 
 def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Diagnosis]:
     statements = _allowing(json.loads(found.get("Policy") or "{}"))
-    if any(_is_anybody(one) for one in statements):
+    if any(_is_anybody(statement) for statement in statements):
         yield fault(
             "anybody may send messages to the queue",
             observed="a statement for everybody without a condition",
@@ -181,14 +181,14 @@ def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Di
 
 
 def _allowing(policy: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    given = policy.get("Statement", [])
-    statements = given if isinstance(given, list) else [given]
-    return [one for one in statements if one.get("Effect") == "Allow" and _sends(one.get("Action", []))]
+    value = policy.get("Statement", [])
+    statements = value if isinstance(value, list) else [value]
+    return [entry for entry in statements if entry.get("Effect") == "Allow" and _sends(entry.get("Action", []))]
 
 
 def _sends(action: Any) -> bool:
     actions = [action] if isinstance(action, str) else action
-    return any(str(one).lower() in {"sqs:sendmessage", "sqs:*", "*"} for one in actions)
+    return any(str(name).lower() in {"sqs:sendmessage", "sqs:*", "*"} for name in actions)
 
 
 def _is_anybody(statement: Mapping[str, Any]) -> bool:
@@ -202,11 +202,11 @@ def check_senders(
     answers: Callable[[str], bool] | None = None,
     now: datetime | None = None,
 ) -> Iterator[Diagnosis]:
-    """Look whether certificates are kept here, else whether their hosts answer. Raises KfmError for a wrong setting."""
+    """Check for stored certificates, else that their hosts answer. Raises KfmError for a wrong setting."""
     if not settings.verifies_signatures:
         yield from _unverified(settings)
         return
-    Signatures(settings)  # refuses one of KFM_SNS_TRUSTED_URL and KFM_SNS_TRUSTED_CA, and a CA file without any
+    Signatures(settings)  # refuses KFM_SNS_TRUSTED_URL or KFM_SNS_TRUSTED_CA alone, and a CA file with no certificate
     kept = _valid(settings.home.absolute() / "certificates", now or datetime.now(UTC))
     if kept:
         yield ok(f"{kept} certificates of senders are kept here and hold")
@@ -239,13 +239,13 @@ def _valid(folder: Path, now: datetime) -> int:
         try:
             certificate = x509.load_pem_x509_certificate(file.read_bytes())
         except (OSError, ValueError):
-            continue  # the verifier passes over it, too
+            continue  # the verifier skips it, too
         count += certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
     return count
 
 
 def _hosts(settings: Settings, registry: ContractRegistry) -> list[str]:
-    """Return where SNS of each topic's region has its certificates, and the embedded cloud its own."""
+    """Return the hosts of SNS's certificates, one for each topic's region; the embedded cloud has its own."""
     if settings.sns_trusted_url:
         return [settings.sns_trusted_url]
     return [f"https://sns.{region}.amazonaws.com/" for region in sorted({arn.split(":")[3] for arn in registry.topics})]
@@ -265,7 +265,7 @@ def check_clock(
     *,
     recorded: Callable[[], Sequence[ClockReading]] = tuple,
 ) -> Iterator[Diagnosis]:
-    """Measure the clock and judge it by all readings, as stages do."""
+    """Measure the clock and decide by all readings, as stages do."""
     readings = measure(rules, clock=clock, endpoint=endpoint())
     decision = decide([*recorded(), *readings], rules, ts_start=clock())
     limit = f"within {rules.max_offset.total_seconds():g} s of true time"
@@ -285,7 +285,7 @@ def check_clock(
 
 
 def recorded_readings(settings: Settings, since: datetime) -> Sequence[ClockReading]:
-    """Return what runs have recorded of this clock; none where the ledger does not answer, which is another finding."""
+    """Return the runs' readings of this clock; none where the ledger does not answer, which is another finding."""
     if missing_file(settings) is not None:
         return ()
     with suppress(KfmError, SQLAlchemyError), ExitStack() as stack:

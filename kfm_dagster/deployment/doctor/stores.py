@@ -1,4 +1,4 @@
-"""Stores: the ledger's database, its backups and retention, the files and buckets, and the room on the disks here."""
+"""Stores: the ledger's database, its backups and retention, files and buckets, and free space on the disks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kfm_dagster.storage.objects import ObjectStores, open_store
 
 
 def check_database(settings: Settings) -> Iterator[Diagnosis]:
-    """Open it as a command that only looks does. Raises KfmError where that cannot be done, in words of its own."""
+    """Check the database by opening it read-only. Raises KfmError where it cannot be opened."""
     if (file := missing_file(settings)) is not None:
         yield fault("there is no ledger yet", observed=file, expected="a database", next_step="run kfm init")
         return
@@ -43,7 +43,7 @@ def check_database(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def missing_file(settings: Settings) -> str | None:
-    """Return the ledger's file where it is missing: opening the database would make it."""
+    """Return the path of the ledger's file where it is missing: opening the database would create it."""
     url = make_url(settings.database_url)
     is_missing = url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file()
     return str(url.database) if is_missing else None
@@ -85,29 +85,29 @@ def check_retention(settings: Settings) -> Iterator[Diagnosis]:
 
 SETTING = "KFM_BACKUP_URL"
 NIGHTLY = timedelta(hours=36)
-"""A backup each night, and half a day for one that is late."""
+"""A backup each night, with half a day's allowance for a late one."""
 _GUIDE = "docs/backup.md"
 
 
 def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Diagnosis]:
-    """Look at the newest backup, and at the database's own archive. Raises KfmError where its store does not answer."""
+    """Check the newest backup and the database's own archive. Raises KfmError where the store does not answer."""
     if settings.backup_url:
         yield _newest(settings.backup_url, clock())
     if settings.database_url.startswith("sqlite"):
         return
     try:
-        found = _row(settings.database_url, "backups.archiving")
+        archive = _row(settings.database_url, "backups.archiving")
     except KfmError:
-        return  # what the ledger's own check says
-    if found.failing:
+        return  # the ledger's own check reports it
+    if archive.failing:
         yield fault(
             "PostgreSQL cannot archive its log of writes, keeps all of it, and fills its disk",
-            observed=f"{found.failed} was the last to fail, after the last that was archived",
+            observed=f"{archive.failed} was the last to fail, after the last that was archived",
             expected="an archive_command that succeeds",
             next_step="see the server's log, correct archive_command, then ask again",
         )
-    elif found.mode != "off" or found.standbys:
-        yield ok(f"PostgreSQL's archive_mode is {found.mode}, and {found.standbys} standbys follow")
+    elif archive.mode != "off" or archive.standbys:
+        yield ok(f"PostgreSQL's archive_mode is {archive.mode}, and {archive.standbys} standbys follow")
     elif settings.env is Environment.PROD and not settings.backup_url:
         yield warning(
             "nothing here says that the database is backed up",
@@ -118,7 +118,7 @@ def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator
 
 
 def _row(url: str, statement: str) -> Any:
-    """Return the one row of a statement of a database that is opened for it."""
+    """Return the one row of a statement, on a database opened for it."""
     database = Database.open(url, read_only=True)
     try:
         with database.snapshot() as tx:
@@ -146,28 +146,28 @@ def _newest(place: str, now: datetime) -> Diagnosis:
 
 def _times(place: str) -> Iterator[datetime]:
     if "://" not in place:
-        # Opening it as a store would make the folder.
+        # Opening it as a store would create the folder.
         for file in Path(place).rglob("*"):
             if file.is_file():
                 yield datetime.fromtimestamp(file.stat().st_mtime, UTC)
         return
     for page in open_store(place).list():
-        yield from (one["last_modified"] for one in page)
+        yield from (entry["last_modified"] for entry in page)
 
 
 GIB = 1 << 30
 LEAST_FREE, LITTLE_FREE = GIB, 5 * GIB
-"""A day of mail, logs and SQLite's journals takes hundreds of megabytes; below a gigabyte a run may fail for it."""
+"""A day of messages, logs and SQLite's journals takes hundreds of megabytes; below a gigabyte a run may fail."""
 
 
 def check_store(name: str, setting: str, place: str) -> Iterator[Diagnosis]:
-    """Ask whether a store would take a file. Raises DependencyUnavailableError where it would not."""
+    """Check that a store takes files. Raises DependencyUnavailableError where it does not."""
     refuse_unwritable(place, what=name, setting=setting, leave_nothing=True)
     yield ok(f"{name} {place} takes files")
 
 
 def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) -> Iterator[Diagnosis]:
-    """Ask whether a provider's bucket can be read. Raises DependencyUnavailableError where it cannot."""
+    """Check that a provider's bucket can be read. Raises DependencyUnavailableError where it cannot."""
     what = f"bucket {bucket} of {contract.id}"
     try:
         with answering(what, "KFM_ANONYMOUS or the credentials"):
@@ -186,20 +186,20 @@ def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) 
 
 
 def check_room(folders: Sequence[Path]) -> Iterator[Diagnosis]:
-    """Look how much room each file system has that a folder of ours is on, once."""
+    """Check the free space of each file system that holds one of our folders, once each."""
     seen: set[int] = set()
     for folder in folders:
-        there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-        device = there.stat().st_dev
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        device = existing.stat().st_dev
         if device in seen:
             continue
         seen.add(device)
-        usage = shutil.disk_usage(there)
+        usage = shutil.disk_usage(existing)
         if not usage.total:
-            continue  # no disk at all (/proc); that it takes no file is the store's check to say
+            continue  # not a disk (/proc); the store's check reports that it takes no files
         free = usage.free
         facts = {
-            "observed": f"{free / GIB:.1f} GiB free at {there}",
+            "observed": f"{free / GIB:.1f} GiB free at {existing}",
             "expected": f"{LITTLE_FREE // GIB} GiB at least",
             "next_step": "free some, or move KFM_HOME or DAGSTER_HOME to a larger disk",
         }
@@ -208,4 +208,4 @@ def check_room(folders: Sequence[Path]) -> Iterator[Diagnosis]:
         elif free < LITTLE_FREE:
             yield warning("there is little room on the disk", **facts)
         else:
-            yield ok(f"{free / GIB:.0f} GiB free at {there}")
+            yield ok(f"{free / GIB:.0f} GiB free at {existing}")

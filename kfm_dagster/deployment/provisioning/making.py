@@ -1,6 +1,6 @@
-"""Making a planned queue: what is not there is made, what differs is said, and mended only where that is asked for.
+"""Create a planned queue: missing parts are created, differences reported, and corrected only with `update`.
 
-Doing it again changes nothing. Does not belong here: what the queue is to be (`plan.py`).
+A repetition changes nothing. Does not belong here: the plan itself (`plan.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PartState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of the plan and what became of it."""
+    """A part of the plan and its state."""
 
     what: str
     change: PartState
@@ -50,17 +50,17 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueMaker:
-    """Makes a plan true. With `dry_run` it only asks, and says what it would do."""
+    """Applies a plan. With `dry_run`, it only reports the changes to make."""
 
     plan: QueuePlan
     sqs: SQSClient
     sns_of: Callable[[str], SNSClient]
-    """Client of SNS in a topic's region."""
+    """Returns the client of SNS in a region."""
     update: bool = False
     dry_run: bool = False
 
     def make(self) -> list[Part]:
-        """Make queues, policy and subscriptions, in this order. Raises QueueUnavailableError."""
+        """Create queues, policy and subscriptions, in this order. Raises QueueUnavailableError."""
         plan = self.plan
         with _answering():
             parts = list(self._queue(plan.dlq, {"MessageRetentionPeriod": str(DLQ_RETENTION)}))
@@ -72,20 +72,20 @@ class QueueMaker:
         return parts
 
     def _queue(self, name: str, wanted: Attributes) -> Iterator[Part]:
-        found = self._attributes(name)
-        if found is None:
+        attributes = self._attributes(name)
+        if attributes is None:
             if not self.dry_run:
                 self.sqs.create_queue(QueueName=name, Attributes=dict(wanted))  # type: ignore[arg-type]
             yield Part(what=f"queue {name}", change=PartState.CREATED)
             return
-        differing = {key: value for key, value in wanted.items() if not _same(found.get(key), value)}
+        differing = {key: value for key, value in wanted.items() if not _same(attributes.get(key), value)}
         if differing and self.update and not self.dry_run:
             self._set(name, differing)
         yield from (
             Part(
                 what=f"queue {name} {key}",
                 change=PartState.UPDATED if self.update else PartState.DRIFT,
-                observed=found.get(key, "none"),
+                observed=attributes.get(key, "none"),
                 expected=value,
             )
             for key, value in differing.items()
@@ -94,36 +94,36 @@ class QueueMaker:
             yield Part(what=f"queue {name}", change=PartState.UNCHANGED)
 
     def _policy(self, queue_arn: str) -> Part:
-        what, wanted = f"policy {self.plan.sid} of queue {self.plan.queue}", self.plan.statement(queue_arn)
+        what, statement = f"policy {self.plan.sid} of queue {self.plan.queue}", self.plan.statement(queue_arn)
         policy = json.loads((self._attributes(self.plan.queue) or {}).get("Policy") or "{}")
-        others = [one for one in policy.get("Statement", []) if one.get("Sid") != self.plan.sid]
-        own = [one for one in policy.get("Statement", []) if one.get("Sid") == self.plan.sid]
-        if own == [wanted]:
+        others = [entry for entry in policy.get("Statement", []) if entry.get("Sid") != self.plan.sid]
+        own = [entry for entry in policy.get("Statement", []) if entry.get("Sid") == self.plan.sid]
+        if own == [statement]:
             return Part(what=what, change=PartState.UNCHANGED)
         change = PartState.CREATED if not own else PartState.UPDATED if self.update else PartState.DRIFT
         if change is not PartState.DRIFT and not self.dry_run:
-            made = {"Version": "2012-10-17", **policy, "Statement": [*others, wanted]}
-            self._set(self.plan.queue, {"Policy": json.dumps(made, sort_keys=True)})
-        return Part(what=what, change=change, observed=json.dumps(own) if own else None, expected=json.dumps(wanted))
+            document = {"Version": "2012-10-17", **policy, "Statement": [*others, statement]}
+            self._set(self.plan.queue, {"Policy": json.dumps(document, sort_keys=True)})
+        return Part(what=what, change=change, observed=json.dumps(own) if own else None, expected=json.dumps(statement))
 
     def _subscription(self, topic: str, queue_arn: str) -> Part:
         what, sns = f"subscription of {topic}", self.sns_of(topic.split(":")[3])
         policy = self.plan.subscriptions[topic]
-        wanted = {} if policy is None else {"FilterPolicyScope": "MessageBody", "FilterPolicy": json.dumps(policy)}
+        filters = {} if policy is None else {"FilterPolicyScope": "MessageBody", "FilterPolicy": json.dumps(policy)}
         arn = _subscribed(sns, topic, queue_arn)
         if arn is None:
             if not self.dry_run:
-                sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn, Attributes=wanted)
+                sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn, Attributes=filters)
             return Part(what=what, change=PartState.CREATED)
-        found = sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"]
-        raw = found.get("RawMessageDelivery", "false") == "true"
-        if not raw and _json(found.get("FilterPolicy")) == (policy or {}):
+        attributes = sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"]
+        raw = attributes.get("RawMessageDelivery", "false") == "true"
+        if not raw and _json(attributes.get("FilterPolicy")) == (policy or {}):
             return Part(what=what, change=PartState.UNCHANGED)
         if self.update and not self.dry_run:
-            # Nobody can verify what is delivered raw (KFM_SNS_VERIFY).
-            for name, value in {"RawMessageDelivery": "false", **(wanted or {"FilterPolicy": "{}"})}.items():
+            # Raw deliveries cannot be verified (KFM_SNS_VERIFY).
+            for name, value in {"RawMessageDelivery": "false", **(filters or {"FilterPolicy": "{}"})}.items():
                 sns.set_subscription_attributes(SubscriptionArn=arn, AttributeName=name, AttributeValue=value)
-        observed = f"FilterPolicy {found.get('FilterPolicy', 'none')}" + (", RawMessageDelivery" if raw else "")
+        observed = f"FilterPolicy {attributes.get('FilterPolicy', 'none')}" + (", RawMessageDelivery" if raw else "")
         change = PartState.UPDATED if self.update else PartState.DRIFT
         return Part(what=what, change=change, observed=observed, expected=json.dumps(policy or {}))
 
@@ -137,12 +137,12 @@ class QueueMaker:
         return dict(self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"])  # type: ignore[arg-type]
 
     def _arn(self, name: str) -> str:
-        # Of a queue that a dry run only would make, AWS has no ARN yet.
+        # A queue that a dry run does not create has no ARN yet.
         return (self._attributes(name) or {}).get("QueueArn", f"arn:aws:sqs:::{name}")
 
     def _set(self, name: str, changed: Attributes) -> None:
         url = self.sqs.get_queue_url(QueueName=name)["QueueUrl"]
-        # With the policy that stands: some servers take one that is not named for one that is taken away.
+        # With the current policy: some servers remove a policy that the request does not name.
         policy = (self._attributes(name) or {}).get("Policy")
         attributes: dict[Any, str] = {**({"Policy": policy} if policy else {}), **changed}
         self.sqs.set_queue_attributes(QueueUrl=url, Attributes=attributes)
@@ -150,9 +150,9 @@ class QueueMaker:
 
 def _subscribed(sns: SNSClient, topic: str, queue_arn: str) -> str | None:
     for page in sns.get_paginator("list_subscriptions").paginate():
-        for one in page["Subscriptions"]:
-            if (one["TopicArn"], one["Protocol"], one["Endpoint"]) == (topic, "sqs", queue_arn):
-                return one["SubscriptionArn"]
+        for row in page["Subscriptions"]:
+            if (row["TopicArn"], row["Protocol"], row["Endpoint"]) == (topic, "sqs", queue_arn):
+                return row["SubscriptionArn"]
     return None
 
 

@@ -1,6 +1,6 @@
-"""What a dataset's queue is to be: attributes, who may send to it, subscriptions, and what its reader may do. Pure.
+"""The plan of a dataset's queue: attributes, senders, subscriptions, and the rights of its reader. Pure.
 
-`deploy/terraform/queue` says the same for Terraform; a test holds both together. Does not belong here: asking or
+`deploy/terraform/queue` is the same for Terraform; a test compares both. Does not belong here: reading or
 changing AWS (`making.py`).
 """
 
@@ -18,7 +18,7 @@ from kfm_dagster.ingest.preflight import stores
 from kfm_dagster.settings import Settings
 
 QUEUE_RETENTION = 7 * 86_400
-"""Seconds that a message waits: shorter than a dead letter's, whose age counts from when it was first sent."""
+"""Seconds; shorter than a dead letter's, whose age counts from when it was first sent."""
 DLQ_RETENTION = 14 * 86_400
 """SQS's longest."""
 LEASE_MARGIN_SECONDS = 60
@@ -26,7 +26,7 @@ LEASE_MARGIN_SECONDS = 60
 MAX_PREFIXES = 37
 """SNS multiplies a filter's values by their depth, 4 here, and allows 150 (SNS developer guide, filter policies)."""
 READ = ("sqs:GetQueueUrl", "sqs:GetQueueAttributes", "sqs:ReceiveMessage", "sqs:DeleteMessage")
-"""What the reader of a queue does; ChangeMessageVisibility comes with receiving, SendMessage with a redrive."""
+"""Actions of a queue's reader; receiving also needs ChangeMessageVisibility, and a redrive SendMessage."""
 WORK = (*READ, "sqs:ChangeMessageVisibility", "sqs:SendMessage")
 
 Document = dict[str, Any]
@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuePlan:
-    """A dataset's queue as it should be; `subscriptions` are topic > filter policy, None for no filter."""
+    """The plan of a dataset's queue; `subscriptions` map a topic to its filter policy, None for no filter."""
 
     dataset: str
     queue: str
@@ -69,7 +69,7 @@ class QueuePlan:
         return "Kfm" + "".join(part.capitalize() for part in self.dataset.split("-"))
 
     def attributes(self, dlq_arn: str) -> dict[str, str]:
-        """Return the queue's attributes but for its policy, as SQS takes them."""
+        """Return the queue's attributes without its policy, in SQS's form."""
         return {
             "VisibilityTimeout": str(self.visibility_timeout),
             "MessageRetentionPeriod": str(QUEUE_RETENTION),
@@ -79,7 +79,7 @@ class QueuePlan:
         }
 
     def statement(self, queue_arn: str) -> Document:
-        """Return who may send to the queue: SNS, for the dataset's topics."""
+        """Return the policy statement that lets SNS send to the queue for the dataset's topics."""
         return {
             "Sid": self.sid,
             "Effect": "Allow",
@@ -91,7 +91,7 @@ class QueuePlan:
 
 
 def filter_policy(registry: ContractRegistry, arn: str) -> Document | None:
-    """Return what a subscription lets through: keys of the datasets that share the topic; None for everything."""
+    """Return a subscription's filter: keys of the datasets that share the topic; None to pass everything."""
     contracts = registry.topics[arn]
     if registry.shapes[arn] != "s3-event":
         return None
@@ -102,7 +102,7 @@ def filter_policy(registry: ContractRegistry, arn: str) -> Document | None:
 
 
 def iam_policy(plan: QueuePlan, contract: DatasetContract, settings: Settings, *, region: str) -> Document:
-    """Return what the deployment's role needs for the dataset, and nothing else."""
+    """Return the least policy that the deployment's role needs for the dataset."""
     queues = [f"arn:aws:sqs:{region}:*:{name}" for name in (plan.queue, plan.dlq)]
     sources = [f"arn:aws:s3:::{bucket}" for bucket in contract.storage.buckets]
     ours = sorted({place.removeprefix("s3://").rstrip("/") for *_, place in stores(settings) if place[:5] == "s3://"})
@@ -120,7 +120,7 @@ def iam_policy(plan: QueuePlan, contract: DatasetContract, settings: Settings, *
 
 
 def terraform_module(plan: QueuePlan) -> str:
-    """Return the call of `deploy/terraform/queue` that makes the same."""
+    """Return the call of `deploy/terraform/queue` for the same plan."""
     rows = "".join(
         f"    {json.dumps(arn)} = {json.dumps(json.dumps(policy, sort_keys=True) if policy else '')}\n"
         for arn, policy in sorted(plan.subscriptions.items())
