@@ -1,7 +1,7 @@
 """Assets: each (dataset, operator) as an op, lifted into a software-defined asset; all derived from the contracts.
 
-Belongs here: what Dagster sees of a stage while it runs, too: its gates as results, its output for the IO manager, its
-failure as Dagster's. Does not belong here: what is recorded of it (`io_manager.py`).
+Belongs here: a running stage as Dagster sees it, too: its gates as results, its output for the IO manager, its
+failure as Dagster's. Does not belong here: recording a stage (`io_manager.py`).
 """
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
@@ -61,7 +61,7 @@ class MessageParseConfig(dg.Config):
 
 
 def queue_asset() -> dg.AssetSpec:
-    """Return the external asset that stands for the SQS queue."""
+    """Return the external asset of the SQS queue."""
     return dg.AssetSpec(
         QUEUE_KEY,
         description="The SQS queue that NOAA's SNS topics feed. The sensor nodd_messages receives from it.",
@@ -99,7 +99,7 @@ def _asset(
         check_specs=gate_specs(key, kind.required_gates, days=days),
         partitions_def=days,
         group_name=slug(contract.id),
-        # Of all its steps: a limit on it is one on the runs that have work of the dataset (dagster.yaml).
+        # One pool for all steps: its limit bounds the runs that work on the dataset (dagster.yaml).
         pool=contract.id,
     )(run)
     return asset.map_asset_specs(partial(_described, contract=contract, kind=kind, settings=settings))
@@ -120,9 +120,9 @@ def _described(
 
 
 def _freshness_policy(contract: DatasetContract, settings: Settings) -> dg.FreshnessPolicy | None:
-    """Return when Dagster shows a dataset as late: a warning after two of the times in which new Items come, then four.
+    """Return the policy that shows a dataset as late: a warning after two of its intervals, a failure after four.
 
-    None where nothing says when something new comes: a sample of a feed, or a contract with neither.
+    None without an interval of new Items: for a sample of a feed, or a contract with neither freshness nor schedule.
     """
     if settings.feed is FeedKind.SAMPLE:
         return None
@@ -206,7 +206,7 @@ def _run_stage(
     wal: WalResource,
     stage_io: StageIOManager,
 ) -> Iterator[Any]:
-    """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
+    """Yield a stage's gate results and its output for the IO manager. Raises dagster.Failure or RetryRequested."""
     refuse_foreign_roots(stage_io.pipeline)
     key = context.asset_key
     day = partial(wal.get().day, dataset=dataset_of(key), partition=context.partition_key)
@@ -222,6 +222,6 @@ def _run_stage(
         yield from not_evaluated(key, node.required_gates, stage, day=day())
     else:
         yield from gate_results(key, node.required_gates, stage.decision, day=day(), console=console)
-    # The same inputs, parameters and code are the same data: what was handed on keeps its version.
+    # The same inputs, parameters and code are the same data, so a reused output keeps its version.
     version = stage_io.content_hash(stage)
     yield dg.Output(stage, output_name="result", data_version=dg.DataVersion(version) if version else None)

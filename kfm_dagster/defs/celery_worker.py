@@ -1,10 +1,10 @@
-"""A Celery worker for the steps of runs: Dagster's own task, in an application that is set up as the executor is.
+"""A Celery worker for the steps of runs: Dagster's own task, in an application configured like the executor.
 
     python -m kfm_dagster.defs.celery_worker --concurrency 2
 
 takes Celery's own options of `celery worker`, and the environment of the code location. Dagster's own command reads a
-file of configuration instead, which would have to say once more what the settings say.
-Does not belong here: what executor and workers agree on (`executors.py`).
+configuration file instead, which would have to repeat the settings.
+Does not belong here: the configuration that executor and workers share (`executors.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def worker_app(settings: Settings) -> Any:
         raise ConfigurationError(
             "there is no broker to take steps from", observed=f"{BROKER} is not set", next_step=f"export {BROKER}=..."
         )
-    step_executor(settings)  # refuses where the package is missing
+    step_executor(settings)  # raises where the package is missing
     from dagster_celery.executor import CeleryExecutor  # noqa: PLC0415 - the extra `celery`
     from dagster_celery.make_app import make_app  # noqa: PLC0415
 
@@ -50,7 +50,7 @@ def main(*, options: tuple[str, ...]) -> None:
         sys.exit(error.exit_code)
     from dagster_celery.tasks import create_task  # noqa: PLC0415 - the extra, which is there
 
-    # Now, so that no step waits for it, and every step is of the code that the worker started with.
+    # Imported now, so that no step waits for it and all steps run the code that the worker started with.
     importlib.import_module("kfm_dagster.definitions")
     importlib.import_module(CODE_VERSION)
     collect_rarely()

@@ -21,7 +21,7 @@ def asset_key(dataset: str, noun: str) -> dg.AssetKey:
 
 
 def dataset_of(key: dg.AssetKey) -> str:
-    """Return the id of the dataset that an asset of a chain, or one beside it, is of."""
+    """Return the dataset id of an asset of a chain or beside it."""
     # No id has an underscore (contracts/model.py).
     return key.path[0].replace("_", "-")
 
@@ -32,7 +32,7 @@ def asset_keys(dataset: str) -> list[dg.AssetKey]:
 
 
 def node_of(noun: str) -> type[ChainNode] | None:
-    """Return the node that makes the asset of that noun; None for one beside the chain."""
+    """Return the node of the asset with this noun; None for an asset beside the chain."""
     return next((node for node in chain() if node.asset == noun), None)
 
 
@@ -47,7 +47,7 @@ def slug(dataset: str) -> str:
 
 
 def daily_partitions(first_day: date) -> dg.DailyPartitionsDefinition:
-    """Return the days (UTC) of every dataset from the first one on; today's objects arrive today, so it is one, too.
+    """Return the days (UTC) of every dataset from `first_day` on, today included: its objects arrive today.
 
     One definition, so that a run can cover several datasets. A unit belongs to the day of its key's own time, so that
     a day's objects can be listed by prefix.

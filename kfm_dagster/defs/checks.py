@@ -20,7 +20,7 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.stages.batch import StageBatch
 
 MAX_MISMATCHES = 10_000
-"""Newest differences that a check looks through; a run settles no more units than that."""
+"""Newest differences that a check reads; a run settles no more units than that."""
 
 
 def unit_checks(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.AssetChecksDefinition]:
@@ -58,8 +58,8 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
 def _result(
     ledger: StageBatch, day: DayReport, table: Mapping[str, Any], mismatched: Sequence[str]
 ) -> dg.AssetCheckResult:
-    """Return the check's result: of the day, by the ledger, and beside it the run's share."""
-    # A unit that another run has taken fails here for that reason alone, and may have succeeded there.
+    """Return the check's result: the day by the ledger, and the run's share of it."""
+    # A unit that another run has claimed fails here for that reason alone, and may have succeeded there.
     seen = () if ledger.reused_whole else ledger.envelopes
     units, lost = len(ledger.envelopes), ledger.state.validation_summary.get("lost", 0)
     failing = sum(1 for unit in seen if unit.failure is not None and unit.failure.code != FenceIssue.CLAIM_LOST)
@@ -96,5 +96,5 @@ def _mismatched(ledger: StageBatch, known: Ledger) -> list[str]:
     if not ledger.state.validation_summary.get("mismatched"):
         return []
     attempts = {(unit.wal_id, unit.attempt) for unit in ledger.envelopes}
-    found = known.mismatches(limit=MAX_MISMATCHES)
-    return sorted(one.wal_id for one in found if not one.permitted and (one.wal_id, one.attempt) in attempts)
+    rows = known.mismatches(limit=MAX_MISMATCHES)
+    return sorted(row.wal_id for row in rows if not row.permitted and (row.wal_id, row.attempt) in attempts)

@@ -1,12 +1,12 @@
-"""The code server of one machine: Dagster's own, whose runs need not load the definitions again.
+"""The code server of one machine: Dagster's own, with runs that do not load the definitions again.
 
-`dagster api grpc` starts each run as a new Python process, which spends seconds of a processor on importing Dagster and
-the definitions before it does anything. Here a process that has imported them, and does nothing else, forks for each
-run. A run is a process of its own as before: it may be killed, and it outlives the code server. Run as
+`dagster api grpc` starts each run as a new Python process, which first spends seconds of a processor on importing
+Dagster and the definitions. Here one process only imports them, and forks for each run. A run is still a process of
+its own: it may be killed, and it outlives the code server. Run as
 
     python -m kfm_dagster.defs.code_server -m kfm_dagster.definitions -h 127.0.0.1 -p 4000
 
-Does not belong here: who starts it (`deployment/local.py`); whether a run's process is there (`run_processes.py`).
+Does not belong here: starting it (`deployment/local.py`); whether a run's process is alive (`run_processes.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
-"""By name only: importing it has an effect, which is for the process that is forked."""
+"""By name only: importing it has an effect, which is meant for the process that forks runs."""
 
 LATE = ("duckdb", "pandas", "pystac")
-"""What the definitions do not import and a run does: pandas, where it is installed, by pyarrow at its first array."""
+"""Modules that a run imports and the definitions do not: pyarrow imports pandas, if installed, at its first array."""
 
 FORK_TEMPLATE = "kfm_dagster.defs.fork_template"
-"""By name only, too, and last."""
+"""By name only, too, and imported last."""
 
 UNKNOWN_EXIT = 255
-"""What multiprocessing gives as the exit code when the process that forks is gone, which would have told it."""
+"""multiprocessing's exit code for a child whose forking process, which would have reported the code, is gone."""
 
 
 class RunProcess(ForkServerProcess):
@@ -57,7 +57,7 @@ class ForkingApiServer(DagsterApiServer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # Dagster says "spawn", and lets nobody choose.
+        # Dagster fixes "spawn", without a setting.
         self._mp_ctx = RunContext()  # type: ignore[assignment]
 
 
@@ -67,12 +67,12 @@ class ForkingApiServer(DagsterApiServer):
 @click.option("-p", "port", required=True, type=int, help="Port to serve at.")
 def main(*, module: str, host: str, port: int) -> None:
     """Serve the definitions of a module, as `dagster api grpc` does."""
-    # Each run's process executes this module's lines again, which is how multiprocessing passes on the main module, so
-    # that what they import had better be there, too.
+    # multiprocessing passes on the main module by executing its lines again in each run's process, so that the modules
+    # that they import are preloaded, too.
     ours = [run_processes.__name__, CODE_VERSION, module]
     forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE, FORK_TEMPLATE])
     collect_rarely()
-    # Now, so that it imports while this process does.
+    # Started now, so that it imports while this process does.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]
     api.api_cli.main(["grpc", "-m", module, "-h", host, "-p", str(port)], prog_name="dagster api")

@@ -1,14 +1,14 @@
-"""What a materialisation shows: outcome, failing units, links, a picture of the footprints, counts, evidence.
+"""The metadata of a materialisation: outcome, failing units, links, a picture of the footprints, counts, evidence.
 
-The latest materialisation of a day is what its page shows, and a later run may have had nothing to do with what an
-earlier one left behind. So after the stage's outcome comes the day, as the ledger knows it (`day...`), with the run's
-share beside it (`run_...`).
+A day's page shows its latest materialisation, and a later run may have had no part in the failures of an earlier one.
+So the stage's outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of it
+(`run_...`).
 
-A day of which nothing is known is materialised all the same, and says that it is empty: without a materialisation,
-Dagster (since 1.13.22, dagster-io/dagster#34219) takes the day of an asset backfill for failed, and its backfill with
-it. So it says so where people look: first in the metadata, as a warning of its check, and in the run's tags.
+An unknown day is materialised all the same, as empty: without a materialisation, Dagster (since 1.13.22,
+dagster-io/dagster#34219) counts the day of an asset backfill as failed, and the backfill with it. Emptiness is
+therefore shown first in the metadata, as a warning of the day's check, and in the run's tags.
 
-Belongs here: which facts, in the order in which a person asks for them. Does not belong here: the drawing
+Belongs here: the facts and their order, which is that of a reader's questions. Does not belong here: the drawing
 (`pictures.py`).
 """
 
@@ -50,14 +50,14 @@ _NO_COUNTS = {
     "paths",
     "quantities",
 }
-"""Members of a validation summary that count no units by their end, or are shown under names of their own."""
+"""Members of a validation summary that do not count units by outcome, or are shown under other names."""
 _LEFT = (Status.QUARANTINED, Status.FAILED, Status.PENDING, Status.IN_PROGRESS)
-"""What is not done of a day, in the order in which it needs care."""
+"""Statuses of a day's unfinished units, the most urgent first."""
 _FOOTPRINT_NOUNS = {MetadataExtract.asset, StacRegister.asset}
 
 
 def day_sentence(day: DayReport) -> str:
-    """Say what became of a day, what needs care first."""
+    """Return a day's counts as a sentence, the most urgent status first."""
     if not day.units:
         return "empty: nothing of this day is known"
     left = [f"{day.counts[status]} {status.replace('_', ' ')}" for status in _LEFT if day.counts[status]]
@@ -72,11 +72,11 @@ def day_counts(day: DayReport) -> dict[str, int]:
 def stage_metadata(
     noun: str, batch: StageBatch, *, day: DayReport, settings: Settings, account: NodeAccount | None = None
 ) -> dict[str, Any]:
-    """Return the metadata of one materialisation; `account` is what `kfm explain` tells of the node.
+    """Return the metadata of one materialisation; `account` is the node's part of `kfm explain`.
 
     `run_passed`, `run_failed` and, where there are some, `run_failed_earlier` and `run_given_back` (no longer this
-    run's) sum to `run_units`. What was handed on whole is not read again: its Items and footprints stand with the run
-    that made it.
+    run's) sum to `run_units`. A wholly reused output is not read again: its Items and footprints are shown with the
+    run that computed it.
     """
     units, state = batch.envelopes, batch.state
     seen: Sequence[Envelope] = () if batch.reused_whole else units
@@ -120,15 +120,15 @@ def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, accoun
 
 
 def _day_by(noun: str, day: DayReport) -> str:
-    """Say what became of a day by a step after which others come: its page still says so when these have ended."""
+    """Return the day's sentence as of this step: its page still shows it when later steps have ended."""
     at_work = day.counts[Status.IN_PROGRESS] and noun != Settle.asset
     return f"{day_sentence(day)} when this step ended; {Settle.asset} has the end" if at_work else day_sentence(day)
 
 
 def _lead(outcome: str, day: str, account: NodeAccount | None, *, cause: str | None) -> dict[str, Any]:
-    """Return what a page begins with: what became of the stage and, if there is a reason, why; then its day."""
+    """Return the first entries of a page: the stage's outcome with its reason, if it has one; then the day."""
     why = {"cause": cause, "forced": account.forced if account else None}
-    return {"outcome": outcome, **{name: said for name, said in why.items() if said}, "day": day}
+    return {"outcome": outcome, **{name: text for name, text in why.items() if text}, "day": day}
 
 
 def _run_counts(noun: str, batch: StageBatch, failing: Sequence[Envelope]) -> dict[str, int]:
@@ -141,7 +141,7 @@ def _run_counts(noun: str, batch: StageBatch, failing: Sequence[Envelope]) -> di
 
 
 def arrivals_metadata(artifacts: Artifacts, batch: StageBatch) -> dict[str, Any]:
-    """Return what a materialisation of `path_arrival` shows besides its units: the table's rows, and their plot."""
+    """Return the metadata of a `path_arrival` besides its units: the table's rows and their plot."""
     summary = batch.state.validation_summary
     table = product_of(summary)
     shown: dict[str, Any] = {"rows": summary["rows"], "table": table.uri, "paths": product_of(summary, "paths").uri}
@@ -151,13 +151,13 @@ def arrivals_metadata(artifacts: Artifacts, batch: StageBatch) -> dict[str, Any]
 
 
 def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
-    """Return what a node has recorded in a root run."""
+    """Return a node's records of a root run."""
     recorded = Explanations(database=pipeline.database, run_states=pipeline.stages.run_states)
     return recorded.node(dataset_id, run_id)
 
 
 def _failed_earlier(noun: str, failing: Sequence[Envelope]) -> int:
-    """Count the units that had left the chain before this operator, which therefore did not look at them."""
+    """Count the units that left the chain before this operator and were therefore not evaluated by it."""
     maker = node_of(noun)
     section = maker.section if maker else None
     return 0 if section is None else sum(1 for unit in failing if getattr(unit, section) is None)
@@ -170,18 +170,18 @@ def _link(catalog: str) -> dg.PathMetadataValue | dg.UrlMetadataValue:
 
 
 def _evidence(known: Mapping[str, str | None], account: NodeAccount | None) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return the metadata entry `evidence`: what is known, what the node's account adds to it, and its inputs."""
+    """Return the metadata entry `evidence`: `known`, the values of the node's account, and its inputs."""
     of_account = {} if account is None else {name: getattr(account, name) for name in _OF_ACCOUNT}
     rows = [[name, str(value)] for name, value in {**known, **of_account}.items() if value is not None]
     parts = [markdown_table(["what", "value"], rows)]
     if account is not None and account.inputs:
         parts.append(_inputs(account.inputs))
-    # Filled up, for the UI hides nothing that is short.
+    # Padded, because the UI collapses long texts only.
     return {"evidence": dg.MetadataValue.md("\n\n".join(parts).ljust(SHOWN_IN_PLACE))}
 
 
 _OF_ACCOUNT = ("content_hash", "intent", "applied_by")
-"""Which content it was, and which run applied it."""
+"""The applied content, and the run that applied it."""
 
 
 def _inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
@@ -192,6 +192,6 @@ def _inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as Markdown; a cell that holds a bar does not end there."""
+    """Return a table as Markdown, with bars in cells escaped."""
     lines = [names, ["---"] * len(names), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

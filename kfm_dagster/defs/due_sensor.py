@@ -1,4 +1,4 @@
-"""The sensor of work that is due by the clock: days to list, radar beams, alerts. No message waits for it."""
+"""The sensor of work that is due by the clock: days to list, radar beams, alerts. No message waits for this work."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -24,18 +24,18 @@ from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 from kfm_dagster.recovery.backfill.scheduled import begin_due_listings
 
 INTERVALS = 3
-"""A listed day takes longer, alerts are over windows of minutes, and mostly nothing is due."""
+"""Ticks of the other sensors per tick: a listed day takes longer, alerts have windows of minutes, little is due."""
 NAMED = 5
-"""Alerts that a tick names; kfm alerts list has them all."""
+"""Alerts that a tick names; `kfm alerts list` has all."""
 
 Due = tuple[Sequence[dg.RunRequest], str]
-"""Runs that a part asks for, and why it asks for none."""
+"""Runs that a part requests, and the reason where there are none."""
 
 
 def due_sensor(
     *, interval_seconds: int, days: dg.PartitionsDefinition, pipeline: PipelineResource, jobs: Sequence[Any]
 ) -> dg.SensorDefinition:
-    """Return the sensor, switched on; it asks for `jobs`: ingest, and that of radar beams where there is one."""
+    """Return the sensor, switched on; it requests `jobs`: ingest and, where it exists, the job of radar beams."""
 
     @dg.sensor(
         name="nodd_due",
@@ -60,7 +60,7 @@ def due_sensor(
         done = [due for name, part in parts.items() if (due := attempt(name, part, failures.append))]
         for failure in failures:
             context.log.warning(failure)
-        if requests := [request for asked, _ in done for request in asked]:
+        if requests := [request for runs, _ in done for request in runs]:
             return dg.SensorResult(run_requests=requests)
         return dg.SensorResult(skip_reason="; ".join([*(reason for _, reason in done), *failures]))
 
@@ -86,10 +86,10 @@ def _listings(
 
 def _alerts(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> Due:
     evaluator = alert_evaluator(pipeline)
-    done = evaluator.evaluate()
-    for undelivered in done.dead:
+    evaluation = evaluator.evaluate()
+    for undelivered in evaluation.dead:
         context.log.warning("an alert waits for a channel that does not take it: %s", undelivered)
-    return (), _alert_line(done, evaluator.store.listed(), unheard=evaluator.unheard())
+    return (), _alert_line(evaluation, evaluator.store.listed(), unheard=evaluator.unheard())
 
 
 def _alert_line(done: Evaluation, alerts: Sequence[Alert], *, unheard: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
-"""Where the steps of a run are done: in the run's own process, or by Celery workers (KFM_CELERY_BROKER).
+"""Where the steps of a run execute: in the run's own process, or in Celery workers (KFM_CELERY_BROKER).
 
-Belongs here: that choice, and what the executor and its workers have to agree on. Does not belong here: the workers'
+Belongs here: that choice, and the configuration that executor and workers share. Does not belong here: the workers'
 entry point (`celery_worker.py`), or where runs themselves are started (the run launcher of dagster.yaml).
 """
 
@@ -15,12 +15,12 @@ from kfm_dagster.settings import Settings
 
 BROKER = "KFM_CELERY_BROKER"
 LEASES_UNTIL_REDELIVERY = 2
-"""Redis gives a task to another worker once its own has been silent for so many leases. By then the units are given
-back, so that the step does nothing twice and its run ends; what takes longer would be begun again while it works."""
+"""Leases after which Redis gives the task of a silent worker to another one. By then the units are given back, so that
+the step does nothing twice and its run ends; a step that takes longer would be started again while it works."""
 
 
 def step_executor(settings: Settings) -> dg.ExecutorDefinition:
-    """Return what does the steps of every job. Raises ConfigurationError without the package `dagster-celery`."""
+    """Return the executor of every job. Raises ConfigurationError without the package `dagster-celery`."""
     if settings.celery_broker is None:
         # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
         return dg.in_process_executor
@@ -37,9 +37,9 @@ def step_executor(settings: Settings) -> dg.ExecutorDefinition:
 
 
 def agreed(settings: Settings) -> dict[str, Any]:
-    """Return the configuration of Celery that executor and workers have in common."""
+    """Return the Celery configuration that executor and workers share."""
     return {
-        # A step is done when it has ended, not when it was received: that of a worker that dies is another worker's.
+        # A step is done when it ends, not when it is received: another worker repeats the step of one that dies.
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "broker_transport_options": {"visibility_timeout": LEASES_UNTIL_REDELIVERY * settings.lease_seconds},

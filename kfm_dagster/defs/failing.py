@@ -1,4 +1,4 @@
-"""How a tick or an op ends that cannot work: by one line without the texts of foreign exceptions, or by another try."""
+"""How a failing tick or op ends: by one line without the texts of foreign exceptions, or by a retry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipReason]:
-    """Let a tick skip, with the reason, where what it needs is not there or not ours. The next tick asks again."""
+    """Skip a tick, with the reason, where a dependency is unavailable or a root is foreign. The next tick retries."""
     redacting = redacted(tick)
 
     @functools.wraps(tick)
@@ -34,7 +34,7 @@ def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipR
 
 
 def refuse_foreign_roots(pipeline: PipelineResource) -> None:
-    """Raise dg.Failure, in one line, where roots are another deployment's or do not answer. Asked once per process."""
+    """Raise dg.Failure, in one line, where roots are another deployment's or do not answer. Once per process."""
     opened = pipeline.get()
     try:
         pipeline.state().hold_roots(opened.settings, opened.database)
@@ -43,14 +43,14 @@ def refuse_foreign_roots(pipeline: PipelineResource) -> None:
 
 
 def redacted(work: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Raise what the work raises, redacted: Dagster stores an error with the texts of all its causes."""
+    """Redact the errors of `work`: Dagster stores an error with the texts of all its causes."""
 
     @functools.wraps(work)
     def worked(*given: Given.args, **more: Given.kwargs) -> Result:
         try:
             return work(*given, **more)
         except dg.Failure:
-            raise  # one line of ours, with what Dagster is to do about it
+            raise  # one line of ours, with Dagster's next action
         except Exception as error:
             shown = redacted_error(error)
             raise shown from shown.__cause__
@@ -59,9 +59,9 @@ def redacted(work: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def try_again_or_roll_back(node: StageNode, error: BaseException, *, tries: int, log: dg.DagsterLogManager) -> None:
-    """Ask Dagster to try a stage again where the pipeline card wants that, else take back what its run did.
+    """Ask Dagster to retry a stage where the pipeline card allows it, else roll back its run.
 
-    `tries` counts those of this Dagster run. Raises dagster.RetryRequested for another one.
+    `tries` counts the attempts of this Dagster run. Raises dagster.RetryRequested for another attempt.
     """
     if not isinstance(node, ChainNode):
         return

@@ -1,7 +1,7 @@
-"""Failing units on a page: a table with the reason first, and where the console shows each of them.
+"""Failing units on a page: a table with the reason first, and links to the console's page of each.
 
-Belongs here: the form of both, and the console's addresses. Does not belong here: what else a page shows
-(`display.py`), or which units fail (`ledger/reports.py`).
+Belongs here: the form of both, and the console's addresses. Does not belong here: the rest of a page
+(`display.py`), or selecting failing units (`ledger/reports.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.ledger.reports import FailingUnit
 
 MAX_TABLE_ROWS = 50
-"""Rows of a table in the UI; the artifact holds them all."""
+"""Rows of a table in the UI; the artifact has all."""
 SHOWN_IN_PLACE = 1_000
-"""Characters from which on the UI shows Markdown behind a click, and no more where people look."""
+"""Characters from which on the UI hides Markdown behind a click."""
 
 
 def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) -> dict[str, Any]:
-    """Return a run's failing units as metadata: a table, and links where it is known where the console is."""
+    """Return a run's failing units as metadata: a table, and links if the console's address is known."""
     rows = [
         {
-            # In the process that gave it, it is a member of an enum that Dagster does not know.
+            # A member of an enum that Dagster does not know, in the process that set it.
             "code": str(unit.failure.code),
             "message": unit.failure.message,
             "object_uri": unit.object_uri,
@@ -38,7 +38,7 @@ def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) ->
 
 
 def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str) -> dict[str, Any]:
-    """Return a day's failing units as metadata: a table, and links where it is known where the console is."""
+    """Return a day's failing units as metadata: a table, and links if the console's address is known."""
     rows = [
         {
             "code": unit.code,
@@ -53,10 +53,10 @@ def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str
 
 
 def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return links to units, each (text, wal_id), as metadata: a table's cell takes none. As many as stand in place."""
+    """Return links to units, each (text, wal_id), as many as the UI shows unfolded: a table's cell takes no link."""
     lines: list[str] = []
     for text, wal_id in named if console else ():
-        # Nothing in it may end the link's text.
+        # No bracket may end the link's text.
         line = f"- [{text.replace('[', '(').replace(']', ')')}]({console.rstrip('/')}/units/{wal_id})"
         if len("\n".join([*lines, line])) >= SHOWN_IN_PLACE:
             break
@@ -65,7 +65,7 @@ def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, d
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], console: str, *, every: str) -> dict[str, Any]:
-    """Return table and links; `every` is the console's page of all of them."""
+    """Return table and links; `every` is the console's page of all these units."""
     named = ((f"{row['code']}: {row['object_uri'].rpartition('/')[2]}", str(row["wal_id"])) for row in rows)
     shown: dict[str, Any] = {"failing_units": _table(rows), **console_links(named, console)}
     if console and rows:
@@ -74,7 +74,7 @@ def _shown(rows: Sequence[Mapping[str, Any]], console: str, *, every: str) -> di
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """Return a table with the reason first, for a page cuts the rest."""
+    """Return a table with the reason first: a page cuts off the other columns."""
     return dg.MetadataValue.table(
         [dg.TableRecord(row) for row in rows],
         schema=dg.TableSchema(

@@ -1,8 +1,8 @@
-"""What the process that runs are forked from does last, by being imported: keep the collector from what it has loaded.
+"""The last import of the process from which runs are forked: it hides all loaded objects from the garbage collector.
 
-A forked run has its parent's memory until one of them writes, and the collector writes into whatever it looks at. Not
-for a process that ends by itself: what is frozen is not torn down, of which libraries complain.
-Importing it has an effect, so it is only ever named (`code_server.py`).
+A forked run shares its parent's memory until one of them writes, and the collector writes into the objects that it
+examines. Not for a process that ends by itself: frozen objects are not torn down, and libraries complain about it.
+Importing this module has an effect, so that others only name it (`code_server.py`).
 """
 
 import gc

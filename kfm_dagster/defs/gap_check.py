@@ -1,7 +1,7 @@
-"""The check `feeds_are_whole` of the queue, and the schedule by which it is kept: what is missing, hour by hour.
+"""The check `feeds_are_whole` of the queue and the schedule that evaluates it: missing objects, hour by hour.
 
-The schedule looks by itself and asks for no run, which would cost seconds every hour; it reports the check where
-something has changed, and once a day.
+The schedule evaluates it without a run, which would cost seconds every hour. It reports the check where
+a result has changed, and once a day.
 """
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
@@ -21,13 +21,13 @@ from kfm_dagster.plural import counted
 
 CHECK = dg.AssetCheckKey(QUEUE_KEY, "feeds_are_whole")
 HOURLY = "7 * * * *"
-"""Some minutes after the hour, when whatever settles with it has."""
+"""Some minutes after the hour, when objects due by the hour have settled."""
 DAYS = 3
 """Days of the picture."""
 
 
 def feed_check() -> dg.AssetChecksDefinition:
-    """Return the check, for a person to have it made now."""
+    """Return the check, which a person can run at any time."""
 
     @dg.asset_check(
         asset=QUEUE_KEY,
@@ -45,7 +45,7 @@ def feed_check() -> dg.AssetChecksDefinition:
 
 
 def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the schedule, switched on. It is given the resource itself, as the sensors are."""
+    """Return the schedule, switched on. It uses the resource itself, as the sensors do."""
 
     @dg.schedule(
         name="nodd_gaps",
@@ -72,13 +72,13 @@ def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
 
 
 def _found(picture: GapPicture) -> dict[str, Any]:
-    said = picture.sentences()
+    sentences = picture.sentences()
     metadata: dict[str, Any] = {"rule": "every hour of a followed product has the objects that its contract expects"}
     metadata |= {"observed": len(picture.gaps), "expected": 0}
-    if said:
-        metadata["missing"] = dg.MetadataValue.md("\n".join(f"- {line}" for line in said))
-    metadata["picture"] = dg.MetadataValue.md(f"![{_alternative(said)}]({data_url(draw(picture))})")
-    return {"passed": not picture.gaps, "description": said[0] if said else None, "metadata": metadata}
+    if sentences:
+        metadata["missing"] = dg.MetadataValue.md("\n".join(f"- {line}" for line in sentences))
+    metadata["picture"] = dg.MetadataValue.md(f"![{_alternative(sentences)}]({data_url(draw(picture))})")
+    return {"passed": not picture.gaps, "description": sentences[0] if sentences else None, "metadata": metadata}
 
 
 def _alternative(said: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""Gates as asset checks: what each stage is held against, and its verdicts as Dagster shows them.
+"""Gates as asset checks: the gates of each stage, and their verdicts in Dagster's form.
 
-Belongs here: the checks' names and their form. Does not belong here: the rules (`stages/gates/`), or what follows from
-them (`configs/state_machine.yaml`).
+Belongs here: the checks' names and their form. Does not belong here: the rules (`stages/gates/`), or their
+consequences (`configs/state_machine.yaml`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DESCRIPTIONS: Mapping[Gate, str] = {
 }
 RESTRICTED = "the output goes on, [Restricted]"
 MAX_UNITS_SHOWN = 50
-"""Units at fault that a check names; the audit names more."""
+"""Failing units that a check names; the audit names more."""
 
 
 @contextmanager
 def by_day() -> Iterator[None]:
     """Let checks be defined by partition, which Dagster 1.13 offers as a preview.
 
-    Without a partition a check has one latest result: that of whichever day was looked at last.
+    Without a partition a check has one latest result, that of the day evaluated last.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
@@ -47,7 +47,7 @@ def by_day() -> Iterator[None]:
 
 
 def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDefinition) -> list[dg.AssetCheckSpec]:
-    """Return a blocking check by day for each gate that an output is held against."""
+    """Return a blocking check by day for each gate of an output."""
     with by_day():
         return [
             dg.AssetCheckSpec(
@@ -65,21 +65,21 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDe
 def gate_results(
     key: dg.AssetKey, gates: Iterable[Gate], decision: GateDecision, *, day: DayReport, console: str
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the result of each gate. An error stops what is downstream; what only units are at fault for is a warning.
+    """Yield the result of each gate. An error stops the downstream steps; failures of single units are a warning.
 
-    console: where failing units are linked to, or nothing.
+    console: base address of the links to failing units, or empty.
 
-    A gate that nothing was there for has passed, unless it had taken units of the day out in an earlier run.
+    A gate without input has passed, unless it removed units of the day in an earlier run.
     """
-    said = {verdict.gate: verdict for verdict in decision.verdicts}
+    verdicts = {verdict.gate: verdict for verdict in decision.verdicts}
     for gate in gates:
-        yield _result(key, said[gate], decision, out=_out_by(gate, day), console=console)
+        yield _result(key, verdicts[gate], decision, out=_out_by(gate, day), console=console)
 
 
 def not_evaluated(
     key: dg.AssetKey, gates: Iterable[Gate], stage: StagedNode, *, day: DayReport
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield what holds of an output that was handed on: what was found when it was made."""
+    """Yield the gate results of a reused output: those of the run that computed it."""
     skipped = stage.skipped
     cause = skipped.skipped.value if skipped and skipped.skipped else ""
     for gate in gates:
@@ -100,7 +100,7 @@ def not_evaluated(
 
 
 def _out_by(gate: Gate, day: DayReport) -> int:
-    """Return how many units of the day are out by a gate; those of a run that is at work are not among them yet."""
+    """Count the units of the day that a gate removed, without those of a run still in progress."""
     return day.failing.get(GateIssue[gate.name].value, 0)
 
 

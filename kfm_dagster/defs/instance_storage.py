@@ -1,11 +1,11 @@
-"""Dagster's own storage (runs, events, schedules): made by one process at a time, and opened without making it.
+"""Dagster's own storage (runs, events, schedules): created by one process at a time, opened without creating it.
 
-Dagster makes its tables wherever it is started first; where daemon and web server start together, two alembic heads can
-come of it. So only `prepare` makes or migrates them: `kfm init`, or a deployment of one machine by
+Dagster creates its tables in the process that starts first; daemon and web server that start together can leave two
+alembic heads. So only `prepare` creates or migrates them: `kfm init`, or a deployment of one machine by
 
     python -m kfm_dagster.defs.instance_storage FOLDER
 
-Which storage an instance has is in its `dagster.yaml`, which `deployment/local.py` writes. Does not belong here:
+The instance's `dagster.yaml`, which `deployment/local.py` writes, names its storage. Does not belong here:
 questions about runs (`reexecutions.py`, `run_storage.py`).
 """
 
@@ -34,14 +34,14 @@ from kfm_dagster.settings import Settings, environment
 from kfm_dagster.storage.private import private_folder
 
 PREPARE_LOCK = 0x646167
-"""PostgreSQL advisory lock ("dag") that lets one process make or migrate Dagster's tables at a time."""
+"""PostgreSQL advisory lock ("dag"): one process at a time creates or migrates Dagster's tables."""
 
 
 def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
-    """Make what an instance needs, or bring it up to date: folder, `dagster.yaml`, storage. Harmless to repeat.
+    """Create or upgrade an instance's folder, `dagster.yaml` and storage. Harmless to repeat.
 
-    An existing `dagster.yaml` is kept; returns whether the given one was written. Raises ConfigurationError for a
-    folder that cannot be made and for a file that is not of this environment, and DatabaseUnavailableError.
+    An existing `dagster.yaml` is kept; returns whether `dagster_yaml` was written. Raises ConfigurationError for a
+    folder that cannot be created and for a file of another environment, and DatabaseUnavailableError.
     """
     with environment({"DAGSTER_HOME": str(home)}), _alone_in(home):
         file = home / "dagster.yaml"
@@ -65,11 +65,11 @@ def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
 
 
 def opened_instance(home: Path) -> dg.DagsterInstance | None:
-    """Open the instance of a DAGSTER_HOME, which the environment names, too; None without a storage that answers."""
+    """Open the instance of a DAGSTER_HOME, set in the environment, too; None without a storage that answers."""
     try:
         return dg.DagsterInstance.from_config(str(home)) if _has_runs(home) else None
     except Exception:
-        # With such a dagster.yaml, or without its database, Dagster does not start either. Every class of its
+        # With such a dagster.yaml, or without its database, Dagster does not start either. Each class of its
         # configuration raises errors of its own.
         return None
 
@@ -84,7 +84,7 @@ def instance_of(home: Path) -> Iterator[dg.DagsterInstance | None]:
 
 
 def _has_runs(home: Path) -> bool:
-    """Return whether the storage is there: Dagster makes the files of SQLite, and tries PostgreSQL for seconds."""
+    """Return whether the storage exists: Dagster would create SQLite's files, and retries PostgreSQL for seconds."""
     storage, dsn = _storage(home), Settings.load().dagster_dsn
     if not storage:
         return (home / "history" / "runs.db").is_file()
@@ -102,7 +102,7 @@ def _storage(home: Path) -> Mapping[str, Any]:
 
 
 def _upgrade(home: Path) -> None:
-    # Alembic logs its every step, and the SQLite storages print theirs.
+    # Alembic logs each of its steps, and the SQLite storages print theirs.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with redirect_stdout(io.StringIO()), dg.DagsterInstance.from_config(str(home)) as instance:
         instance.upgrade()
@@ -110,7 +110,7 @@ def _upgrade(home: Path) -> None:
 
 @contextmanager
 def _alone_in(home: Path) -> Iterator[None]:
-    """Hold the folder's lock, which ends with the process."""
+    """Hold the folder's lock; it ends with the process."""
     try:
         private_folder(home)
         folder = os.open(home, os.O_RDONLY)
@@ -127,24 +127,24 @@ def _alone_in(home: Path) -> Iterator[None]:
 
 @contextmanager
 def _answering(dsn: str) -> Iterator[sa.Engine]:
-    """Open an engine for a moment; an error of its database is raised as one line."""
+    """Open an engine for the block; errors of its database are raised as one line."""
     engine = sa.create_engine(dsn, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     try:
         yield engine
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
-        away = isinstance(error, OperationalError)
+        is_down = isinstance(error, OperationalError)
         raise DatabaseUnavailableError(
-            "Dagster's database does not answer" if away else "Dagster's database refuses",
+            "Dagster's database does not answer" if is_down else "Dagster's database refuses",
             observed=f"{shown(dsn)}: {without_secrets(reason, dsn)}",
-            next_step="start the database or correct KFM_DAGSTER_DSN" if away else "run kfm init as the owner",
+            next_step="start the database or correct KFM_DAGSTER_DSN" if is_down else "run kfm init as the owner",
         ) from None
     finally:
         engine.dispose()
 
 
 def main() -> None:
-    """Prepare the folder that is named, for a deployment of one machine, with the `dagster.yaml` that is in it."""
+    """Prepare the folder of the argument, with its own `dagster.yaml`, for a deployment of one machine."""
     try:
         prepare(Path(sys.argv[1]))
     except KfmError as error:

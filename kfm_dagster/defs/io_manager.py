@@ -21,7 +21,7 @@ from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.stages.staged import StagedNode
 
 MAX_UNITS_KEPT = 5_000
-"""Units that stay in memory between stages, over all datasets of a run; a unit takes about 25 KB."""
+"""Units kept in memory between stages, over all datasets of a run; a unit takes about 25 KB."""
 
 
 class StageIOManager(dg.ConfigurableIOManager):
@@ -42,11 +42,11 @@ class StageIOManager(dg.ConfigurableIOManager):
         return self.pipeline.get().stages
 
     def run(self, node: ChainNode, upstream: StageBatch | None, *, force: str | None = None) -> StagedNode:
-        """Skip a node or compute it. Raises StageFailedError, which is recorded then."""
+        """Skip a node or compute it. Raises StageFailedError, which is recorded by then."""
         return self.stages.run(node, run_id=node.run_id, upstream=upstream, force=force)
 
     def content_hash(self, stage: StagedNode) -> str | None:
-        """Return which content a stage is: its own, or what it skips for."""
+        """Return a stage's content hash: its own, or that of the content it skips for."""
         if stage.content is not None:
             return stage.content.content_hash
         return self._account(stage).content_hash
@@ -55,9 +55,9 @@ class StageIOManager(dg.ConfigurableIOManager):
         return account_of(self.pipeline.get(), stage.kind, stage.run_id)
 
     def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
-        """Commit the stage; the materialisation carries what became of its units, and an observation that it skipped.
+        """Commit the stage; the materialisation has the outcomes of its units, an observation reports a skip.
 
-        Nothing of a skip is hidden: its cause is in the log, in the event and in the run's tags.
+        The cause of a skip is in the log, in the event and in the run's tags.
         """
         pipeline = self.pipeline.get()
         try:
@@ -77,8 +77,8 @@ class StageIOManager(dg.ConfigurableIOManager):
         if batch.skipped is not None:
             by = batch.applied_by
             context.log.info("%s skipped: %s%s", obj.kind, batch.skipped, f", by run {by}" if by else "")
-            told = skip_metadata(obj, batch.skipped, day=day, account=account)
-            context.log_event(dg.AssetObservation(context.asset_key, partition=context.partition_key, metadata=told))
+            skip = skip_metadata(obj, batch.skipped, day=day, account=account)
+            context.log_event(dg.AssetObservation(context.asset_key, partition=context.partition_key, metadata=skip))
         if batch.skipped is not None or maker is Settle:
             skipped = _stages_skipped(context, dataset, this=batch.skipped is not None)
             settled = batch if maker is Settle else None
@@ -123,9 +123,9 @@ def root_run_id(run: dg.DagsterRun) -> str:
 
 
 def _stages_skipped(context: dg.OutputContext, dataset: str, *, this: bool) -> int:
-    """Count the stages of a dataset that the run has skipped, by the observations of those before `this` one.
+    """Count a dataset's stages that the run has skipped: the earlier ones by their observations, and `this` one.
 
-    Whatever a process remembers is of its own steps, and a run's steps may be done by several.
+    The memory of a process has its own steps only, and several processes may share a run's steps.
     """
     step = context.step_context
     observations = step.instance.all_logs(step.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)

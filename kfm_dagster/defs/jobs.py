@@ -22,14 +22,14 @@ PATH_JOB = "path_arrival"
 GAP_JOB = "feed_gaps"
 EVIDENCE_JOB = "nodd_evidence"
 LISTED_DAILY = "40 6 * * *"
-"""Off the full hour, and so late that the day before has settled for GFS, too, whose last hours take six."""
+"""Off the full hour, and late enough for GFS, too, whose last hours of the day before take six hours to settle."""
 
 _BY_HAND = {LANE_TAG: Lane.BULK.value}
-"""What a person or a backfill of the UI starts lists a day: bulk work. The sensors name the lane of each run."""
+"""Runs started by a person or a backfill of the UI list a day: bulk work. The sensors set the lane of each run."""
 
 
 def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
-    """Return `ingest` (every dataset) and `ingest_<dataset>` (one); both run with nothing typed."""
+    """Return `ingest` (every dataset) and `ingest_<dataset>` (one); both run without configuration."""
     keys = {contract.id: asset_keys(contract.id) for contract in registry}
     every = dg.define_asset_job(
         INGEST_JOB,
@@ -51,7 +51,7 @@ def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefini
 
 
 def path_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
-    """Return the job over what stands beside the chains of radar volumes; none without such a dataset."""
+    """Return the job of the assets beside the chains of radar volumes; none without such a dataset."""
     keys = [asset_key(contract.id, PathArrivals.asset) for contract in radars(registry)]
     job = dg.define_asset_job(
         PATH_JOB,
@@ -64,7 +64,7 @@ def path_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefiniti
 
 
 def gap_job(check: dg.AssetCheckKey) -> "dg.UnresolvedAssetJobDefinition":
-    """Return the job that looks for gaps now."""
+    """Return the job that checks for gaps now."""
     return dg.define_asset_job(
         GAP_JOB,
         selection=dg.AssetSelection.checks(check),
@@ -74,7 +74,7 @@ def gap_job(check: dg.AssetCheckKey) -> "dg.UnresolvedAssetJobDefinition":
 
 
 def evidence_job() -> dg.JobDefinition:
-    """Return the job that collects evidence: a store that does not answer then holds up no tick and no run."""
+    """Return the job that collects evidence: as a job, it delays no tick and no ingest when a store does not answer."""
 
     @dg.op(
         name="collect_evidence",
@@ -103,10 +103,10 @@ def job_of(op: dg.OpDefinition, *, name: str, description: str) -> dg.JobDefinit
 
 
 def listing_schedules(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.ScheduleDefinition]:
-    """Return a schedule of each announced dataset that lists its bucket for the last whole day.
+    """Return a schedule for each announced dataset that lists its bucket for the last whole day.
 
-    Switched off, for deployments that do not trust the queue alone: what is announced needs no listing, and a listing
-    costs requests. Listings that a contract itself asks for are begun by `nodd_due`.
+    Switched off, for deployments that do not trust the queue alone: announced objects need no listing, and a listing
+    costs requests. Listings that a contract schedules itself are started by `nodd_due`.
     """
     return [_schedule(contract, days) for contract in registry if contract.storage.scheduled_listing is None]
 

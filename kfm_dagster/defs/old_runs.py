@@ -1,6 +1,6 @@
-"""Old runs of Dagster: which of them nothing needs any more, and removing a run with its events and its logs.
+"""Old runs of Dagster: selecting those that nothing needs any more, and removing a run with its events and logs.
 
-The units of a run are asked of the ledger, by the root run whose name claims go under. Belongs here: what Dagster keeps
+The ledger has a run's units under its root run, which holds the claims. Belongs here: what Dagster keeps
 of a run. Does not belong here: the age (`retention/policy.py`), or ticks, which Dagster's own daemon purges.
 """
 
@@ -23,13 +23,13 @@ from kfm_dagster.retention.pruning import OldBatch
 from kfm_dagster.storage.database import Database
 
 BATCH = 500
-"""Runs that are asked about together, and removed before the next ones are looked at."""
+"""Runs that one query examines; they are removed before the next query."""
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OldRuns:
-    """The runs of an instance; opened for one look, in which what is newest stays so."""
+    """The runs of an instance; opened for one pass, during which the newest runs stay the same."""
 
     instance: dg.DagsterInstance
     database: Database
@@ -37,8 +37,8 @@ class OldRuns:
     _newest: dict[str, str] = field(default_factory=dict, init=False)
 
     def batches(self, before: datetime) -> Iterator[OldBatch]:
-        """Yield the runs that ended before that moment, the oldest first."""
-        # All of them first: a page is asked for by the last run of the page before, which has to be there.
+        """Yield the runs that ended before `before`, the oldest first."""
+        # All are read first: a page is requested by the last run of the page before, which must still exist.
         old = list(self._old(before))
         for start in range(0, len(old), BATCH):
             part = old[start : start + BATCH]
@@ -49,14 +49,14 @@ class OldRuns:
             yield OldBatch(old=len(part), removable=[run.run_id for run in going], bytes=None)
 
     def remove(self, batch: OldBatch) -> None:
-        """Remove runs. The row goes last: by it a run is found again that was left half removed."""
+        """Remove runs. The row goes last, so that a half-removed run is found again."""
         for run_id in batch.removable:
             self.instance.compute_log_manager.delete_logs(prefix=[run_id])
             self._remove_events(run_id)
             self.instance.run_storage.delete_run(run_id)
 
     def _remove_events(self, run_id: str) -> None:
-        # On SQLite a file for each run, which no deletion makes smaller; without it, the index has nothing of the run.
+        # SQLite has a file for each run, which deletions do not shrink; without it, the index has no events of the run.
         files = Path(self.instance.root_directory, "history", "runs")
         if not files.is_dir() or (files / f"{run_id}.db").exists():
             self.instance.event_log_storage.delete_events(run_id)
@@ -69,7 +69,7 @@ class OldRuns:
             dg.RunsFilter(statuses=FINISHED), limit=BATCH, cursor=cursor, ascending=True
         ):
             for record in page:
-                # One that was cancelled in the queue has no end.
+                # A run that was cancelled in the queue has no end time.
                 if (record.end_time or record.update_timestamp.timestamp()) < before.timestamp():
                     yield record.dagster_run
             cursor = page[-1].dagster_run.run_id
@@ -77,7 +77,7 @@ class OldRuns:
     def _is_free(self, run: dg.DagsterRun) -> bool:
         if root_run_id(run) in self._at_work or self._is_newest(run):
             return False
-        # None named: all that there are.
+        # No selection means all assets.
         assets, day = run.asset_selection or self._assets, run.tags.get(PARTITION_TAG)
         return not any(self._maker(asset, day) == run.run_id for asset in assets)
 
@@ -91,7 +91,7 @@ class OldRuns:
         return self.instance.get_asset_keys()
 
     def _is_newest(self, run: dg.DagsterRun) -> bool:
-        """Tell whether a run is the newest one of its day, after which the next one is named (`run_storage.py`)."""
+        """Return whether a run is its day's newest, which the next run's key contains (`run_storage.py`)."""
         day = run.tags.get(PARTITION_TAG)
         if day is not None and day not in self._newest:
             self._newest[day] = newest_run(self.instance, day)
@@ -100,15 +100,15 @@ class OldRuns:
     def _maker(self, asset: dg.AssetKey, partition: str | None) -> str | None:
         """Return the run of an asset's newest materialisation for a day, by which the UI shows the day as filled."""
         if (asset, partition) not in self._makers:
-            wanted = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[partition] if partition else None)
-            found = self.instance.fetch_materializations(wanted, limit=1).records
-            self._makers[asset, partition] = found[0].run_id if found else None
+            filters = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[partition] if partition else None)
+            records = self.instance.fetch_materializations(filters, limit=1).records
+            self._makers[asset, partition] = records[0].run_id if records else None
         return self._makers[asset, partition]
 
 
 @contextmanager
 def old_runs_of(home: Path, database: Database) -> Iterator[OldRuns | None]:
-    """Open the runs of a DAGSTER_HOME; None where there is none. Raises DatabaseUnavailableError."""
+    """Open the runs of a DAGSTER_HOME; None where it does not exist. Raises DatabaseUnavailableError."""
     if not home.is_dir():
         yield None
         return

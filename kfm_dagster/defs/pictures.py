@@ -1,8 +1,8 @@
-"""Pictures of a materialisation as Dagster's Markdown shows them: footprints on a map, and a day's arrivals.
+"""Pictures of a materialisation for Dagster's Markdown: footprints on a map, and a day's arrivals.
 
-A picture travels in the event log with each materialisation, so it is kept to some twenty kilobytes. Belongs here:
+The event log stores a picture with each materialisation, so that it has at most some twenty kilobytes. Belongs here:
 sizes and captions, and the plot of how much later than in a vacuum each beam ends. Does not belong here: the map
-(`drawing/footprints.py`), which units are drawn (`display.py`), or the rows (`ingest/path_arrivals.py`).
+(`drawing/footprints.py`), the choice of units (`display.py`), or the rows (`ingest/path_arrivals.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kfm_dagster.drawing.svg import Scale, data_url, line
 __all__ = ["MAX_OUTLINES", "WIDTH", "arrival_plot", "footprint_map"]
 
 WIDTH, HEIGHT = 720, 300
-"""Pixels; of a map the width."""
+"""Pixels; a map uses the width only."""
 _SIZE = Size(width=WIDTH, min_height=240, max_height=480, lines=10)
 
 
@@ -40,9 +40,9 @@ STEPS = 4
 
 
 def arrival_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the delay over the elevation as Markdown, one curve for each site, or None where there is nothing to draw.
+    """Return a plot of delay over elevation as Markdown, a curve for each site; None where there is nothing to draw.
 
-    rows: of the table of arrivals; of each site the first volume is drawn, for its others differ by their pattern only.
+    rows: those of the table of arrivals. Each site's first volume is drawn: its others differ in their pattern only.
     """
     first: dict[str, str] = {}
     for row in rows:

@@ -1,6 +1,6 @@
-"""Re-executions, asked of the Dagster instance of a DAGSTER_HOME. Asking makes none, and no storage of one.
+"""Re-executions, read from the Dagster instance of a DAGSTER_HOME. Reading creates no instance and no storage.
 
-Does not belong here: opening that instance (`instance_storage.py`); what a run did
+Does not belong here: opening that instance (`instance_storage.py`); the results of a run
 (`exports/explanations/explanation.py`).
 """
 
@@ -20,7 +20,7 @@ from kfm_dagster.exports.explanations.explanation import Reexecution
 
 ROOT_TAG = "dagster/root_run_id"
 ROOTS_ASKED = 500
-"""Root runs that one question names: a statement's parameters are bounded."""
+"""Root runs that one query names: a statement's parameters are bounded."""
 
 
 class InstanceReexecutions:
@@ -30,7 +30,7 @@ class InstanceReexecutions:
         self._home = dagster_home
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
-        """Return the re-executions whose id begins so, by id, `limit` at most. Raises DatabaseUnavailableError."""
+        """Return at most `limit` re-executions by an id's prefix, in its order. Raises DatabaseUnavailableError."""
         with self._asked() as instance:
             if instance is None:
                 return []
@@ -57,10 +57,10 @@ class InstanceReexecutions:
 
 
 def _all(instance: dg.DagsterInstance) -> Iterator[str]:
-    """Yield the id of each re-execution: Dagster finds runs by a tag's value, and names the values of a tag."""
+    """Yield the id of each re-execution: Dagster lists the values of a tag, and finds runs by a value."""
     roots = sorted({root for _, values in instance.get_run_tags([ROOT_TAG]) for root in values})
-    for at in range(0, len(roots), ROOTS_ASKED):
-        yield from instance.get_run_ids(dg.RunsFilter(tags={ROOT_TAG: roots[at : at + ROOTS_ASKED]}))
+    for start in range(0, len(roots), ROOTS_ASKED):
+        yield from instance.get_run_ids(dg.RunsFilter(tags={ROOT_TAG: roots[start : start + ROOTS_ASKED]}))
 
 
 def _recorded(instance: dg.DagsterInstance, runs: dg.RunsFilter) -> list[Reexecution]:

@@ -56,11 +56,11 @@ def replay_job() -> dg.JobDefinition:
     ) -> dict[str, Any]:
         engine = ReplayEngine(pipeline=pipeline.get())
         try:
-            found = _started(engine, config, context.run_id)
+            result = _started(engine, config, context.run_id)
         except KfmError as error:
             raise dg.Failure(description=str(error), allow_retries=False) from None
-        context.add_output_metadata(_metadata(found))
-        return found
+        context.add_output_metadata(_metadata(result))
+        return result
 
     return job_of(
         start_replay,

@@ -1,6 +1,6 @@
-"""Resources: configuration in, plain objects out. The objects themselves are tested without Dagster.
+"""Resources: from configuration to plain objects. The objects themselves are tested without Dagster.
 
-One process keeps one open pipeline per database: without it, each tick or step would connect again.
+A process keeps one open pipeline per database; otherwise each tick or step would connect again.
 """
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
@@ -88,11 +88,11 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
         return open_pipeline(self.wal.settings(), self.queue)
 
     def state(self) -> ProcessState:
-        """Return what this process remembers of the deployment."""
+        """Return this process's state of the deployment."""
         return _STATES[self.wal.settings()]
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Publish the lineage of a run's steps when the run is over: without a daemon there is no sensor to do it."""
+        """Publish the lineage of a run's steps after the run: without a daemon no sensor does it."""
         if context.run is not None and self.state().held:
             self.get().lineage.publish_staged()
 

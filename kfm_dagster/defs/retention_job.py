@@ -1,4 +1,4 @@
-"""The job `retention`, which is `kfm retention run`, and the schedule that asks for it once a day."""
+"""The job `retention`, which is `kfm retention run`, and the schedule that requests it once a day."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -21,9 +21,9 @@ from kfm_dagster.storage.database import Database
 
 RETENTION_JOB = "retention"
 DAILY = "23 3 * * *"
-"""At night over the United States, off the hour at which everybody's jobs begin."""
+"""At night over the United States, off the hour at which most jobs start."""
 ACTOR = "nodd_retention"
-"""Who removes by the job, in the governance log, whoever asks for it: the policy decides what goes."""
+"""The job's actor in the governance log, whoever starts it: the policy decides what is removed."""
 
 
 def retention_job() -> dg.JobDefinition:
@@ -40,7 +40,7 @@ def retention_job() -> dg.JobDefinition:
             removed = _removed(context, pipeline.get().settings, pipeline.get().clock)
         except KfmError as error:
             raise dg.Failure(description=str(error), allow_retries=False) from None
-        context.add_output_metadata({kind: dg.MetadataValue.json(found) for kind, found in removed.items()})
+        context.add_output_metadata({kind: dg.MetadataValue.json(counts) for kind, counts in removed.items()})
         return removed
 
     return job_of(
@@ -52,7 +52,7 @@ def retention_job() -> dg.JobDefinition:
 
 
 def retention_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the schedule, switched on. It is given the resource itself, as the sensors are."""
+    """Return the schedule, switched on. It uses the resource itself, as the sensors do."""
 
     @dg.schedule(
         name="nodd_retention",
@@ -77,7 +77,7 @@ def _removed(context: dg.OpExecutionContext, settings: Settings, clock: Callable
         stack.callback(database.dispose)
         runs = OldRuns(instance=context.instance, database=database)
         retention = retention_of(settings, database, runs=runs, clock=clock)
-        for one in retention.run(actor=ACTOR):
-            removed[one.kind.value] = {"older": one.old, "removed": one.removed, "bytes": one.bytes}
-            context.log.info("%s: %s of %s that are older were removed", one.kind, one.removed, one.old)
+        for entry in retention.run(actor=ACTOR):
+            removed[entry.kind.value] = {"older": entry.old, "removed": entry.removed, "bytes": entry.bytes}
+            context.log.info("%s: %s of %s that are older were removed", entry.kind, entry.removed, entry.old)
     return removed

@@ -1,8 +1,8 @@
 """The processes of runs on this machine: a run whose process is gone has failed.
 
-The code server reports the death of a run that it started. When it dies with its runs, they stay "started" and keep
-their slots; sensors, which are evaluated beside the processes, then look here. Does not belong here: runs of other
-machines, after whom their launchers look (`dagster-k8s`, `dagster-aws`).
+The code server reports the death of a run that it started. If it dies with its runs, they stay "started" and keep
+their slots; sensors, which run on the same machine, then check here. Does not belong here: runs of other
+machines, which their launchers monitor (`dagster-k8s`, `dagster-aws`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import dagster as dg
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SERVER_TAG = ".dagster/grpc_info"
-"""Where the code server of a run listens; Dagster's default launcher writes it, and no other one."""
+"""The address of a run's code server; only Dagster's default launcher writes this tag."""
 
 
 def fail_lost_runs(instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]) -> bool:
@@ -27,7 +27,7 @@ def fail_lost_runs(instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]) 
         if pid is None or is_running(pid):
             continue
         lost = True
-        # A process that ended well has written so before it was gone.
+        # A process that ended well has recorded it before it was gone.
         current = instance.get_run_by_id(run.run_id)
         if current is not None and not current.is_finished:
             instance.report_run_failed(current, f"the run's process {pid} is gone")
@@ -39,14 +39,14 @@ def _pid(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
         return None
     for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
-        # The first is the run's own; steps that run in processes of their own come later.
+        # The first is the run's own; events of steps in processes of their own come later.
         if event is not None and "pid" in event.engine_event_data.metadata:
             return int(str(event.engine_event_data.metadata["pid"].value))
     return None
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process of this machine runs. A dead one that its parent has not waited for does not."""
+    """Return whether a process of this machine runs. A zombie, not yet waited for by its parent, does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -58,5 +58,5 @@ def is_running(pid: int) -> bool:
         # The state follows the name, which is in parentheses and may hold anything.
         return status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError, IndexError):
-        # No /proc on this system, or it ended meanwhile, which the next look will see.
+        # No /proc on this system, or it ended meanwhile, which the next check will see.
         return True

@@ -1,6 +1,6 @@
-"""Run requests: what the sensors ask Dagster for, from what was planned.
+"""Run requests: the sensors' requests to Dagster, from planned runs.
 
-Belongs here: configuration, tags and priority of a run, by its lane. Does not belong here: which runs are needed
+Belongs here: configuration, tags and priority of a run, by its lane. Does not belong here: planning runs
 (`ingest/plan.py`, `ingest/path_arrivals.py`, `recovery/backfill/days.py`).
 """
 
@@ -25,9 +25,9 @@ from kfm_dagster.recovery.backfill.days import ListingRequest
 
 PRIORITY_TAG = "dagster/priority"
 PRIORITIES: Mapping[Lane, str] = {Lane.LIVE: "10", Lane.BULK: "-10"}
-"""Of queued runs the highest number starts first; what a person starts has none, which is 0."""
+"""The queued run with the highest number starts first; a run started by a person has none, which is 0."""
 EVIDENCE_SECONDS = 600
-"""A case that a run could not give its evidence is asked for again after so long."""
+"""Seconds after which a run is requested again for a case whose evidence could not be collected."""
 
 
 def planned_run(run: PlannedRun) -> dg.RunRequest:
@@ -45,11 +45,11 @@ def listing_run(request: ListingRequest) -> dg.RunRequest:
 
 
 def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[dg.RunRequest], str]:
-    """Return the requests for the days whose beams are due, and why there is none."""
+    """Return the requests for the days whose beams are due, and the reason where there are none."""
     due = days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock())
     requests = [
         dg.RunRequest(
-            # A day's metadata are asked for once: nodd_ledger replays what fails.
+            # Each state of a day's metadata is requested once: nodd_ledger replays failures.
             run_key=f"{path_day.dataset}/{path_day.day}/{path_day.content_hash}",
             job_name=PATH_JOB,
             partition_key=path_day.day,
@@ -63,7 +63,7 @@ def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[d
 
 
 def evidence_runs(cases: QuarantineCases, *, at: datetime) -> list[dg.RunRequest]:
-    """Return the request for a run of the job where cases lack their evidence, named by the oldest of them."""
+    """Return the request for a run of the job where cases lack evidence, with the oldest case in its key."""
     turn = int(at.timestamp()) // EVIDENCE_SECONDS
     return [
         dg.RunRequest(run_key=f"{oldest.wal_id}@{oldest.version}/{turn}", job_name=EVIDENCE_JOB)

@@ -1,7 +1,7 @@
-"""Run storage: what Dagster says of the runs that are there, for planning runs and recovering claims.
+"""Run storage: Dagster's runs, for planning runs and recovering claims.
 
-Belongs here: questions to the instance, which a tick opens with its first one: what may have none is given the tick's
-context. Does not belong here: the answers' use (`defs/sensors.py`).
+Belongs here: queries of the instance. A tick opens it with its first query, so that functions that may need none take
+the tick's context. Does not belong here: the use of the answers (`defs/sensors.py`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ MAX_DOUBLINGS = 10
 MAX_PAUSE_SECONDS = 600.0
 """Longest pause between two runs of a partition whose runs all fail."""
 UNLEASED = timedelta(minutes=1)
-"""So long a worker's run may take from its first intent to its claims: milliseconds, where the machine keeps up."""
+"""Longest time of a worker's run from its first intent to its claims; normally milliseconds."""
 
 
 def run_slots(instance: dg.DagsterInstance) -> int | None:
-    """Return how many runs may be in progress at once, or None when nothing limits them."""
+    """Return the limit of runs in progress at once, or None without one."""
     queue = instance.get_concurrency_config().run_queue_config
     return None if queue is None or queue.max_concurrent_runs < 0 else queue.max_concurrent_runs
 
 
 def active_runs(instance: dg.DagsterInstance, *, claimed: Collection[str]) -> ActiveRuns:
-    """Count, by partition and lane, the queued and running runs, and those of them that will still claim.
+    """Count the queued and running runs by partition and lane, and the runs among them that have yet to claim.
 
     `claimed` are the root run ids that hold claims.
     """
@@ -52,16 +52,16 @@ def active_runs(instance: dg.DagsterInstance, *, claimed: Collection[str]) -> Ac
 
 
 def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
-    """Return the (backfill, day) of which a run is queued or running."""
+    """Return each (backfill, day) with a queued or running run."""
     return {(run.tags[BACKFILL_TAG], run.tags[PARTITION_TAG]) for run in _active(instance, BACKFILL_TAG)}
 
 
 class DeadRuns:
-    """Chooses, in one tick, the root run ids of which no run, original or re-execution, is active any more.
+    """Selects, in one tick, the root run ids without an active run, original or re-execution.
 
-    A run that Dagster does not know is a worker's, and only the ledger can tell of it. It is alive while it has a
-    lease; before it has claimed it has none, so it is dead once it has been seen without one for UNLEASED.
-    `unleased` says since when, from tick to tick.
+    A run that Dagster does not know is a worker's, known to the ledger only. It is alive while it has a lease. It has
+    none before its claims, so it is dead once it has been seen without one for UNLEASED; `unleased` keeps the times of
+    first sight from tick to tick.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class DeadRuns:
         self._seen: set[str] = set()
 
     def __call__(self, root_run_ids: Iterable[str]) -> list[str]:
-        """Return those of the runs that are dead."""
+        """Return the dead ones of the runs."""
         runs = list(root_run_ids)
-        # After the runs were found: one that has claimed since then is among them.
+        # Read after the run ids, so that it includes a run that has claimed since then.
         leased = self._leased() if runs else ()
         return [root for root in runs if self._is_dead(root, leased)]
 
     def forget_ended(self) -> None:
-        """Forget the runs of which nothing was left in this tick."""
+        """Forget the runs that this tick has not seen."""
         for root in self._unleased.keys() - self._seen:
             del self._unleased[root]
 
@@ -107,10 +107,10 @@ class DeadRuns:
 def cooling_down(
     context: dg.SensorEvaluationContext, *, now: datetime, interval_seconds: int
 ) -> Callable[[str, Lane], bool]:
-    """Return a function that tells whether a partition's runs of a lane keep failing, so that the next has to wait.
+    """Return a function: whether a partition's runs of a lane keep failing, so that the next one must wait.
 
-    The pause doubles with every failure in a row: something that fails every run (a database that is down, a disk that
-    is full) must not keep the machine busy starting runs. A listing that fails holds up no live run.
+    The pause doubles with every failure in a row: a fault that fails every run (a database that is down, a disk that
+    is full) must not keep the machine busy starting runs. A failing listing delays no live run.
     """
 
     def cooling(partition: str, lane: Lane) -> bool:
@@ -126,26 +126,26 @@ def cooling_down(
 
 
 def newest_run(instance: dg.DagsterInstance, partition: str) -> str:
-    """Return the newest run of a partition: another one when one more has been asked for.
+    """Return the newest run of a partition, which changes with every run requested.
 
-    How many there are would come back once retention has removed some, and with it a run_key that is there.
+    A count of runs would repeat once retention has removed some, and with it a run_key that still exists.
     """
-    found = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
-    return found[0] if found else ""
+    run_ids = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
+    return run_ids[0] if run_ids else ""
 
 
 def _runs(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Sequence[dg.DagsterRun]:
-    """Return runs, after those whose process is gone have been reported as failed."""
+    """Return runs, after reporting runs whose process is gone as failed."""
     runs = instance.get_runs(filters)
     return instance.get_runs(filters) if fail_lost_runs(instance, runs) else runs
 
 
 def _active(instance: dg.DagsterInstance, tag: str) -> list[dg.DagsterRun]:
-    """Return the queued and running runs of partitions that carry a tag."""
+    """Return the queued and running runs of partitions with a tag."""
     runs = _runs(instance, dg.RunsFilter(statuses=ACTIVE))
     return [run for run in runs if PARTITION_TAG in run.tags and tag in run.tags]
 
 
 def _key(run: dg.DagsterRun) -> LaneKey:
-    # Without the tag somebody started it by hand, from the asset graph: then it lists its day.
+    # A run without the tag was started by hand, from the asset graph: it lists its day.
     return run.tags[PARTITION_TAG], Lane(run.tags.get(LANE_TAG, Lane.BULK))

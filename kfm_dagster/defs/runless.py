@@ -1,7 +1,7 @@
-"""Runless reports: what a resident worker has stored, as asset events of a Dagster instance without a run.
+"""Runless reports: a resident worker's results as asset events of a Dagster instance, without a run.
 
-One event for each asset and batch, because an event takes 10 to 15 ms. Belongs here: reaching the instance, and what
-becomes of a report that it does not take. Does not belong here: what a materialisation shows (`display.py`).
+One event for each asset and batch, because an event takes 10 to 15 ms. Belongs here: reaching the instance, and
+handling failed reports. Does not belong here: the metadata of a materialisation (`display.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kfm_dagster.settings import environment
 from kfm_dagster.worker.resident import WorkedBatch
 
 PAUSE_SECONDS = 60.0
-"""How long nothing is reported after a failure: a storage that is away would keep each batch waiting."""
+"""Pause of reports after a failure: with the storage unavailable, each batch would wait for it."""
 
 
 class RunlessReports:
-    """Reports batches to the instance of a DAGSTER_HOME. A report that is not taken is a line, and costs no unit."""
+    """Reports batches to the instance of a DAGSTER_HOME. A failed report is a warning, and fails no unit."""
 
     def __init__(self, dagster_home: Path, pipeline: Pipeline, *, warn: Callable[[str], None]) -> None:
         self._home = dagster_home
@@ -42,7 +42,7 @@ class RunlessReports:
             self._unreported += 1
             return
         try:
-            # Dagster's storage is found by it.
+            # Dagster locates its storage by this variable.
             with environment({"DAGSTER_HOME": str(self._home)}):
                 self._report(batch)
         except Exception as error:
@@ -56,7 +56,7 @@ class RunlessReports:
             self._unreported = 0
 
     def close(self) -> None:
-        """Give the instance back."""
+        """Dispose of the instance."""
         if self._instance is not None:
             self._instance.dispose()
             self._instance = None

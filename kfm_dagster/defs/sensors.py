@@ -31,11 +31,11 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 
 
 def ticking_every(seconds: int) -> int:
-    """Return the minimum interval of a sensor that is to tick every so many seconds, in seconds.
+    """Return the minimum interval, in seconds, of a sensor that is to tick every `seconds`.
 
-    The daemon looks every five seconds (MIN_INTERVAL_LOOP_TIME of dagster._daemon.sensor) which sensors began their
-    last tick at least an interval ago. It comes a few milliseconds early as often as late, and of an interval of five
-    seconds that makes ten every other time; so the interval ends a second before the look that is meant.
+    Every five seconds (MIN_INTERVAL_LOOP_TIME of dagster._daemon.sensor), the daemon evaluates the sensors whose last
+    tick began at least an interval ago. It is a few milliseconds early as often as late, which would stretch every
+    other interval of five seconds to ten; so the interval ends a second before the intended evaluation.
     """
     return max(1, seconds - 1)
 
@@ -48,12 +48,12 @@ def ingest_sensors(
     wal: WalResource,
     jobs: "Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]",
 ) -> list[dg.SensorDefinition]:
-    """Return the sensors, switched on. They ask for runs of the given days, and say what waits in others.
+    """Return the sensors, switched on. They request runs of `days`, and report units that wait in other days.
 
-    `jobs` are those that `nodd_ledger` asks for: ingest, and evidence.
+    `jobs` are the jobs that `nodd_ledger` requests: ingest, and evidence.
 
-    They are given the resources themselves: Dagster would make them anew for every tick, which costs more than a tick
-    that finds nothing.
+    They use the resources themselves: Dagster would create resources anew for every tick, which costs more than an
+    idle tick.
     """
 
     @dg.sensor(
@@ -93,7 +93,7 @@ def ingest_sensors(
     @one_line
     def nodd_ledger(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened, state, ledger = pipeline.get(), pipeline.state(), wal.get()
-        # Before evidence, lineage and Items are written, and units keep their attempts while no run could store theirs.
+        # Before evidence, lineage and Items are written; units keep their attempts while no run could store results.
         state.ensure_ready(opened.settings, opened.database)
         say, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
         dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
@@ -104,7 +104,7 @@ def ingest_sensors(
         cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
         def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
-            # What appeared since the last tick may be the other sensor's, whose run is not asked for yet.
+            # Units that appeared since the last tick may be the other sensor's, which has yet to request their run.
             seen_before = set(json.loads(context.cursor or "[]"))
             context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
             return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
@@ -121,7 +121,7 @@ def ingest_sensors(
 
 
 def _to_log(context: dg.SensorEvaluationContext, level: int) -> Callable[[str], None]:
-    """Return a function that writes to the tick's log: Dagster opens its storage for it, so not before."""
+    """Return a function that writes to the tick's log, whose storage Dagster opens at the first line only."""
 
     def write(line: str) -> None:
         context.log.log(level, line)
@@ -138,14 +138,14 @@ def _plan(
     days: dg.PartitionsDefinition,
     off: KillSwitchPolicy,
 ) -> list[PlannedRun]:
-    """Plan runs over some of what waits in the given days and is on, within the limits of the lanes."""
+    """Plan runs over `chosen` pending units of `days` that no switch holds, within the limits of the lanes."""
     with requested.lock:
         if not pipeline.ledger.pending_by_partition():
             chosen(())
             requested.record(context.sensor_name, (), at=pipeline.clock())
             return []
         others = requested.by_others(context.sensor_name, at=pipeline.clock())
-        # Before what is pending: a run that ends in between would have taken what waits only by the earlier look.
+        # Read before the pending units: units that a run takes in between must not count as waiting for it.
         runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(others)
         on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
         waiting, unknown = of_known_days(on, days.has_partition_key)

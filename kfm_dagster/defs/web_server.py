@@ -1,11 +1,11 @@
-"""The web server of the Dagster UI: Dagster's own command, with a guard against pages of other sites.
+"""The web server of the Dagster UI: Dagster's own command, guarded against pages of other sites.
 
-Dagster's server has no login, and takes a mutation from any page that a visitor's browser has open. Run as
+Dagster's server has no login, and accepts a mutation from any page open in a visitor's browser. Run as
 
     python -m kfm_dagster.defs.web_server -h 127.0.0.1 -p 3000 -w workspace.yaml
 
-with the options of `dagster-webserver`. Does not belong here: what the guard refuses anywhere (`web_guard.py`); who
-starts the server (`deployment/local.py`, `deploy/`).
+with the options of `dagster-webserver`. Does not belong here: the guard's general rules (`web_guard.py`);
+starting the server (`deployment/local.py`, `deploy/`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.web_guard import Refusal, WebGuard, host_names
 
 main = dagster_webserver
-"""Dagster's command, by the name that commands of modules have here."""
+"""Dagster's command, under our name for commands of modules."""
 
 
 class DagsterGuard(WebGuard):
@@ -36,7 +36,7 @@ class DagsterGuard(WebGuard):
     @override
     def refusal(self, scope: Scope) -> Refusal | None:
         refused = super().refusal(scope)
-        # Wherever it stands in the path: a route also takes one that ends in a line feed, or begins with a prefix.
+        # Anywhere in the path: a route also matches a path that ends in a line feed or begins with a prefix.
         if refused is None and "/graphql" in scope["path"] and b"query" in parse_qs(scope["query_string"]):
             return HTTPStatus.METHOD_NOT_ALLOWED, "GraphQL is taken by POST, as application/json"
         return refused
