@@ -1,11 +1,11 @@
-"""GeoParquet: the Items of each day as tables beside the static catalog, for questions that no tree of files answers.
+"""GeoParquet: the Items of each day as tables beside the static catalog, for queries that a tree of files cannot serve.
 
     <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.parquet     rows, by stac-geoparquet 1.0.0
-    <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.json        which of them are the day's
+    <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.json        the day's list of its current parts
 
-A day is one file, or a large one and few small ones that wait to be merged into it (`parts.py`). No file is ever
-changed: what is new is written beside what stands, and the description of the day makes it stand (`days.py`). pyarrow
-takes 0.2 s to import, so only who follows or searches imports these modules.
+A day is one file, or a large file and a few small ones to be merged into it (`parts.py`). Files never change: new files
+are written beside the current ones, and the day's description makes them current (`days.py`). pyarrow takes 0.2 s to
+import, so only followers and searches import these modules.
 """
 
 from __future__ import annotations

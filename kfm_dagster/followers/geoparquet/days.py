@@ -1,8 +1,8 @@
-"""Days: which parts hold the Items of a day, as a description that is written after them and replaced by none.
+"""Days: the parts that hold the Items of a day, listed in a description that is written after them and never replaced.
 
-The day's newest description whose parts are all there is the day. One that a stalled writer brings late counts for
-nothing, for it is older, or its parts have been cleared away; a crash before a description leaves parts that nobody
-reads. Does not belong here: what is in a part (`parts.py`), who writes (`follower.py`).
+The newest description whose parts all exist defines the day. A stalled writer's late description has no effect: it is
+older, or its parts have been removed. A crash before a description leaves parts that no reader opens.
+Does not belong here: the content of parts (`parts.py`), writing (`follower.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = re.compile(r"(\d{4}-\d{2}-\d{2})-(\d{16})-[0-9a-f]{12}\.(?:json|parquet)
 
 
 def lost(what: str) -> DependencyUnavailableError:
-    """Return the error for files that are gone."""
+    """Return the error for missing files."""
     return DependencyUnavailableError(
         "files of a day's GeoParquet are not there", observed=what, next_step="kfm stac rebuild --place geoparquet"
     )
@@ -32,7 +32,7 @@ def lost(what: str) -> DependencyUnavailableError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Day:
-    """The Items of a day after the change `through`; together its parts hold each of them once."""
+    """The Items of a day after the change `through`; its parts hold each Item once."""
 
     day: str
     through: int = 0
@@ -57,50 +57,50 @@ class Day:
         return orjson.dumps(asdict(self) | {"items": self.rows}, option=orjson.OPT_SORT_KEYS)
 
     def name(self) -> str:
-        """Name of its description, which no other content has."""
+        """Return the name of its description, unique to the content."""
         return f"{self.prefix}-{hashlib.sha256(self.content()).hexdigest()[:12]}.json"
 
 
 def folder(collection: str, year: str) -> str:
-    """Folder of a year's files, below the catalog's root."""
+    """Return the folder of a year's files, below the catalog's root."""
     return f"{collection}/items/{year}"
 
 
 def years(publisher: Publisher, collection: str) -> list[str]:
-    """Return the years that a collection has files of, the earliest first. Raises PublishError."""
+    """Return the years of a collection's files, earliest first. Raises PublishError."""
     return sorted(name for name in publisher.folders(f"{collection}/items") if name.isdigit())
 
 
 def files_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the files of each day among the names of a folder."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """Group the file names of a folder by day."""
+    files: dict[str, list[str]] = defaultdict(list)
     for name in names:
         if match := _FILE.fullmatch(name):
-            found[match[1]].append(name)
-    return found
+            files[match[1]].append(name)
+    return files
 
 
 def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str]]) -> dict[str, Day]:
-    """Return the days of a folder that have a description, by day, of the files of each.
+    """Read the described days of a folder from the file names of each.
 
-    Raises PublishError, and DependencyUnavailableError where a day has descriptions of parts that are gone: files were
+    Raises PublishError, and DependencyUnavailableError if all descriptions of a day name missing parts: files were
     replaced after the folder was listed, or are lost.
     """
     described = {
         day: sorted((name for name in names if name.endswith(".json")), reverse=True) for day, names in files.items()
     }
     waiting = {day: names for day, names in described.items() if names}
-    found: dict[str, Day] = {}
-    while waiting := {day: names for day, names in waiting.items() if day not in found}:
-        if gone := [day for day, names in waiting.items() if not names]:
-            raise lost(f"{where}: {', '.join(gone)}")
+    days: dict[str, Day] = {}
+    while waiting := {day: names for day, names in waiting.items() if day not in days}:
+        if missing := [day for day, names in waiting.items() if not names]:
+            raise lost(f"{where}: {', '.join(missing)}")
         contents = publisher.read([f"{where}/{names[0]}" for names in waiting.values()])
         for day, names in waiting.items():
             content = contents.get(f"{where}/{names.pop(0)}")
-            stands = None if content is None else _DESCRIPTION.validate_json(content)
-            if stands is not None and {part.name for part in stands.parts} <= set(files[day]):
-                found[day] = stands
-    return found
+            candidate = None if content is None else _DESCRIPTION.validate_json(content)
+            if candidate is not None and {part.name for part in candidate.parts} <= set(files[day]):
+                days[day] = candidate
+    return days
 
 
 _DESCRIPTION = TypeAdapter(Day)

@@ -1,12 +1,12 @@
-"""The follower of the catalog that keeps the GeoParquet of each day.
+"""Catalog follower that keeps the GeoParquet of each day.
 
-A few Items are a small part of their own; parts in which an Item was updated or withdrawn are written again without it,
-so that every part is what it says, for every reader. Does not belong here: which parts are merged (`parts.py`), what
-makes them stand (`days.py`).
+A few new Items become a small part. Parts with an updated or withdrawn Item are rewritten without it, so that every
+reader of a part sees only current Items. Does not belong here: choosing parts to merge (`parts.py`), the day's
+description (`days.py`).
 
-A day that is being filled has few parts, because writing all of a large one again for each batch would cost more than
-the batch. Once others have brought as many changes as it has Items, it is written again as one: so each Item is written
-once more, however days are filled side by side.
+A day that is being filled has a few parts, because rewriting a large part for each batch would cost more than the
+batch. Once other days have brought as many changes as the day has Items, its parts are compacted into one: so each Item
+is written only once more, even if days are filled in parallel.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from kfm_dagster.followers.geoparquet.parts import PART_ROWS, DayPart, parquet_w
 from kfm_dagster.followers.geoparquet.rows import merged, to_table, without
 
 KEPT_IDS = 64
-"""Parts whose ids are kept in memory: 4 MB each at most. Parts never change."""
+"""Parts whose Item ids are cached in memory: 4 MB each at most. Parts never change."""
 MOST_ROWS = 4 * PART_ROWS
-"""Of a day that becomes one file: 80 MB. The largest day of a dataset that ships has 120,000 Items."""
+"""Maximum rows of a compacted day: 80 MB. The largest day of the datasets that ship has 120,000 Items."""
 
 
 class GeoParquet:
-    """Keeps, beside the catalog, the Items of each day as GeoParquet."""
+    """Keeps the Items of each day as GeoParquet beside the catalog."""
 
     name = "geoparquet"
     after: Sequence[str] = ()
@@ -47,7 +47,7 @@ class GeoParquet:
         self._ids: dict[str, pa.Array] = {}
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Bring the days of these Items up to date, each at once.
+        """Update the days of these Items, each atomically.
 
         Raises PublishError, and DependencyUnavailableError for lost files.
         """
@@ -55,81 +55,81 @@ class GeoParquet:
         for change in changes:
             by_year[change.partition[:4]][change.partition].append(change)
         for year, by_day in by_year.items():
-            where = folder(contract.stac.collection, year)
-            found = self._files(where)
-            files = {day: names for day, names in found.items() if day in by_day}
-            days = read_days(self._publisher, where, files)
-            for day, of_day in by_day.items():
-                stands = days.get(day, Day(day=day))
-                new = [change for change in of_day if change.change_id > stands.through]
+            directory = folder(contract.stac.collection, year)
+            files_by_day = self._files(directory)
+            files = {day: names for day, names in files_by_day.items() if day in by_day}
+            days = read_days(self._publisher, directory, files)
+            for day, day_changes in by_day.items():
+                current = days.get(day, Day(day=day))
+                new = [change for change in day_changes if change.change_id > current.through]
                 if new:
-                    self._write(where, stands, new)
+                    self._write(directory, current, new)
             if files:
-                self._clear(where, files)
-            quiet = {day: names for day, names in found.items() if day not in by_day}
-            self._compact(where, quiet, newest=max(by_day), through=changes[-1].change_id)
+                self._clear(directory, files)
+            unchanged = {day: names for day, names in files_by_day.items() if day not in by_day}
+            self._compact(directory, unchanged, newest=max(by_day), through=changes[-1].change_id)
 
     def forget(self, contract: DatasetContract) -> None:
-        """Take away all files of a collection. Raises PublishError."""
+        """Remove all files of a collection. Raises PublishError."""
         for year in years(self._publisher, contract.stac.collection):
-            where = folder(contract.stac.collection, year)
-            names = [name for of_day in self._files(where).values() for name in of_day]
-            # Descriptions first: no reader is left with one whose parts are gone.
-            self._remove(where, sorted(names, key=lambda name: name.endswith(".parquet")))
+            directory = folder(contract.stac.collection, year)
+            names = [name for day_files in self._files(directory).values() for name in day_files]
+            # Remove descriptions first, so that no reader finds one without its parts.
+            self._remove(directory, sorted(names, key=lambda name: name.endswith(".parquet")))
 
     def _write(self, where: str, stands: Day, changes: Sequence[ItemChange]) -> None:
-        """Write what the changes make of a day, the parts before the description that makes them stand."""
-        touched = pa.array([change.item_id for change in changes], pa.string())
-        hit = [part for part in stands.parts if pc.any(pc.is_in(self._ids_of(where, part), touched)).as_py()]
-        tables = [without(self._read(where, part), touched) for part in hit]
+        """Apply the changes to a day: write its parts, then its description."""
+        changed_ids = pa.array([change.item_id for change in changes], pa.string())
+        affected = [part for part in stands.parts if pc.any(pc.is_in(self._ids_of(where, part), changed_ids)).as_py()]
+        tables = [without(self._read(where, part), changed_ids) for part in affected]
         if items := [change.item for change in changes if change.item is not None]:
             tables.append(to_table(items))
-        others = [part for part in stands.parts if part not in hit]
-        again = to_merge(others, sum(table.num_rows for table in tables))
-        tables += [self._read(where, part) for part in again]
+        others = [part for part in stands.parts if part not in affected]
+        mergeable = to_merge(others, sum(table.num_rows for table in tables))
+        tables += [self._read(where, part) for part in mergeable]
         tables = [table for table in tables if table.num_rows]
         through = max(change.change_id for change in changes)
         new = dict(parts_of(ordered(merged(tables)), stands.after(through, ()).prefix)) if tables else {}
-        day = stands.after(through, [*(part for part in others if part not in again), *new])
+        day = stands.after(through, [*(part for part in others if part not in mergeable), *new])
         self._publish(where, day, {part.name: content for part, content in new.items()})
 
     def _publish(self, where: str, day: Day, new: Mapping[str, bytes]) -> None:
-        """Put the new parts of a day in their places, then the description that makes them stand."""
-        # A description that survives a power loss without its parts would be none.
+        """Publish the new parts of a day, then the description that makes them current."""
+        # Two calls: after a power loss, a description must not exist without its parts.
         for files in (new, {day.name(): day.content()}):
             publish(self._publisher, [{f"{where}/{name}": content for name, content in files.items()}])
 
     def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
-        """Let one day that is over, and that these changes leave alone, become one file where it is due.
+        """Compact one past day, untouched by these changes, into one file if that is due.
 
-        It is then a day after the change `through`, the last of those that are followed.
+        The compacted day is as of the change `through`, the last change that is followed.
         """
         before = (date.fromisoformat(newest) - timedelta(days=1)).isoformat()
-        over = [
+        past = [
             day for day, names in files.items() if day < before and sum(name.endswith(".parquet") for name in names) > 1
         ]
-        if not over:
+        if not past:
             return
-        # The one that has been left alone the longest; the number of its last change is in the names.
-        day = min(sorted(over), key=lambda one: max(files[one]).removeprefix(one))
-        stands = read_days(self._publisher, where, {day: files[day]}).get(day, Day(day=day))
-        if len(stands.parts) > 1 and stands.rows <= min(MOST_ROWS, through - stands.through):
-            merged_day = compacted(stands, [self._content(where, part) for part in stands.parts], through)
+        # The day unchanged for longest: file names contain the number of the last change.
+        day = min(sorted(past), key=lambda past_day: max(files[past_day]).removeprefix(past_day))
+        current = read_days(self._publisher, where, {day: files[day]}).get(day, Day(day=day))
+        if len(current.parts) > 1 and current.rows <= min(MOST_ROWS, through - current.through):
+            merged_day = compacted(current, [self._content(where, part) for part in current.parts], through)
             if merged_day is None:
                 return
-            stands, content = merged_day
-            self._publish(where, stands, {stands.parts[0].name: content})
-        if len(stands.parts) == 1:
-            # Also where a crash has kept it from being cleared.
+            current, content = merged_day
+            self._publish(where, current, {current.parts[0].name: content})
+        if len(current.parts) == 1:
+            # A crash may have prevented an earlier cleanup.
             self._clear(where, {day: files[day]})
 
     def _clear(self, where: str, files: Mapping[str, Sequence[str]]) -> None:
-        """Take away what no longer stands of days that had files: also what a crash or a stalled writer left."""
-        now = {day: names for day, names in self._files(where).items() if day in files}
-        days = read_days(self._publisher, where, now)
-        for day, names in now.items():
-            if (stands := days.get(day)) is not None:
-                kept = {stands.name(), *(part.name for part in stands.parts)}
+        """Remove the obsolete files of these days, also those that a crash or a stalled writer left."""
+        files_by_day = {day: names for day, names in self._files(where).items() if day in files}
+        days = read_days(self._publisher, where, files_by_day)
+        for day, names in files_by_day.items():
+            if (current := days.get(day)) is not None:
+                kept = {current.name(), *(part.name for part in current.parts)}
                 self._remove(where, [name for name in names if name not in kept])
 
     def _remove(self, where: str, names: Sequence[str]) -> None:
@@ -159,9 +159,9 @@ class GeoParquet:
 
 
 def compacted(stands: Day, contents: Sequence[bytes], through: int) -> tuple[Day, bytes] | None:
-    """Return a day with one part, and the bytes of it; None where its parts have no schema in common.
+    """Merge a day's parts into one and return it with its bytes; None without a common schema.
 
-    `contents` are those of the day's parts, in their order. Row groups come in the order of their first Item's time.
+    `contents` are the bytes of the day's parts, in their order. Row groups are ordered by the time of their first Item.
     """
     files = [pq.ParquetFile(pa.BufferReader(content)) for content in contents]
     try:
@@ -172,10 +172,10 @@ def compacted(stands: Day, contents: Sequence[bytes], through: int) -> tuple[Day
         ((group, file, at) for at, group in enumerate(part.groups))
         for part, file in zip(stands.parts, files, strict=True)
     )
-    groups = sorted(numbered, key=lambda one: (one[0].start, one[0].end, one[2]))
+    groups = sorted(numbered, key=lambda entry: (entry[0].start, entry[0].end, entry[2]))
     sink = pa.BufferOutputStream()
-    described = [orjson.loads(file.schema_arrow.metadata[b"geo"])["columns"]["geometry"] for file in files]
-    with parquet_writer(sink, schema, {kind for one in described for kind in one["geometry_types"]}) as writer:
+    geometries = [orjson.loads(file.schema_arrow.metadata[b"geo"])["columns"]["geometry"] for file in files]
+    with parquet_writer(sink, schema, {kind for entry in geometries for kind in entry["geometry_types"]}) as writer:
         for _, file, at in groups:
             rows = pa.concat_tables(
                 [schema.empty_table(), file.read_row_group(at).replace_schema_metadata()], promote_options="permissive"

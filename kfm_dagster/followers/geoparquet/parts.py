@@ -1,9 +1,9 @@
-"""Parts: the Parquet files of a day, what stands in which, and which of them are merged when some come.
+"""Parts: the Parquet files of a day, their row groups, and the parts to merge when Items are added.
 
-A part is written once, in order, in row groups of bounded size whose boxes and times stand beside it, so that a search
-knows what to read before it opens one. Sizes of parts fall by half at least from one to the next, so a day of 100,000
-Items has some ten at most, and an Item is written again once for each doubling. Does not belong here: which parts are
-a day's (`days.py`).
+A part is written once, in order, in row groups of bounded size. Their boxes and times are recorded outside the file, so
+a search selects row groups before it opens it. Each part has at most half the rows of the next larger one: a day of
+100,000 Items has some ten parts at most, and an Item is rewritten once for each doubling.
+Does not belong here: the list of a day's parts (`days.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kfm_dagster.followers.geoparquet.rows import BBOX, TIME
 MEDIA_TYPE = "application/vnd.apache.parquet"
 """IANA's media type of Parquet (2024)."""
 GROUP_ROWS = 1_024
-"""Rows of a row group: about 300 kB of Items, the least that a request to a store is worth."""
+"""Rows of a row group: about 300 kB of Items, the least worth a request to a store."""
 PART_ROWS = 65_536
-"""Rows of a part at most: 20 MB, which an update of one Item in it writes again in a second."""
+"""Maximum rows of a part: 20 MB, which an update of one Item rewrites in a second."""
 WHOLE_ROWS = 4_096
-"""Rows up to which a day is always one file: they are written in 50 ms."""
+"""Rows up to which a day is always one file: writing them takes 50 ms."""
 GEOPARQUET_VERSION, STAC_GEOPARQUET_VERSION = "1.1.0", "1.0.0"
 
 _SIMPLE = (pa.types.is_string, pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp)
@@ -39,10 +39,10 @@ Bbox = tuple[float, float, float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowGroup:
-    """What a row group reaches over; times are RFC 3339.
+    """Extent of a row group; times are RFC 3339.
 
-    The box is (west, south, east, north), from -180 to 180 where an Item crosses the antimeridian, None where none has
-    a box.
+    The box is (west, south, east, north): from -180 to 180 if an Item crosses the antimeridian, None if no Item has a
+    box.
     """
 
     rows: int
@@ -66,12 +66,12 @@ class DayPart:
 
 
 def parts_of(table: pa.Table, prefix: str) -> Iterator[tuple[DayPart, bytes]]:
-    """Cut ordered rows into parts, named by the prefix and what they hold, with the bytes of each."""
+    """Split ordered rows into parts, named by prefix and digest, and yield each with its bytes."""
     for first in range(0, table.num_rows, PART_ROWS):
         rows = table.slice(first, PART_ROWS)
         content = parquet(rows)
         name = f"{prefix}-{hashlib.sha256(content).hexdigest()[:12]}.parquet"
-        groups = tuple(_group(rows.slice(at, GROUP_ROWS)) for at in range(0, rows.num_rows, GROUP_ROWS))
+        groups = tuple(_group(rows.slice(start, GROUP_ROWS)) for start in range(0, rows.num_rows, GROUP_ROWS))
         yield DayPart(name=name, size=len(content), groups=groups), content
 
 
@@ -87,7 +87,7 @@ def parquet(table: pa.Table) -> bytes:
 
 
 def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Iterable[str]) -> pq.ParquetWriter:
-    """Open a GeoParquet file; without a CRS, coordinates are longitude and latitude (OGC:CRS84)."""
+    """Open a GeoParquet file without a CRS: coordinates are longitude and latitude (OGC:CRS84)."""
     geometry = {
         "encoding": "WKB",
         "geometry_types": sorted(geometry_types),
@@ -99,16 +99,16 @@ def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Itera
         sink,
         schema.with_metadata(metadata),
         compression="zstd",
-        # Statistics of what is asked for; those of assets would make the footer as long as the rows.
+        # Statistics only of queried columns; those of assets would make the footer as long as the rows.
         write_statistics=[f"bbox.{name}" for name in BBOX]
-        + [one.name for one in schema if any(is_kind(one.type) for is_kind in _SIMPLE)],
+        + [field.name for field in schema if any(is_kind(field.type) for is_kind in _SIMPLE)],
     )
 
 
 def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
-    """Return those of the parts that are written again together with so many other rows.
+    """Return the parts to rewrite when adding `rows` rows.
 
-    All up to WHOLE_ROWS; else each that has fewer rows than everything smaller together.
+    All of them up to WHOLE_ROWS in total; else each part with at most the rows of everything smaller together.
     """
     if rows == 0 and len(parts) < 2:
         return []
@@ -127,11 +127,11 @@ def _group(rows: pa.Table) -> RowGroup:
     west, south, east, north = boxes(rows)
     box: Bbox | None = None
     if not np.isnan(west).all():
-        whole = bool(np.any(west > east))
+        crosses = bool(np.any(west > east))
         box = (
-            -180.0 if whole else float(np.nanmin(west)),
+            -180.0 if crosses else float(np.nanmin(west)),
             float(np.nanmin(south)),
-            180.0 if whole else float(np.nanmax(east)),
+            180.0 if crosses else float(np.nanmax(east)),
             float(np.nanmax(north)),
         )
     first, last = times(rows, "start_datetime").min(), times(rows, "end_datetime").max()

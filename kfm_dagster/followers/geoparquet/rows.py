@@ -1,8 +1,8 @@
-"""Rows: STAC Items as an Arrow table by the stac-geoparquet specification 1.0.0, and the same Items back again.
+"""Rows: STAC Items as an Arrow table by the stac-geoparquet specification 1.0.0, and back to the same Items.
 
-Properties are columns, `bbox` is a struct, times are timestamps, an object is a struct of its members. What columns
-cannot tell stands beside them: `kfm:null` names the properties that are null, and `kfm:item` is the Item as text where
-more is lost (a name with values of several types, a null further down). Both are there only where they say something.
+Properties are columns, `bbox` is a struct, times are timestamps, an object is a struct of its members. Two columns hold
+what these lose, and exist only if needed: `kfm:null` names the properties that are null, and `kfm:item` has the Item as
+text if more is lost (a name with values of several types, a nested null).
 Pure. Does not belong here: the order of rows (`order.py`), files (`parts.py`).
 """
 
@@ -27,7 +27,7 @@ TIMES = frozenset({
 })  # fmt: skip
 """Properties that are timestamps (STAC common metadata, timestamps extension)."""
 OPEN = frozenset({"grib:layers", "cube:variables"})
-"""Objects whose keys are data: as structs, HRRR and GFS would have thousands of columns. They are maps."""
+"""Objects whose keys are data. They are maps: as structs, HRRR and GFS would have thousands of columns."""
 BBOX = ("xmin", "ymin", "xmax", "ymax")
 """GeoParquet 1.1, "Bounding Box Columns"."""
 NULLS, WHOLE = "kfm:null", "kfm:item"
@@ -35,14 +35,14 @@ NULLS, WHOLE = "kfm:null", "kfm:item"
 _MEMBERS = ("stac_version", "stac_extensions", "id", "collection", "links", "assets")
 _KNOWN = frozenset({*_MEMBERS, "type", "bbox", "geometry", "properties"})
 _RESERVED = frozenset({*_KNOWN, NULLS, WHOLE})
-"""Names that no column of a property may have."""
+"""Names that a property's column may not have."""
 TIME = pa.timestamp("us", tz="UTC")
 _UNTYPED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""What pyarrow raises for values that have no type in common."""
+"""Errors that pyarrow raises for values without a common type."""
 
 
 def to_table(items: Sequence[Item]) -> pa.Table:
-    """Return a row for each Item, in their order. Every Item comes back equal by `to_items`."""
+    """Return one row per Item, in their order. `to_items` restores every Item unchanged."""
     lossy: set[int] = set()
     columns: dict[str, pa.Array] = {
         "stac_version": pa.array([item.get("stac_version") for item in items], pa.string()),
@@ -81,30 +81,30 @@ def to_table(items: Sequence[Item]) -> pa.Table:
 
 
 def to_items(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the Items of a table, in the order of its rows."""
+    """Return the Items of a table, in row order."""
     rows = table.drop_columns(["geometry"]).to_pylist(maps_as_pydicts="strict")
     shapes = shapely.to_geojson(shapely.from_wkb(table["geometry"].to_numpy()))
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     for row, shape in zip(rows, shapes, strict=True):
         whole = row.pop(WHOLE, None)
         if whole is not None:
-            found.append(orjson.loads(whole))
+            items.append(orjson.loads(whole))
         else:
-            found.append(_item(row, None if shape is None else orjson.loads(shape)))
-    return found
+            items.append(_item(row, None if shape is None else orjson.loads(shape)))
+    return items
 
 
 def merged(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows of all tables in one, whose columns are those of any."""
+    """Concatenate tables; the result has the columns of all of them."""
     try:
         return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     except _UNTYPED:
-        # One name with values of several types: the Items are laid out again.
+        # A column has values of several types: convert the Items again.
         return to_table([item for table in tables for item in to_items(table)])
 
 
 def without(table: pa.Table, item_ids: pa.Array) -> pa.Table:
-    """Return a table without the Items of these ids."""
+    """Return the table without the Items of these ids."""
     return table.filter(pc.invert(pc.is_in(table["id"], value_set=item_ids)))
 
 
@@ -124,12 +124,12 @@ def _item(row: dict[str, Any], geometry: Any) -> dict[str, Any]:
 
 
 def _present(value: Any) -> Any:
-    """Undo what a struct adds: members that an object does not have."""
+    """Remove the null members that a struct adds to an object."""
     match value:
         case dict():
-            return {name: _present(one) for name, one in value.items() if one is not None}
+            return {name: _present(member) for name, member in value.items() if member is not None}
         case list():
-            return [_present(one) for one in value]
+            return [_present(member) for member in value]
         case datetime():
             return rfc3339(value)
         case _:
@@ -137,18 +137,18 @@ def _present(value: Any) -> Any:
 
 
 def _by_name(rows: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
-    """Turn objects into columns: the values of each name, None where an object has none."""
-    found: dict[str, list[Any]] = {}
+    """Turn objects into columns: the values of each name, None for objects without it."""
+    columns: dict[str, list[Any]] = {}
     for position, row in enumerate(rows):
         for name, value in (row or {}).items():
-            if name not in found:
-                found[name] = [None] * len(rows)
-            found[name][position] = value
-    return found
+            if name not in columns:
+                columns[name] = [None] * len(rows)
+            columns[name][position] = value
+    return columns
 
 
 def _assets(values: Sequence[Mapping[str, Any]], lossy: set[int]) -> pa.Array:
-    # Parquet has no struct without members, which is what no Items would have.
+    # Parquet has no struct without members, so assets without any get the member DATA_ASSET.
     by_key = _by_name(values) or {DATA_ASSET: [None] * len(values)}
     return _structs({key: _asset(rows, lossy) for key, rows in by_key.items()}, [False] * len(values))
 
@@ -166,7 +166,7 @@ def _structs(fields: Mapping[str, pa.Array], absent: Sequence[bool]) -> pa.Array
 def _field(name: str, values: Sequence[Any], lossy: set[int]) -> pa.Array:
     if name in OPEN and all(value is None or isinstance(value, dict) for value in values):
         try:
-            kind = _kind([one for value in values for one in (value or {}).values()])
+            kind = _kind([member for value in values for member in (value or {}).values()])
             pairs = [None if value is None else list(value.items()) for value in values]
             return pa.array(pairs, pa.map_(pa.string(), kind))
         except _UNTYPED:
@@ -175,7 +175,7 @@ def _field(name: str, values: Sequence[Any], lossy: set[int]) -> pa.Array:
 
 
 def _column(values: Sequence[Any], lossy: set[int]) -> pa.Array:
-    """Return values in the type that they have in common; as JSON, which is not the same, where they have none."""
+    """Return values in their common type; without one, as JSON, which is lossy."""
     try:
         return pa.array(values, _kind(values))
     except _UNTYPED:
@@ -188,7 +188,7 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:
-    """Return a type that Parquet has: text where nothing but null was seen. Raises ArrowInvalid for empty objects."""
+    """Return a type that Parquet has: text for nulls only. Raises ArrowInvalid for empty objects."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):
@@ -196,7 +196,7 @@ def _storable(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         if kind.num_fields == 0:
             raise pa.ArrowInvalid("an object without members")
-        return pa.struct([pa.field(one.name, _storable(one.type)) for one in kind])
+        return pa.struct([pa.field(member.name, _storable(member.type)) for member in kind])
     return kind
 
 
@@ -217,12 +217,12 @@ def _times(values: Sequence[Any], lossy: set[int]) -> pa.Array:
 
 
 def _geometries(values: Sequence[Any], lossy: set[int]) -> pa.Array:
-    """Return geometries as ISO WKB; most Items of a dataset share theirs, so each is written once."""
+    """Return geometries as ISO WKB; each distinct one is converted once, as most Items share theirs."""
     texts = [None if value is None else orjson.dumps(value, option=orjson.OPT_SORT_KEYS) for value in values]
-    given = list(dict.fromkeys(text for text in texts if text is not None))
-    shapes = shapely.from_geojson(given, on_invalid="ignore")
-    binary = dict(zip(given, shapely.to_wkb(shapes, flavor="iso"), strict=True))
-    again = dict(zip(given, shapely.to_geojson(shapes), strict=True))
-    differing = {text for text in given if again[text] is None or orjson.loads(again[text]) != orjson.loads(text)}
+    unique = list(dict.fromkeys(text for text in texts if text is not None))
+    shapes = shapely.from_geojson(unique, on_invalid="ignore")
+    binary = dict(zip(unique, shapely.to_wkb(shapes, flavor="iso"), strict=True))
+    back = dict(zip(unique, shapely.to_geojson(shapes), strict=True))
+    differing = {text for text in unique if back[text] is None or orjson.loads(back[text]) != orjson.loads(text)}
     lossy |= {position for position, text in enumerate(texts) if text in differing}
     return pa.array([None if text is None else binary[text] for text in texts], pa.binary())

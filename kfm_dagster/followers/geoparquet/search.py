@@ -1,7 +1,7 @@
-"""Searching: the Items of collections by time, box and properties, from no more of their files than can hold them.
+"""Searching: the Items of collections by time, box and properties, reading only row groups that may hold matches.
 
-The descriptions of the days say which row groups are worth reading; DuckDB says which of their rows are meant. Boxes
-may cross the antimeridian, the asked one as any Item's. Does not belong here: how an answer is shown (`cli/items.py`).
+The descriptions of the days select the row groups to read; DuckDB selects the matching rows. The boxes of the query and
+of Items may cross the antimeridian. Does not belong here: presentation of results (`cli/items.py`).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from kfm_dagster.followers.geoparquet.rows import TIME
 from kfm_dagster.storage.set_questions import ask
 
 TRIES = 3
-"""Times that a day is looked for whose files were replaced meanwhile."""
+"""Attempts to read a day whose files are replaced meanwhile."""
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {"=": pc.equal, "<": pc.less, ">": pc.greater}
 OPERATORS = tuple(_COMPARISONS)
 
 
 PropertyCondition: TypeAlias = tuple[str, str, str]
-"""Name of a property, one of OPERATORS, and a value as text of whatever type the property has.
+"""Name of a property, one of OPERATORS, and a value as text, which is cast to the property's type.
 
-A property that is a list meets `=` where the value is in it. One that an Item does not have meets nothing.
+A list property meets `=` if it contains the value. A property that an Item lacks meets no condition.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """Which Items are meant: those that meet all of it. Times are inclusive; west > east crosses the antimeridian."""
+    """Filter of Items that must all be met. Times are inclusive; west > east crosses the antimeridian."""
 
     start: datetime | None = None
     end: datetime | None = None
@@ -49,13 +49,13 @@ class Wanted:
 
 
 def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> Iterator[pa.Table]:
-    """Give tables of the Items that are meant, collection by collection and day by day (`rows.to_items`).
+    """Yield tables of the matching Items by collection and day (`rows.to_items`).
 
-    Raises PublishError, and DependencyUnavailableError where files are missing for good.
+    Raises PublishError, and DependencyUnavailableError if files stay missing.
     """
     for collection in collections:
         for year in years(publisher, collection):
-            # What is summed until New Year is kept under the new one.
+            # An accumulation that ends at New Year is filed under the new year.
             if wanted.end is None or int(year) <= wanted.end.year + 1:
                 where = folder(collection, year)
                 for _, day in sorted(_days(publisher, where).items()):
@@ -63,23 +63,20 @@ def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> 
 
 
 def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
-    """Return what Items of the newest day of each collection can be asked for by name.
-
-    Raises as `search` does.
-    """
-    found: set[str] = set()
+    """Return the property names of the newest day of each collection. Raises as `search` does."""
+    names: set[str] = set()
     for collection in collections:
         for where in reversed([folder(collection, year) for year in years(publisher, collection)]):
             if days := [day for _, day in sorted(_days(publisher, where).items()) if day.parts]:
                 newest = days[-1].parts[-1]
                 with publisher.open(f"{where}/{newest.name}", size=newest.size) as file:
-                    found.update(pq.read_schema(file).names)
+                    names.update(pq.read_schema(file).names)
                 break
-    return found
+    return names
 
 
 def _days(publisher: Publisher, where: str) -> dict[str, Day]:
-    """Return the days of a folder, listed again where somebody has cleared away what was listed."""
+    """Return the days of a folder; list it again if listed files are removed meanwhile."""
     for _ in range(TRIES - 1):
         with suppress(DependencyUnavailableError):
             return read_days(publisher, where, files_of(publisher.names(where)))
@@ -87,7 +84,7 @@ def _days(publisher: Publisher, where: str) -> dict[str, Day]:
 
 
 def _of_day(publisher: Publisher, where: str, day: Day, wanted: Wanted) -> list[pa.Table]:
-    """Return what is meant of one state of a day: the next one where parts are cleared away meanwhile."""
+    """Return the matches in one state of a day; use its next state if parts are removed meanwhile."""
     for _ in range(TRIES - 1):
         try:
             return list(_of_parts(publisher, where, day, wanted))
@@ -116,7 +113,7 @@ def _may_hold(group: RowGroup, wanted: Wanted) -> bool:
 
 
 def _meet(one: Bbox, other: Bbox) -> bool:
-    """Tell whether a box that crosses no antimeridian has something in common with one that may."""
+    """Return whether two boxes intersect; only `other` may cross the antimeridian."""
     (west, south, east, north), (other_west, other_south, other_east, other_north) = one, other
     if south > other_north or north < other_south:
         return False
@@ -143,20 +140,20 @@ def _matching(rows: pa.Table, wanted: Wanted) -> pa.Table:
 
 
 def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:
-    """Return which rows meet a condition; none where the property is of a type that the value is not of."""
+    """Return which rows meet a condition; none if the value cannot have the property's type."""
     name, operator, value = condition
-    never = pa.array([False] * rows.num_rows, pa.bool_())
+    no_rows = pa.array([False] * rows.num_rows, pa.bool_())
     if name not in rows.column_names:
-        return never
+        return no_rows
     column = rows[name].combine_chunks()
     compare = _COMPARISONS[operator]
-    listed = pa.types.is_list(column.type)
-    values = column.flatten() if listed else column
+    is_list = pa.types.is_list(column.type)
+    values = column.flatten() if is_list else column
     try:
-        found = pc.fill_null(compare(values, pa.scalar(value).cast(values.type)), False)  # noqa: FBT003
+        hits = pc.fill_null(compare(values, pa.scalar(value).cast(values.type)), False)  # noqa: FBT003
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return never
-    if not listed:
-        return found
-    owners = pc.list_parent_indices(column).filter(found)
+        return no_rows
+    if not is_list:
+        return hits
+    owners = pc.list_parent_indices(column).filter(hits)
     return pc.is_in(pa.array(range(rows.num_rows), owners.type), value_set=owners)
