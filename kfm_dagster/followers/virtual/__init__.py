@@ -1,4 +1,4 @@
-"""Virtual Zarr stores: for each collection and day, the Items that stand as cubes of references to their objects.
+"""Virtual Zarr stores: the current Items of each collection and day as cubes of references to their objects.
 
 `VirtualZarr` is a follower of the catalog (`catalog/changes.py`), `references.py` the format.
 """

@@ -1,13 +1,13 @@
-"""A day's virtual stores where readers find them: documents under names of their own, and a list that is replaced last.
+"""A day's virtual stores as published: documents under unique names, and a list that is replaced last.
 
     <collection>/days.json                                   days that have a list
     <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             the day's stores, by name
     <collection>/<YYYY>/<YYYY-MM-DD>/<name>.<hash>.json      a store: references (`references.py`)
 
-A document never changes: another content has another name. So a reader has all stores of a day before a change, or all
-of them after it, and a writer that dies before the list is replaced leaves files that nobody finds.
+A document never changes: other content has another name. So a reader sees all stores of a day before a change, or all
+of them after it. A writer that dies before the list is replaced leaves files that no reader opens.
 
-Belongs here: reading and publishing. Does not belong here: which steps a store has (`follower.py`).
+Belongs here: reading and publishing. Does not belong here: the choice of a store's steps (`follower.py`).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class DayOfStores:
 
     def content(self, one: Listed) -> bytes:
         """Return the document of a store of the list. Raises FollowError and PublishError."""
-        found = self._at(one.href)
-        if found is None:
+        document = self._at(one.href)
+        if document is None:
             raise FollowError(
                 observed=f"{self._folder}/{one.href} is gone", next_step="kfm stac rebuild --place virtual-zarr"
             )
-        return found
+        return document
 
     def put(self, name: str, store: VirtualCube) -> Listed:
-        """Write a store's document, which no reader finds before the list is published. Raises PublishError."""
+        """Write a store's document, unseen until the list is published. Raises PublishError."""
         content = to_document(store)
         href = f"{name}.{hashlib.sha256(content).hexdigest()[:_HASH]}.json"
         publish(self._publisher, [{f"{self._folder}/{href}": content}])
@@ -73,20 +73,20 @@ class DayOfStores:
         )
 
     def publish(self, listed: Iterable[Listed]) -> None:
-        """Replace the list, then remove what neither this one nor the one before names.
+        """Replace the list, then remove the documents that neither it nor the previous list names.
 
         Raises FollowError and PublishError.
 
-        A reader of the list before still finds its documents, until the next one is published.
+        A reader of the previous list still finds its documents, until the next one is published.
         """
-        new = sorted(listed, key=lambda one: (one.name, one.start, one.href))
+        new = sorted(listed, key=lambda entry: (entry.name, entry.start, entry.href))
         if new == self.listed:
             return
         if self._at(LIST) != self._content:
             raise FollowError(observed=f"{self._folder}/{LIST} was replaced meanwhile", next_step="it is tried again")
         document = {"collection": self._collection, "day": self._day, "stores": new}
         publish(self._publisher, [{f"{self._folder}/{LIST}": orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
-        named = {LIST, *(one.href for one in (*new, *self.listed))}
+        named = {LIST, *(entry.href for entry in (*new, *self.listed))}
         names = self._publisher.names(self._folder)
         self._publisher.remove([f"{self._folder}/{name}" for name in names if name not in named])
         self.listed = new
@@ -100,14 +100,14 @@ _STORES = TypeAdapter(list[Listed])
 
 
 def days_of(publisher: Publisher, collection: str) -> list[str]:
-    """Return the days of a collection that have a list, or were about to have one. Raises PublishError."""
+    """Return the days of a collection that have a list, or were about to. Raises PublishError."""
     path = f"{collection}/{DAYS}"
     content = publisher.read([path]).get(path)
     return [] if content is None else list(orjson.loads(content)["days"])
 
 
 def add_days(publisher: Publisher, collection: str, days: Iterable[str]) -> None:
-    """Note days before they have stores, so that a rebuild finds them. Raises PublishError."""
+    """Record days before they have stores, so that a rebuild finds them. Raises PublishError."""
     known = days_of(publisher, collection)
     if new := set(days) - set(known):
         document = {"collection": collection, "days": sorted({*known, *new})}
@@ -115,7 +115,7 @@ def add_days(publisher: Publisher, collection: str, days: Iterable[str]) -> None
 
 
 def forget(publisher: Publisher, collection: str) -> None:
-    """Remove every list, then every document, of a collection. Raises PublishError."""
+    """Remove all lists, then all documents, of a collection. Raises PublishError."""
     folders = [f"{collection}/{day[:4]}/{day}" for day in days_of(publisher, collection)]
     publisher.remove([f"{folder}/{LIST}" for folder in folders])
     for folder in folders:
@@ -124,7 +124,7 @@ def forget(publisher: Publisher, collection: str) -> None:
 
 
 def store_of(content: bytes, href: str) -> VirtualCube:
-    """Return the store of a document. Raises FollowError for one that is not ours."""
+    """Parse a store's document. Raises FollowError for a document of another format."""
     try:
         return from_document(content)
     except (ValueError, KeyError, TypeError) as error:

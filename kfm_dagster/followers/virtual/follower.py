@@ -1,8 +1,7 @@
-"""The catalog's follower that keeps virtual Zarr stores: the Items that stand, as steps of the stores of their day.
+"""Catalog follower that keeps virtual Zarr stores: current Items as steps of the stores of their day.
 
-Belongs here: which Items go to which store, which steps of a store stay or leave, and in which order a batch of changes
-is worked off. Does not belong here: reading objects (`index.py`), documents (`references.py`) and their places
-(`day.py`).
+Belongs here: assigning Items to stores, the steps of a store that stay or leave, and the order of work on a batch of
+changes. Does not belong here: reading objects (`index.py`), documents (`references.py`) and their places (`day.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from kfm_dagster.storage.objects import ObjectStores
 _LOG = logging.getLogger(__name__)
 
 STORES_AT_ONCE = 8
-"""Stores that are worked on side by side; the largest takes some 100 MB while it is."""
+"""Stores that are updated in parallel; the largest takes some 100 MB meanwhile."""
 READS_AT_ONCE = 32
-"""Objects whose indexes are read side by side."""
+"""Objects whose indexes are read in parallel."""
 
 
 class VirtualZarrSource(FollowerSource):
@@ -49,8 +48,8 @@ class VirtualZarrSource(FollowerSource):
 class VirtualZarr:
     """Keeps virtual stores below a publisher's root.
 
-    `report` counts what the last `follow` did: Items `added` and `removed`, Items `left_out` because no store can refer
-    to their object, and fields `refused` by a store that has the rest of the object. Each of the latter two is logged.
+    `report` counts the results of the last `follow`: Items `added` and `removed`, Items `left_out` because no store can
+    refer to their object, and fields `refused` of objects that are added. Each of the latter two is logged.
     """
 
     name = "virtual-zarr"
@@ -62,10 +61,10 @@ class VirtualZarr:
         self.report: Counter[str] = Counter()
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Bring the stores of a collection in line with these Items. Raises FollowError and PublishError.
+        """Update the stores of a collection with these Items. Raises FollowError and PublishError.
 
-        What the store of an object does not answer for is left for the next time; all else is published, and costs no
-        request again.
+        Items whose object store does not answer are left for the next call; all others are published, and need no
+        further request.
         """
         self.report = Counter()
         if not contract.virtual:
@@ -73,13 +72,13 @@ class VirtualZarr:
         by_day: dict[str, list[ItemChange]] = defaultdict(list)
         for change in changes:
             by_day[change.partition].append(change)
-        failures = [failure for day, of_day in sorted(by_day.items()) for failure in self._day(contract, day, of_day)]
+        failures = [failure for day, daily in sorted(by_day.items()) for failure in self._day(contract, day, daily)]
         _LOG.info("virtual-zarr of %s: %s", contract.stac.collection, dict(self.report))
         if failures:
             raise failures[0]
 
     def forget(self, contract: DatasetContract) -> None:
-        """Remove every store of a collection. Raises PublishError."""
+        """Remove all stores of a collection. Raises PublishError."""
         days.forget(self._publisher, contract.stac.collection)
 
     def _day(self, contract: DatasetContract, day: str, of_day: Sequence[ItemChange]) -> list[FollowError]:
@@ -89,11 +88,11 @@ class VirtualZarr:
             items[name].append(change)
             rules[change.item_id] = rule
         gone = {change.item_id for change in of_day if change.item is None}
-        here = DayOfStores(self._publisher, collection=contract.stac.collection, day=day)
+        published = DayOfStores(self._publisher, collection=contract.stac.collection, day=day)
         listed: dict[str, list[Listed]] = defaultdict(list)
-        for one in here.listed:
-            listed[one.name].append(one)
-        # Nothing says in which store a withdrawn Item is, so each is looked at.
+        for entry in published.listed:
+            listed[entry.name].append(entry)
+        # A withdrawn Item may be in any store, so each is searched.
         names = items.keys() | (listed.keys() if gone else set())
         if not names:
             return []
@@ -107,27 +106,27 @@ class VirtualZarr:
                     return error
 
             def work(name: str) -> tuple[list[Listed], Counter[str], list[FollowError]]:
-                stores = _to_change(here, listed[name], items.get(name, []), gone)
+                stores = _to_change(published, listed[name], items.get(name, []), gone)
                 known = {step.item_id: step.content_sha256 for _, store in stores for step in store.steps}
-                # An Item whose content a store has already is not read again.
+                # Do not reread an Item whose content a store has already.
                 new = [item for item in items.get(name, []) if known.get(item.item_id) != item.content_sha256]
                 frames, steps, report, failures = _sorted_out(readers.map(with_context(read), new))
-                # Whatever becomes of a new object, no Item stands for the old one.
+                # The old object's step leaves in any case, even if the new object cannot be read.
                 leaving = {*gone, *(item.item_id for item in new)}
                 report["removed"] = len(leaving & known.keys())
-                untouched = [one for one in listed[name] if all(one is not changing for changing, _ in stores)]
-                return [*untouched, *_changed(here, name, stores, leaving, frames, steps)], report, failures
+                untouched = [entry for entry in listed[name] if all(entry is not changing for changing, _ in stores)]
+                return [*untouched, *_changed(published, name, stores, leaving, frames, steps)], report, failures
 
             results = list(pool.map(with_context(work), sorted(names)))
-        unchanged = [one for name in listed.keys() - names for one in listed[name]]
-        here.publish([*unchanged, *(one for of_name, *_ in results for one in of_name)])
+        unchanged = [entry for name in listed.keys() - names for entry in listed[name]]
+        published.publish([*unchanged, *(entry for store_entries, *_ in results for entry in store_entries)])
         for _, report, _ in results:
             self.report += report
         return [failure for *_, failures in results for failure in failures]
 
 
 def _placed(contract: DatasetContract, changes: Iterable[ItemChange]) -> Iterator[tuple[ItemChange, str, VirtualStore]]:
-    """Yield the Items that belong into a store, with its name and its rule."""
+    """Yield the Items that belong to a store, with its name and rule."""
     grammar = KeyGrammarReader(contract)
     for change in changes:
         if change.item is not None and (match := _match(grammar, change)) is not None:
@@ -138,7 +137,7 @@ def _placed(contract: DatasetContract, changes: Iterable[ItemChange]) -> Iterato
 
 
 def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:
-    """Understand the key of an Item's object; None for one of another dataset that adds to the collection."""
+    """Parse the key of an Item's object; None if another dataset added the Item."""
     try:
         return grammar.match(object_uri(change).removeprefix("s3://").partition("/")[2])
     except InvalidKeyTimeError:
@@ -148,12 +147,12 @@ def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:
 def _to_change(
     here: DayOfStores, listed: Sequence[Listed], items: Sequence[ItemChange], gone: AbstractSet[str]
 ) -> list[tuple[Listed, VirtualCube]]:
-    """Read the stores of a name that may change: all for new Items, else those that name one that is gone."""
+    """Read the stores of a name that may change: all for new Items, else those with a withdrawn Item."""
     stores = []
-    for one in listed:
-        content = here.content(one)
+    for entry in listed:
+        content = here.content(entry)
         if items or any(f'"{item_id}"'.encode() in content for item_id in gone):
-            stores.append((one, days.store_of(content, one.href)))
+            stores.append((entry, days.store_of(content, entry.href)))
     return stores
 
 
@@ -165,35 +164,35 @@ def _changed(
     frames: Mapping[str, Frame],
     steps: dict[str, list[StoreStep]],
 ) -> Iterator[Listed]:
-    """Write the documents of a name's stores without the Items that are leaving and with new steps."""
-    for one, store in stores:
+    """Write the documents of a name's stores without the leaving Items and with the new steps."""
+    for entry, store in stores:
         signature = store.frame.signature
-        after = store.changed(leaving, steps.pop(signature, ()), frames.get(signature, store.frame))
-        if after.steps == store.steps:
-            yield one
-        elif after.steps:
-            yield here.put(name, after)
-    for signature, of_frame in steps.items():
+        updated = store.changed(leaving, steps.pop(signature, ()), frames.get(signature, store.frame))
+        if updated.steps == store.steps:
+            yield entry
+        elif updated.steps:
+            yield here.put(name, updated)
+    for signature, frame_steps in steps.items():
         frame = frames[signature]
-        yield here.put(name, VirtualCube(frame=frame, steps=()).changed(leaving, of_frame, frame))
+        yield here.put(name, VirtualCube(frame=frame, steps=()).changed(leaving, frame_steps, frame))
 
 
 def _sorted_out(
     indexes: Iterable[Indexed | FollowError],
 ) -> tuple[dict[str, Frame], dict[str, list[StoreStep]], Counter[str], list[FollowError]]:
-    """Return frames and steps by the frame's signature, counts for the report, and what could not be read."""
+    """Return frames and steps by the frame's signature, counts for the report, and read failures."""
     frames: dict[str, Frame] = {}
     steps: dict[str, list[StoreStep]] = defaultdict(list)
     report: Counter[str] = Counter()
     failures: list[FollowError] = []
-    for one in indexes:
-        if isinstance(one, FollowError):
-            failures.append(one)
-        elif isinstance(one, str):
+    for result in indexes:
+        if isinstance(result, FollowError):
+            failures.append(result)
+        elif isinstance(result, str):
             report["left_out"] += 1
-            _LOG.warning("no virtual store has %s", one)
+            _LOG.warning("no virtual store has %s", result)
         else:
-            frame, step, refused = one
+            frame, step, refused = result
             report["added"] += 1
             report["refused"] += len(refused)
             if refused:

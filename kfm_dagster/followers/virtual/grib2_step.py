@@ -1,8 +1,8 @@
-"""One GRIB2 object as a step of a cube: fields of its index whose messages the codec of readers decodes rightly.
+"""One GRIB2 object as a step of a cube: the indexed fields whose messages the readers' codec decodes correctly.
 
-Belongs here: what a field is called in a cube, which messages can be chunks, and where their values lie. Does not
-belong here: octets and grids (`readers/`), how steps are joined (`references.py`). A message is a chunk as it stands in
-the object; its header is read (one request each), no value is.
+Belongs here: the names of fields in a cube, the choice of messages that can be chunks, and where their values lie. Does
+not belong here: octets and grids (`readers/`), joining steps (`references.py`). A chunk is a whole message, unchanged.
+Only headers of messages are read (one request each), never values.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from kfm_dagster.readers.hdf5_chunks import StoredChunk
 from kfm_dagster.readers.stored_values import COLUMNS, ROWS
 
 MAX_FIELDS = 256
-"""Of one object; each takes a request. HRRR's surface files have 173."""
+"""Maximum fields of one object; each takes a request. HRRR's surface files have 173."""
 GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "reference_time"
-"""Names as rioxarray and cfgrib have them."""
+"""Names that rioxarray and cfgrib use."""
 _TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
-"""What a cube may be ordered along, with CF's standard names."""
+"""Variables that may order a cube, with their CF standard names."""
 _PROJECTED = frozenset({10, 20, 30})
-"""Grid definition templates with metres. Columns of a grid in degrees may begin elsewhere than its description does."""
+"""Grid definition templates in metres. In grids in degrees, columns may begin elsewhere than the description says."""
 _NORTHWARD = 0x40
 _FIXED_BYTES = 47
-"""Of section 5, as far as template 5.3 describes its groups."""
+"""Bytes of section 5 up to the end of template 5.3's description of groups."""
 _FIELD = re.compile(
-    # Without "_", which stands for a blank in names: so no two fields have one name.
+    # Without "_", which replaces the blank in names: so no two fields have the same name.
     r"(?P<variable>[A-Za-z0-9]+) (?P<level>[A-Za-z0-9 .()-]+?) (?P<step>anl|\d{1,7} (?:min|hour|day) fcst|"
     r"(?P<begin>\d{1,7})-(?P<end>\d{1,7}) (?P<unit>min|hour|day) (?P<statistic>acc|ave|max|min) fcst)",
     re.ASCII,
@@ -51,11 +51,11 @@ _EPOCH_UNITS = "seconds since 1970-01-01"
 def read_grib2_step(
     source: ByteSource, layers: Mapping[str, tuple[int, int]], *, fields: Sequence[str], along: str
 ) -> CubeStep:
-    """Read the headers of the messages of an object's fields; `along` is `valid_time` or `reference_time`.
+    """Read the message headers of an object's fields; `along` is `valid_time` or `reference_time`.
 
     `layers` has offset and length in bytes of each field by its name in `grib:layers`; `fields` are regular expressions
-    of variable and level (`TMP 2 m above ground`). Messages that no reader would get right are `refused`, each with its
-    reason. Raises ReadError where the index is not the object's, or there is nothing to refer to.
+    of variable and level (`TMP 2 m above ground`). Messages that readers would decode wrongly are `refused`, each with
+    its reason. Raises ReadError if the index does not fit the object, or no field can be referred to.
     """
     if along not in _TIMES:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a GRIB2 object is ordered by {[*_TIMES]}, not by {along}")
@@ -63,7 +63,7 @@ def read_grib2_step(
     if len(chosen) > MAX_FIELDS:
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"{len(chosen)} fields are asked for, more than {MAX_FIELDS}")
     shared = Counter(offset for offset, _ in layers.values())
-    found: dict[str, GribMessage] = {}
+    messages: dict[str, GribMessage] = {}
     refused: list[str] = []
     for name, (offset, length) in chosen.items():
         message = read_message(HeaderWindow(source), offset)
@@ -71,18 +71,18 @@ def read_grib2_step(
             raise ReadError(
                 MetadataIssue.SIDECAR_MISMATCH, f"{name} has {message.length} bytes, by its index at most {length}"
             )
-        why = "it shares its message with another field" if shared[offset] > 1 else _unsound(name, message)
-        if why:
-            refused.append(f"{name}: {why}")
+        reason = "it shares its message with another field" if shared[offset] > 1 else _unsound(name, message)
+        if reason:
+            refused.append(f"{name}: {reason}")
         else:
-            found[name] = message
-    if not found:
+            messages[name] = message
+    if not messages:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no field can be referred to: {'; '.join(refused[:3])}")
-    first = max(found.values(), key=lambda message: (message.product.step or timedelta(0), -message.offset))
-    for name in [name for name, message in found.items() if _frame(message) != _frame(first)]:
-        del found[name]
+    first = max(messages.values(), key=lambda message: (message.product.step or timedelta(0), -message.offset))
+    for name in [name for name, message in messages.items() if _frame(message) != _frame(first)]:
+        del messages[name]
         refused.append(f"{name}: it is on another grid, or valid at another time, than others of the object")
-    return _step(first, found, refused)
+    return _step(first, messages, refused)
 
 
 def _chosen(name: str, fields: Sequence[str]) -> bool:
@@ -92,10 +92,10 @@ def _chosen(name: str, fields: Sequence[str]) -> bool:
 
 
 def _names(field: re.Match[str]) -> Iterator[str]:
-    """Names of a field in a cube: without lead, and of statistics with the period that they are over.
+    """Yield the names of a field in a cube: without the lead, but with the period of statistics.
 
-    What is over the whole run so far has none (`APCP_surface_acc`), for it is another one at each lead. In the first
-    hour a sum is both. The analysis has no period, so nothing of it.
+    Statistics over the whole run so far have no period in their name (`APCP_surface_acc`), for it differs at each lead.
+    A sum over the first hour has both names. Statistics of the analysis have no period, and so no name.
     """
     name = f"{field['variable']}_{field['level']}".replace(" ", "_")
     if not field["statistic"]:
@@ -113,7 +113,7 @@ def _names(field: re.Match[str]) -> Iterator[str]:
 
 
 def _unsound(name: str, message: GribMessage) -> str | None:
-    """Say why a message would be another field than its name says, or other values than ecCodes gives; None if not."""
+    """Return why a message is not the named field, or decodes unlike ecCodes; None if it is sound."""
     field = _FIELD.fullmatch(name)
     if field is None or step_end(field["step"]) != message.product.step:
         return f"its message is valid {message.product.step} after the run"
@@ -124,22 +124,22 @@ def _unsound(name: str, message: GribMessage) -> str | None:
 
 
 def _undecodable(message: GribMessage) -> str | None:
-    """Say what of its packing the codec of readers (gribberish 0.30) gets wrong, beside ecCodes; None if nothing.
+    """Return why the readers' codec (gribberish 0.30) decodes its packing unlike ecCodes; None if not.
 
-    It takes a constant field for zero, a missing value among packed ones for a number, and in groups whose widths or
-    lengths take no bits, because all are one, it misses that one; templates 5.2 and 5.41 it does not get right. Missing
-    values of a bit map are NaN, as they should.
+    The codec reads a constant field as zero, and a missing value among packed values as a number. It ignores the width
+    or length that all groups share, which takes no bits per group. It decodes templates 5.2 and 5.41 wrongly. Missing
+    values of a bit map are NaN, as they should be.
     """
     section = message.representation.ljust(_FIXED_BYTES, b"\0")
     (reference,) = struct.unpack_from(">f", section, 11)
     packed_bits, missing_values, width_bits, length_bits = section[19], section[22], section[36], section[46]
-    wrong = {
+    faults = {
         0: not packed_bits and reference and "it is constant, without packed values",
         3: (missing_values and "its missing values stand among the packed ones")
         or (not (width_bits and length_bits) and "its groups are of one width, or of one length"),
         40: not packed_bits and "it is constant, without an image",
     }
-    return wrong.get(message.packing, f"it is packed by template 5.{message.packing}") or None
+    return faults.get(message.packing, f"it is packed by template 5.{message.packing}") or None
 
 
 def _frame(message: GribMessage) -> tuple[bytes, datetime, timedelta | None]:
@@ -157,9 +157,9 @@ def _step(first: GribMessage, found: Mapping[str, GribMessage], refused: Sequenc
     images: dict[str, tuple[StoredChunk, ...]] = {}
     for name, message in found.items():
         field = _FIELD.fullmatch(name)
-        for called in _names(field) if field else ():
-            images[called] = (StoredChunk((0, 0), message.offset, message.length),)
-            variables[called] = _image(called, grid.shape)
+        for variable in _names(field) if field else ():
+            images[variable] = (StoredChunk((0, 0), message.offset, message.length),)
+            variables[variable] = _image(variable, grid.shape)
     return CubeStep(
         attributes={"Conventions": "CF-1.11"},
         variables=variables,
@@ -183,7 +183,7 @@ def _image(name: str, shape: tuple[int, int]) -> StoredVariable:
 
 def _axes(grid: Grid) -> dict[str, StoredVariable]:
     rows, columns = grid.shape
-    found = {
+    axes = {
         axis: StoredVariable(
             dimensions=(axis,),
             attributes={"standard_name": f"projection_{axis}_coordinate", "units": "m", "axis": axis.upper()},
@@ -193,12 +193,12 @@ def _axes(grid: Grid) -> dict[str, StoredVariable]:
         for axis, count in ((ROWS, rows), (COLUMNS, columns))
     }
     mapping = pyproj.CRS.from_wkt(grid.wkt2).to_cf()
-    return {**found, GRID_MAPPING: StoredVariable(attributes=mapping)}
+    return {**axes, GRID_MAPPING: StoredVariable(attributes=mapping)}
 
 
 def _places(grid: Grid) -> dict[str, bytes]:
-    """Centres of rows and columns in the order of the message, which the codec keeps: south first in HRRR."""
-    if grid.transform is None:  # what `_unsound` has refused
+    """Return centres of rows and columns in the message's order, as the codec: south first in HRRR."""
+    if grid.transform is None:  # refused by `_unsound`
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "rows of the grid are not even")
     width, _, west, _, height, north = grid.transform
     rows, columns = grid.shape

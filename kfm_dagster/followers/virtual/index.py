@@ -1,6 +1,6 @@
-"""An Item's object as a step: its chunk index, by requests of its own, in the version that the Item is of.
+"""An Item's object as a step: its chunk index, read from the object's version that the Item describes.
 
-Belongs here: where an Item's object is, and what keeps an object out of a store.
+Belongs here: locating an Item's object, and the reasons that keep an object out of a store.
 Does not belong here: the formats (`netcdf_step.py`, `grib2_step.py`).
 """
 
@@ -24,11 +24,11 @@ _MULTIHASH_MD5 = "d50110"
 
 
 Indexed: TypeAlias = tuple[Frame, StoreStep, tuple[str, ...]] | str
-"""An Item's object as a step with its frame and the reasons of refused fields; or why it is in no store."""
+"""An Item's object as a step, with its frame and reasons of refused fields; or the reason that it is in no store."""
 
 
 def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, *, rule: VirtualStore) -> Indexed:
-    """Read the chunk index of an Item's object. Raises FollowError where the store does not answer."""
+    """Read the chunk index of an Item's object. Raises FollowError if the store does not answer."""
     asset = _data(change)
     uri, size, etag = object_uri(change), asset.get("file:size"), _etag(asset)
     try:
@@ -37,12 +37,12 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
         return str(error)
     try:
         if etag is None or size is None:
-            # A head pins the version that is read; its size says whether it is the Item's.
+            # A HEAD request pins the version to read; its size shows whether it is the Item's.
             actual = source.head().size
             if size is not None and actual != size:
                 return f"{uri} has {actual} bytes, its Item says {size}"
         if contract.metadata_extract.reader == "grib2":
-            # An Item that came before its index has no layers.
+            # An Item that was registered before its sidecar index has no layers.
             layers = {
                 name: (int(place["start_byte"]), int(place["byte_size"]))
                 for name, place in asset.get("grib:layers", {}).items()
@@ -66,28 +66,28 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
 
 
 def object_uri(change: ItemChange) -> str:
-    """Return the address of an Item's object, as clients of S3 take it; empty where it has none."""
+    """Return the address of an Item's object as S3 clients take it; empty without a data asset."""
     return unquote(str(_data(change).get("href", "")))
 
 
 def _given_up(
     error: ObjectReadError, objects: ObjectStores, contract: DatasetContract, uri: str, etag: str | None
 ) -> str:
-    """Return why an object stays out: it is gone, or another version. Raises FollowError for what may pass."""
+    """Return why an object stays out: missing, or replaced. Raises FollowError if the error may pass."""
     if error.code in {IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED}:
         return str(error)
     try:
-        found = objects.open(contract, uri).head().etag
+        current = objects.open(contract, uri).head().etag
     except ObjectReadError:
-        found = etag
-    if found == etag:
+        current = etag
+    if current == etag:
         raise FollowError(observed=str(error), next_step="it is tried again") from error
-    return f"{uri} was written again: its ETag is {found}, its Item has {etag}"
+    return f"{uri} was written again: its ETag is {current}, its Item has {etag}"
 
 
 def _data(change: ItemChange) -> Mapping[str, Any]:
-    found = (change.item or {}).get("assets", {}).get("data", {})
-    return found if isinstance(found, Mapping) else {}
+    asset = (change.item or {}).get("assets", {}).get("data", {})
+    return asset if isinstance(asset, Mapping) else {}
 
 
 def _etag(asset: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,7 @@
-"""One NetCDF-4 object as a step of a cube: where its images' chunks stand, and the values of what is small.
+"""One NetCDF-4 object as a step of a cube: the offsets of its images' chunks, and the values of its small variables.
 
-Belongs here: which variables are images, axes, or values of the step, and which attributes say what values mean. Does
-not belong here: how HDF5 stores them (`readers/hdf5_chunks.py`), how steps are put together (`references.py`). No pixel
-is read.
+Belongs here: telling images, axes and values of the step apart, and the attributes that give values their meaning. Does
+not belong here: HDF5's storage (`readers/hdf5_chunks.py`), joining steps (`references.py`). Pixels are never read.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from kfm_dagster.readers.netcdf_header import NamedDataset, named_datasets, show
 from kfm_dagster.readers.ranges import BlockCache
 
 MAX_BLOCKS = 512
-"""Distinct blocks of 64 KiB that reading one index may touch. Nodes stand between the chunks that they list: a full
-disk at 2 km needs some 20, and one at 0.5 km up to 480."""
+"""Maximum blocks of 64 KiB that reading one index may touch. Nodes lie between the chunks that they list: a full disk
+at 2 km needs some 20 blocks, at 0.5 km up to 480."""
 MAX_ALL_CHUNKS = 65_536
-"""Of all images of an object: 16 bands with their flags of a full disk at 2 km have 15,488."""
+"""Maximum chunks of all images of an object: 16 bands with flags of a full disk at 2 km have 15,488."""
 MAX_STEP_VALUES = 64
-"""Most values of a variable that each step has of its own; the ABI looks at 24 stars."""
+"""Maximum values of a variable that differs between steps; the ABI looks at 24 stars."""
 KNOWN_FILTERS = {DEFLATE, SHUFFLE, FLETCHER32}
 FILL = "_FillValue"
-# Appendix A of the CF conventions 1.11, without those of the file's history, and netCDF's own `_Unsigned`. All others
-# are of one granule (the share of good pixels), and no store of many could have them.
+# Appendix A of the CF conventions 1.11 without attributes of the file's history, and netCDF's own `_Unsigned`. All
+# others describe one granule (the share of good pixels), so a store of many granules cannot have them.
 _MEANING = frozenset({
     "_Unsigned", FILL, "add_offset", "ancillary_variables", "axis", "bounds", "calendar", "cell_measures",
     "cell_methods", "comment", "coordinates", "flag_masks", "flag_meanings", "flag_values", "formula_terms",
@@ -46,7 +45,7 @@ _GRID_MAPPING = "grid_mapping_name"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredVariable:
-    """How a variable is stored. `data_type` as NumPy writes it (`<i2`); `filters` are HDF5's, in order of writing."""
+    """Storage of a variable. `data_type` as NumPy writes it (`<i2`); `filters` are HDF5's, in writing order."""
 
     dimensions: tuple[str, ...] = ()
     attributes: Mapping[str, AttributeValue]
@@ -55,14 +54,14 @@ class StoredVariable:
     chunk: tuple[int, ...] = ()
     filters: tuple[int, ...] = ()
     fill: int | float | None = None
-    """What the file says that stands for no value; None when it says nothing."""
+    """The file's fill value; None if it has none."""
     message: bool = False
-    """Each chunk is a GRIB2 message, which a codec decodes; not every step has one."""
+    """Whether each chunk is a GRIB2 message, which a codec decodes; steps may lack one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CubeStep:
-    """An object as a step. `fixed` are axes and grid mappings; `values` has what each step has of its own."""
+    """An object as a step. `fixed` are axes and grid mappings; `values` the small variables of this step."""
 
     attributes: Mapping[str, AttributeValue]
     variables: Mapping[str, StoredVariable]
@@ -70,14 +69,14 @@ class CubeStep:
     values: Mapping[str, bytes]
     images: Mapping[str, tuple[StoredChunk, ...]]
     refused: tuple[str, ...] = ()
-    """What else was asked for and no store may have, each with its reason."""
+    """Requested fields that no store may have, each with its reason."""
 
 
 def read_cube_step(source: ByteSource, *, along: str) -> CubeStep:
-    """Read the index of one object; `along` is the scalar variable that places it among others.
+    """Read the index of one object; `along` is the scalar variable that orders the steps.
 
-    Raises what `read_hdf5` raises, and ReadError(UNREADABLE_FORMAT, RESOURCE_LIMIT) for what no store can refer to: no
-    such variable, filters of other kinds, chunks that nobody wrote and whose values would not be those of the file.
+    Raises the errors of `read_hdf5`, and ReadError(UNREADABLE_FORMAT, RESOURCE_LIMIT) for objects that no store can
+    refer to: without that variable, with other filters, or with unwritten chunks whose values would differ.
     """
     cache = BlockCache(source, max_blocks=MAX_BLOCKS, tail_blocks=TAIL_BLOCKS)
     return read_hdf5(source, lambda root: _step(root, along), cache=cache)
@@ -85,37 +84,37 @@ def read_cube_step(source: ByteSource, *, along: str) -> CubeStep:
 
 def _step(root: Hdf5Group, along: str) -> CubeStep:
     _, named = named_datasets(root)
-    known = {one.name: one for one in named if _can_be_referred_to(one)}
-    placed = known.get(along)
-    if placed is None or placed.dimensions:
+    usable = {variable.name: variable for variable in named if _can_be_referred_to(variable)}
+    order = usable.get(along)
+    if order is None or order.dimensions:
         raise unreadable(f"there is no scalar variable {along}")
     variables: dict[str, StoredVariable] = {}
     fixed: dict[str, bytes] = {}
     values: dict[str, bytes] = {}
     images: dict[str, tuple[StoredChunk, ...]] = {}
     chunks = 0
-    for name, one in known.items():
-        stored = one.dataset.storage
-        if len(one.dimensions) > 1:
-            images[name] = _chunks_of(one, stored)
+    for name, variable in usable.items():
+        stored = variable.dataset.storage
+        if len(variable.dimensions) > 1:
+            images[name] = _chunks_of(variable, stored)
             chunks += len(images[name])
             if chunks > MAX_ALL_CHUNKS:
                 raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"images of more than {MAX_ALL_CHUNKS} chunks")
-        elif one.dimensions == (name,) or _GRID_MAPPING in one.attributes:
+        elif variable.dimensions == (name,) or _GRID_MAPPING in variable.attributes:
             fixed[name] = stored.values()
         elif math.prod(stored.shape) <= MAX_STEP_VALUES:
             values[name] = stored.values()
         else:
             continue
-        variables[name] = _variable(one, stored)
-    if not images or any(along in one.dimensions for one in variables.values()):
+        variables[name] = _variable(variable, stored)
+    if not images or any(along in variable.dimensions for variable in variables.values()):
         raise unreadable(f"there is no image, or {along} is a dimension already")
     attributes = dict(_finite(shown(root.attributes()), _GLOBAL))
     return CubeStep(attributes=attributes, variables=variables, fixed=fixed, values=values, images=images)
 
 
 def _can_be_referred_to(one: NamedDataset) -> bool:
-    """Tell whether a variable has numbers under a name that is part of a path, and as many as it says."""
+    """Return whether a variable has numbers, no empty dimension, and a name that may be in a path."""
     plain = one.name.isprintable() and "/" not in one.name and not one.name.startswith(".")
     return plain and one.dataset.data_type is not None and all(one.dataset.shape)
 
@@ -137,7 +136,7 @@ def _variable(one: NamedDataset, stored: StoredValues) -> StoredVariable:
 def _finite(
     attributes: Mapping[str, AttributeValue], names: frozenset[str] | None
 ) -> Iterator[tuple[str, AttributeValue]]:
-    """Attributes of those names, or all, without numbers that JSON has no word for."""
+    """Yield the attributes of these names, or all, without non-finite numbers, which JSON lacks."""
     for name, value in attributes.items():
         numbers = value if isinstance(value, list) else [] if isinstance(value, str) else [value]
         if (names is None or name in names) and all(map(math.isfinite, numbers)):
@@ -145,7 +144,7 @@ def _finite(
 
 
 def _chunks_of(one: NamedDataset, stored: StoredValues) -> tuple[StoredChunk, ...]:
-    """Chunks of an image. Raises ReadError where a store would show other values than the file has."""
+    """Return the chunks of an image. Raises ReadError if a store would show other values than the file."""
     if set(stored.filters) - KNOWN_FILTERS:
         raise unreadable(f"variable {one.name} uses filters {stored.filters}")
     if stored.layout.compact is not None:
@@ -153,8 +152,8 @@ def _chunks_of(one: NamedDataset, stored: StoredValues) -> tuple[StoredChunk, ..
     chunks = stored.chunks()
     if len(chunks) < stored.chunk_count:
         unwritten = stored.fill or bytes(stored.datatype.size)
-        stated = one.attributes.get(FILL)
-        known = isinstance(stated, int | float) and math.isfinite(stated)
-        if not known or struct.pack(stored.datatype.struct_code or "", stated) != unwritten:
-            raise unreadable(f"variable {one.name} has chunks that nobody wrote, and {FILL} {stated}")
+        fill = one.attributes.get(FILL)
+        is_finite = isinstance(fill, int | float) and math.isfinite(fill)
+        if not is_finite or struct.pack(stored.datatype.struct_code or "", fill) != unwritten:
+            raise unreadable(f"variable {one.name} has chunks that nobody wrote, and {FILL} {fill}")
     return chunks

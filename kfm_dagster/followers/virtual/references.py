@@ -1,12 +1,12 @@
-"""A virtual store as a document of references: Zarr's metadata, and for each chunk the bytes of an object.
+"""A virtual store as a document of references: Zarr's metadata, and for each chunk its byte range in an object.
 
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
-storage specification, which fsspec, xarray and zarr-python open as they are: version 2, or 3 where chunks are GRIB2
-messages (`zarr3.py`). The key `kfm` is ours and no client's: which Item each step is of. A document is a function of
-its steps, whatever came before it.
+storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). fsspec, xarray and zarr-python open it
+directly. The key `kfm` is for us alone, not for clients: the Item of each step. A document depends only on its steps,
+not on earlier documents.
 
-Belongs here: making a document and reading one again. Does not belong here: what an object says (`readers/`), where
-documents stand (`day.py`).
+Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), the documents' places
+(`day.py`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kfm_dagster.readers.hdf5_messages import DEFLATE, FLETCHER32, SHUFFLE
 _INLINE = "base64:"
 _ARRAY, _ATTRIBUTES, _GROUP, _CONSOLIDATED = ".zarray", ".zattrs", ".zgroup", ".zmetadata"
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
-"""Attribute in which xarray's convention for Zarr 2 has the names of dimensions."""
+"""Attribute with the names of dimensions, by xarray's convention for Zarr 2."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStep:
-    """One Item in a store. `place` orders it; `values` are small variables, `chunks` those of each image."""
+    """One Item in a store. `place` orders it; `values` are small variables, `chunks` the chunks of each image."""
 
     item_id: str
     content_sha256: str
@@ -48,10 +48,10 @@ class StoreStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What all steps of a store have in common; arrays that have steps have none here (`shape[0]` is 0).
+    """Metadata that all steps of a store share; arrays along the steps have length 0 here (`shape[0]`).
 
-    `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and grid mappings. Arrays of GRIB2
-    messages are there for some steps and not for others: what is said of one follows from its name and the grid.
+    `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and grid mappings. An array of GRIB2
+    messages may be absent from some steps: its metadata follows from its name and the grid.
     """
 
     along: str
@@ -62,8 +62,8 @@ class Frame:
     def signature(self) -> str:
         """Hash of it all: steps of another one do not fit (another grid, type, scale or unit)."""
         common = {key: value for key, value in self.metadata.items() if key.rpartition("/")[0] not in self.messages}
-        said = [self.along, common, {name: _inline(data) for name, data in self.fixed.items()}]
-        return hashlib.sha256(_text(said).encode()).hexdigest()
+        content = [self.along, common, {name: _inline(data) for name, data in self.fixed.items()}]
+        return hashlib.sha256(_text(content).encode()).hexdigest()
 
     @cached_property
     def messages(self) -> frozenset[str]:
@@ -105,7 +105,7 @@ class VirtualCube:
 
 
 def frame_of(found: CubeStep, *, along: str) -> Frame:
-    """Return what an object has in common with others of its store."""
+    """Return the frame of an object's store."""
     metadata: dict[str, dict[str, Any]] = {_GROUP: {"zarr_format": 2}, _ATTRIBUTES: dict(found.attributes)}
     for name, variable in sorted(found.variables.items()):
         dimensions, shape, chunk = list(variable.dimensions), list(variable.shape), list(variable.chunk)
@@ -170,29 +170,31 @@ def to_document(store: VirtualCube) -> bytes:
 
 
 def from_document(content: bytes) -> VirtualCube:
-    """Read a document of `to_document` again. Raises ValueError or KeyError for any other one."""
+    """Parse a document of `to_document`. Raises ValueError or KeyError for any other document."""
     document = orjson.loads(content)
     ours, refs, templates = document["kfm"], document["refs"], document["templates"]
     if METADATA in refs:
-        whole = to_version_2(orjson.loads(refs[METADATA]))
+        arrays = to_version_2(orjson.loads(refs[METADATA]))
     else:
         keys = {key for key in refs if key.rpartition("/")[2] in {_ARRAY, _ATTRIBUTES, _GROUP}}
-        whole = {key: orjson.loads(refs[key]) for key in sorted(keys)}
-    frame = Frame(along=ours["along"], metadata=whole, fixed={})
+        arrays = {key: orjson.loads(refs[key]) for key in sorted(keys)}
+    frame = Frame(along=ours["along"], metadata=arrays, fixed={})
     stepped, images = frame.stepped, set(ours["images"])
-    small = {name: _outline(refs[f"{name}/{_first_chunk(whole, name)}"]) for name in frame.arrays if name not in images}
+    small = {
+        name: _outline(refs[f"{name}/{_first_chunk(arrays, name)}"]) for name in frame.arrays if name not in images
+    }
     for name in stepped:
-        array = whole[f"{name}/{_ARRAY}"]
+        array = arrays[f"{name}/{_ARRAY}"]
         array["shape"][0], array["chunks"][0] = 0, 1
     chunks: list[dict[str, list[StoredChunk]]] = [{name: [] for name in ours["images"]} for _ in ours["steps"]]
-    for key, found in refs.items():
-        if isinstance(found, list):
+    for key, reference in refs.items():
+        if isinstance(reference, list):
             name, _, place = key.rpartition("/")
             number, *inner = map(int, place.split("."))
-            chunks[number][name].append(StoredChunk(tuple(inner), found[1], found[2]))
+            chunks[number][name].append(StoredChunk(tuple(inner), reference[1], reference[2]))
     frame = Frame(
         along=ours["along"],
-        metadata=whole,
+        metadata=arrays,
         fixed={name: data for name, data in small.items() if name not in stepped},
     )
     steps = tuple(
@@ -213,21 +215,21 @@ def from_document(content: bytes) -> VirtualCube:
 
 
 def _with_steps(store: VirtualCube, key: str, images: Sequence[str]) -> Mapping[str, Any]:
-    """Metadata of a key with the number of steps in it; what is small is one chunk of them all."""
-    found = store.frame.metadata[key]
+    """Return a key's metadata with the number of steps; a small array is one chunk of all steps."""
+    entry = store.frame.metadata[key]
     name = key.removesuffix(f"/{_ARRAY}")
     if name == key or name in store.frame.fixed:
-        return found
+        return entry
     count = len(store.steps)
     together = 1 if name in images else count
-    return {**found, "shape": [count, *found["shape"][1:]], "chunks": [together, *found["chunks"][1:]]}
+    return {**entry, "shape": [count, *entry["shape"][1:]], "chunks": [together, *entry["chunks"][1:]]}
 
 
 def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
-    """Return filters as numcodecs has them, in the order of writing."""
+    """Return filters as numcodecs' configurations, in writing order."""
     size = int(variable.data_type[2:])
     known: dict[int, dict[str, Any]] = {
-        # A level means nothing for reading, and HDF5's own is another one for each writer.
+        # Reading ignores the level, and HDF5's differs between writers.
         DEFLATE: {"id": "zlib", "level": 1},
         SHUFFLE: {"id": "shuffle", "elementsize": size},
         FLETCHER32: {"id": "fletcher32"},
@@ -236,17 +238,17 @@ def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
 
 
 def _first_chunk(metadata: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """Key of the one chunk of a small array."""
+    """Return the key of the single chunk of a small array."""
     return ".".join("0" for _ in metadata[f"{name}/{_ARRAY}"]["shape"]) or "0"
 
 
 def _text(value: Any) -> str:
-    """Return JSON with sorted keys: the order in which steps came is not to be seen."""
+    """Return JSON with sorted keys, so that it does not depend on the order in which steps came."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def _template(number: int) -> str:
-    """Name of a step's object; it begins with a letter, because fsspec formats it as a Python field."""
+    """Name a step's object; with a letter first, because fsspec formats it as a Python field."""
     return f"a{number}"
 
 

@@ -1,10 +1,10 @@
-"""Metadata of a store in Zarr's version 3, between what `references.py` works with (version 2's form) and a document.
+"""Conversion of a store's metadata between Zarr's version 2, as in `references.py`, and version 3, as in a document.
 
-Belongs here: the two forms of an array's metadata. Does not belong here: what they say, and chunks, whose keys are the
+Belongs here: the two forms of an array's metadata. Does not belong here: their values, and chunks, whose keys are the
 same in both.
 
-Stores of GRIB2 messages are of version 3, because its codec for them is: gribberish's codec of version 2 is handed
-arrays by zarr-python 3, and takes bytes only.
+Stores of GRIB2 messages use version 3, because gribberish's codec for version 2 takes only bytes, and zarr-python 3
+passes arrays to it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _NUMBERS = {"name": "bytes", "configuration": {"endian": "little"}}
 
 def is_message(array: Mapping[str, Any]) -> bool:
     """Return whether chunks of an array (`.zarray`) are GRIB2 messages."""
-    return any(one["id"] == MESSAGE_CODEC for one in array.get("filters") or ())
+    return any(entry["id"] == MESSAGE_CODEC for entry in array.get("filters") or ())
 
 
 def to_version_3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the documents of a store by their keys; arrays are of 64-bit floats."""
+    """Return the documents of a store by their keys; arrays have 64-bit floats."""
     arrays = {key.removesuffix("/.zarray"): value for key, value in metadata.items() if key.endswith("/.zarray")}
-    found = {name: _array(name, array, metadata[f"{name}/.zattrs"]) for name, array in arrays.items()}
+    converted = {name: _array(name, array, metadata[f"{name}/.zattrs"]) for name, array in arrays.items()}
     group = {
         "zarr_format": 3,
         "node_type": "group",
         "attributes": metadata[".zattrs"],
-        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": found},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": converted},
     }
-    return {METADATA: group, **{f"{name}/{METADATA}": array for name, array in found.items()}}
+    return {METADATA: group, **{f"{name}/{METADATA}": array for name, array in converted.items()}}
 
 
 def to_version_2(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of the document `zarr.json` of a store."""
-    found: dict[str, Any] = {".zgroup": {"zarr_format": 2}, ".zattrs": group["attributes"]}
+    """Return the version 2 metadata from a store's document `zarr.json`."""
+    metadata: dict[str, Any] = {".zgroup": {"zarr_format": 2}, ".zattrs": group["attributes"]}
     for name, array in group["consolidated_metadata"]["metadata"].items():
         message = array["codecs"] != [_NUMBERS]
-        found[f"{name}/.zarray"] = array_of(
+        metadata[f"{name}/.zarray"] = array_of(
             array["shape"], array["chunk_grid"]["configuration"]["chunk_shape"], message=message
         )
-        found[f"{name}/.zattrs"] = {**array["attributes"], _DIMENSIONS: array["dimension_names"]}
-    return found
+        metadata[f"{name}/.zattrs"] = {**array["attributes"], _DIMENSIONS: array["dimension_names"]}
+    return metadata
 
 
 def array_of(
@@ -58,7 +58,7 @@ def array_of(
     fill: float | None = None,
     filters: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return `.zarray`; what is not there of messages is NaN, as the codec has missing values."""
+    """Return `.zarray`; absent messages read as NaN, like missing values of the codec."""
     return {
         "zarr_format": 2,
         "shape": shape,
