@@ -1,9 +1,9 @@
-"""Following: followers of the catalog are brought up to date, with a cursor for each follower and collection.
+"""Following: bring followers of the catalog up to date, with a cursor for each follower and collection.
 
-Changes of a collection are committed in the order of their numbers, because it has one writer at a time: so a cursor
-is enough, and no change is skipped. One process at a time advances a follower in a collection.
+A collection has one writer at a time, so its changes are committed in the order of their numbers. A cursor therefore
+skips no change. One process at a time advances a follower in a collection.
 
-Does not belong here: writing changes (`index.py`), what a change and a follower are (`changes.py`), leases and retries
+Does not belong here: writing changes (`index.py`), types of changes and followers (`changes.py`), leases and retries
 (`outbox/`).
 """
 
@@ -32,14 +32,14 @@ from kfm_dagster.storage.database import Database
 _LOG = logging.getLogger(__name__)
 
 BATCH = 1_000
-"""Changes that a follower gets at a time."""
+"""Maximum changes that a follower gets at a time."""
 LEASE = timedelta(minutes=10)
-"""After so long another process takes over from a claim that has not ended."""
+"""Time after which another process takes over an unfinished claim."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerState:
-    """Position of a follower in a collection; `behind` counts changes, `last_error` is None when all is well."""
+    """Position of a follower in a collection; `behind` counts changes, `last_error` is None without errors."""
 
     follower: str
     collection_id: str
@@ -63,9 +63,9 @@ class FollowerRunner:
         self._outbox = Outbox(database, "catalog", lease=LEASE, clock=clock)
 
     def catch_up(self, followers: Iterable[Follower], *, within: float = 10.0) -> int:
-        """Bring followers up to date, and return how many changes they took; after `within` seconds the rest waits.
+        """Advance followers for at most `within` seconds; return the number of changes they took.
 
-        A failing follower is deferred; the others continue. Raises the database's errors alone.
+        A failing follower is deferred; the others continue. Raises only the database's errors.
         """
         end = time.monotonic() + within
         taken = 0
@@ -79,7 +79,7 @@ class FollowerRunner:
     def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
         """Empty a follower's place of a collection and follow all current Items; return the number of changes.
 
-        Raises FollowError, also while another process has the claim; the rest then comes as any other change.
+        Raises FollowError, also while another process has the claim; later calls of `catch_up` then do the rest.
         """
         owner = self._owners[contract.stac.collection]
         entry = self._outbox.take(follower.name, owner.stac.collection)
@@ -113,7 +113,7 @@ class FollowerRunner:
             return [self._owners[row.collection_id] for row in rows]
 
     def _advance(self, follower: Follower, contract: DatasetContract) -> int:
-        """Advance a follower by a batch; return its changes, 0 also where it may not be claimed. Raises FollowError."""
+        """Advance a follower by a batch; return its size, 0 if not claimable. Raises FollowError."""
         entry = self._outbox.take(follower.name, contract.stac.collection)
         if entry is None:
             return 0
@@ -126,7 +126,7 @@ class FollowerRunner:
 
     @contextmanager
     def _deferring(self, entry: Entry) -> Iterator[None]:
-        """Defer a follower that fails, whatever it raises. Raises FollowError then."""
+        """Defer a follower on any error it raises, and raise FollowError."""
         try:
             yield
         except Exception as error:
@@ -140,7 +140,7 @@ class FollowerRunner:
             raise FollowError(observed=text) from None
 
     def _changes(self, follower: Follower, entry: Entry) -> list[ItemChange]:
-        """Return the changes that come next, without the Items' content."""
+        """Return the next changes, without the Items' content."""
         with self._database.snapshot() as view:
             rows = view.run(
                 "catalog.changes_after",
@@ -164,13 +164,13 @@ class FollowerRunner:
             ]
 
     def _current(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
-        """Return the last change of each Item with its content, without Items that have changed again since.
+        """Return the last change of each Item with its content, without Items that have changed since.
 
-        Those come with their later change. So does one whose file is lost, when it is written again.
+        Those Items come with their later change. An Item whose file is lost comes when it is written again.
         """
         read, unsure = self._read(contract, _last(changes))
         if unsure:
-            # A writer's files are in their places a moment before its index is; it ends first.
+            # A writer promotes its files a moment before it commits its index, so wait for its end.
             with self._database.transaction() as tx, CollectionIndex(tx, contract, page_size=1).only_writer():
                 reread, lost = self._read(contract, unsure)
             read += reread
@@ -181,7 +181,7 @@ class FollowerRunner:
     def _read(
         self, contract: DatasetContract, changes: Sequence[ItemChange]
     ) -> tuple[list[ItemChange], list[ItemChange]]:
-        """Return the changes whose files say what the index says, and those whose files say something else."""
+        """Return the changes whose files match the index, and those whose files differ."""
         with self._database.snapshot() as view:
             rows = view.run(
                 "catalog.contents",
@@ -203,7 +203,7 @@ class FollowerRunner:
 
 
 def _last(changes: Sequence[ItemChange]) -> list[ItemChange]:
-    """Return the last change of each Item; an Item that came among these is created, whatever came after."""
+    """Return the last change of each Item; CREATED if the Item was created in this batch and still exists."""
     first: dict[str, ChangeKind] = {}
     last: dict[str, ItemChange] = {}
     for change in changes:

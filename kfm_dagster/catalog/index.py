@@ -1,7 +1,7 @@
-"""The catalog's index: the database's side of the catalog, per collection and inside one transaction.
+"""The catalog's index: its rows in the database, per collection and inside one transaction.
 
-Says what stands, compares and swaps revisions, assigns pages, and answers what the catalog documents need. Does not
-belong here: decisions (`store.py`) and files (`publisher.py`).
+Reads current Items, compares and swaps revisions, assigns pages, and answers the queries of the catalog documents. Does
+not belong here: decisions (`store.py`) and files (`publisher.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
 
 SUMMARY_TEXT_LIMIT = 500
-"""Characters of a text that a Collection may summarise: a PostgreSQL index key takes 2,704 bytes."""
+"""Maximum characters of a summarised text: a PostgreSQL index key takes 2,704 bytes."""
 
 Page = tuple[str, int]
 """A page of the collection: partition and number, counted from 1."""
@@ -36,8 +36,8 @@ Bbox = tuple[float, float, float, float]
 class Extent:
     """True extent of a Collection's Items.
 
-    bbox is (west, south, east, north) in WGS 84 degrees, west > east when it crosses the antimeridian, None when no
-    Item has a geometry; start and end are RFC 3339.
+    bbox is (west, south, east, north) in WGS 84 degrees, west > east if it crosses the antimeridian, None if no Item
+    has a geometry; start and end are RFC 3339.
     """
 
     bbox: Bbox | None
@@ -47,7 +47,7 @@ class Extent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogEntry:
-    """What the index says of an Item; `replaces` is the unit whose Item stood before it."""
+    """Index row of an Item; `replaces` is the unit of its previous version."""
 
     item_id: str
     partition: str
@@ -59,18 +59,18 @@ class CatalogEntry:
     precedence: str
     sequencer: str
     event_time: datetime | None
-    """Time of the unit's event; None when the ledger does not know the unit."""
+    """Time of the unit's event; None if the unit is not in the ledger."""
     revision: int
     promotion_id: int | None
-    """Entry of the undo log by which it stands; None for what stood before there was one."""
+    """Entry of the undo log that made it current; None for Items older than the log."""
     summaries: Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Write:
-    """A candidate that is to replace `base`, or to be new when base is None.
+    """Intended write of a candidate that replaces `base`, or is new if base is None.
 
-    `promotion_id` is its entry in the undo log; one that only brings a lost file back has none of its own.
+    `promotion_id` is its entry in the undo log; a write that only restores a lost file has none of its own.
     """
 
     candidate: Candidate
@@ -89,9 +89,9 @@ class Write:
 
 
 class CollectionIndex:
-    """The index of one collection within one transaction. `contract` is that of the dataset that owns it.
+    """The index of one collection within one transaction. `contract` is the owning dataset's.
 
-    `mirrored`: whether its Items are published as GeoParquet, too.
+    `mirrored`: whether its Items are also published as GeoParquet.
     """
 
     def __init__(self, tx: Transaction, contract: DatasetContract, *, page_size: int, mirrored: bool = False) -> None:
@@ -103,31 +103,31 @@ class CollectionIndex:
 
     @contextmanager
     def only_writer(self) -> Iterator[bool]:
-        """Wait until this transaction is the collection's only writer; gives whether the root has to name it again.
+        """Wait to be the collection's only writer; yield whether the root must list it again.
 
-        A collection that has no Item when the block ends is forgotten: the writer of its first one names it then.
+        The collection is dropped if it has no Items when the block ends; the writer of its next first Item lists it.
         """
-        found = self._tx.run(
+        opened = self._tx.run(
             "catalog.open_collection",
             collection_id=self._collection,
             dataset=self.contract.id,
             title=self.contract.metadata.title,
         )
-        yield found.first() is not None
+        yield opened.first() is not None
         self._tx.run("catalog.drop_empty_collection", collection_id=self._collection)
 
     def collections(self) -> list[tuple[str, str]]:
-        """Return every collection that has Items with its title, once no other transaction writes the root."""
+        """Return ids and titles of collections with Items; first wait for other writers of the root."""
         self._tx.lock("kfm_dagster.catalog")
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
 
     def current(self, item_ids: Iterable[str]) -> dict[str, CatalogEntry]:
-        """Return what stands, by Item id."""
+        """Return the current entries by Item id."""
         rows = self._tx.rows(CatalogEntry, "catalog.current", collection_id=self._collection, item_ids=list(item_ids))
         return {entry.item_id: entry for entry in rows}
 
     def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:
-        """Compare and swap; returns what was applied, by page. A write whose base is outdated is not among them."""
+        """Compare and swap; return the applied writes by page, without those whose base is outdated."""
         new_pages = self._assign_pages(writes)
         page_of = {
             write.candidate.item_id: write.base.page if write.base else new_pages[write.candidate.item_id]
@@ -155,7 +155,7 @@ class CollectionIndex:
         return applied
 
     def recount(self, applied: Mapping[Page, Sequence[Write]]) -> None:
-        """Bring pages and summaries in line with what was applied."""
+        """Update pages and summaries for the applied writes."""
         self._recount_pages("catalog.recount_page", applied)
         change: Counter[tuple[str, str]] = Counter()
         for write in chain.from_iterable(applied.values()):
@@ -165,9 +165,9 @@ class CollectionIndex:
         self._count_summaries(change)
 
     def replace_rows(self, taken_back: Iterable[str], put_back: Iterable[int]) -> None:
-        """Take Items out, and put back the rows that promotions replaced; pages and summaries follow, also to nothing.
+        """Remove Items and restore the rows that promotions replaced; update or drop pages and summaries.
 
-        An Item is put back where it stood: rows are not revised, so what stands is what stood before, column by column.
+        A restored Item keeps its page. Rows are not revised: each equals the earlier row, column by column.
         """
         change: Counter[tuple[str, str]] = Counter()
         pages: set[Page] = set()
@@ -192,7 +192,7 @@ class CollectionIndex:
         self._tx.run_many(statement, rows)
 
     def _log_changes(self, changes: Iterable[Sequence[Any]]) -> None:
-        """Tell followers what is otherwise when this transaction is committed, each Item once."""
+        """Log changes for followers, each Item once; they see them when this transaction is committed."""
         now = datetime.now(UTC)
         rows = list(changes)
         self._tx.run("catalog.log_changes", collection_id=self._collection, rows=rows, changed_at=now)
@@ -238,19 +238,19 @@ class CollectionIndex:
         return Extent(bbox=_enclosing(row), start=rfc3339(row.start_at), end=rfc3339(row.end_at))
 
     def newest_run(self) -> str | None:
-        """Return the run that wrote the newest of the Items; None for a write outside of any run."""
+        """Return the run that wrote the newest Item; None for a write outside of any run."""
         return self._tx.run("catalog.newest_run", collection_id=self._collection).scalar()
 
     def summaries(self) -> dict[str, list[Any]]:
-        """Return the distinct values of every property that the contract summarises."""
-        found: dict[str, list[Any]] = {}
+        """Return the distinct values of the properties that the contract summarises."""
+        values: dict[str, list[Any]] = {}
         for row in self._tx.run("catalog.summaries", collection_id=self._collection):
             if row.property in self.contract.stac.summaries:
-                found.setdefault(row.property, []).append(orjson.loads(row.value))
-        return found
+                values.setdefault(row.property, []).append(orjson.loads(row.value))
+        return values
 
     def _assign_pages(self, writes: Sequence[Write]) -> dict[str, int]:
-        """Fill the last page of each day, then begin new ones; in the order of Item ids, so that it can be repeated."""
+        """Fill each day's last page, then begin new ones; in order of Item ids, to be repeatable."""
         by_day: dict[str, list[str]] = defaultdict(list)
         for write in writes:
             if write.base is None:
@@ -284,17 +284,17 @@ class CollectionIndex:
         ]
 
     def _summaries_of(self, candidate: Candidate) -> dict[str, list[Any]]:
-        """Values that count in the Collection: those of a list one by one, as STAC summarises arrays."""
+        """Return the values to summarise: elements of a list one by one, as STAC summarises arrays."""
         properties = candidate.item["properties"]
-        found: dict[str, list[Any]] = {}
+        summaries: dict[str, list[Any]] = {}
         for name in self.contract.stac.summaries:
             value = properties.get(name)
             values = value if isinstance(value, list) else [value]
-            short = [one for one in values if isinstance(one, str) and len(one) <= SUMMARY_TEXT_LIMIT]
-            numbers = [one for one in values if isinstance(one, int | float)]
+            short = [element for element in values if isinstance(element, str) and len(element) <= SUMMARY_TEXT_LIMIT]
+            numbers = [element for element in values if isinstance(element, int | float)]
             if short or numbers:
-                found[name] = [*short, *numbers]
-        return found
+                summaries[name] = [*short, *numbers]
+        return summaries
 
 
 def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
@@ -304,9 +304,9 @@ def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str,
 
 
 def _enclosing(row: Any) -> Bbox | None:
-    """Smallest box that one interval of longitudes can give, or the whole circle.
+    """Return the smallest box with one interval of longitudes, or the whole circle.
 
-    Counted from -180 to 180 the bounds are true unless an Item crosses the antimeridian; counted from 0 to 360 they are
+    Bounds counted from -180 to 180 are true unless an Item crosses the antimeridian; counted from 0 to 360 they are
     true unless an Item crosses Greenwich.
     """
     if row.west is None:

@@ -1,6 +1,6 @@
-"""Outcomes: which of several candidates is to stand, and what each is told about its registration.
+"""Outcomes: the choice among candidates for an Item, and the result of each registration.
 
-Pure. Does not belong here: what stands (`index.py`), or doing it (`store.py`).
+Pure. Does not belong here: current Items (`index.py`), registering (`store.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity, StacIssue
 
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
-    """Return one candidate per Item id: the newest, and of equals the last, as if they had come one after the other."""
+    """Return one candidate per Item id: the newest, or the last of equals, as if registered in turn."""
     latest: dict[str, Candidate] = {}
     for candidate in candidates:
         rival = latest.get(candidate.item_id)
@@ -26,7 +26,7 @@ def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
 
 
 def is_older(candidate: Candidate, other: Candidate | CatalogEntry) -> bool:
-    """Tell whether the candidate was issued before the other; False when nothing tells."""
+    """Return whether the candidate was issued before the other; False if undecidable."""
     if candidate.precedence != other.precedence:
         return candidate.precedence < other.precedence
     if candidate.object_uri != other.object_uri:
@@ -35,17 +35,17 @@ def is_older(candidate: Candidate, other: Candidate | CatalogEntry) -> bool:
         # S3 event notification message structure: pad the shorter sequencer with zeros on the right, compare as text.
         width = max(len(candidate.sequencer), len(other.sequencer))
         return candidate.sequencer.ljust(width, "0") < other.sequencer.ljust(width, "0")
-    # A listing gives no sequencer; admission orders its versions by the time of the event, too (ADR 008).
+    # A listing has no sequencers; admission also orders its versions by event time (ADR 008).
     return other.event_time is not None and candidate.event_time < other.event_time
 
 
 def attempts_of(candidates: Iterable[Candidate]) -> dict[WalId, int]:
-    """Return what a fence is asked about: each unit with the attempt of its claim."""
+    """Return the input of a fence: each unit with the attempt of its claim."""
     return {candidate.wal_id: candidate.attempt for candidate in candidates}
 
 
 def is_restoration(write: Write) -> bool:
-    """Tell whether a write only brings back a file of which the index says the same."""
+    """Return whether a write only restores a file, with the content that the index has."""
     return write.base is not None and write.base.content_sha256 == write.candidate.content_sha256
 
 
@@ -59,9 +59,9 @@ def written(write: Write) -> StacResult:
 
 
 def unchanged(write: Write, current: CatalogEntry) -> StacResult:
-    """Return the result of a unit whose Item stands already.
+    """Return the result of a unit whose Item is current already.
 
-    What the Item replaced is told again, because the first answer may have died with its run.
+    It repeats the replaced unit, because the first result may have been lost with its run.
     """
     return _result(write, StacStatus.NO_OP, replaces=current.replaces)
 
@@ -77,7 +77,7 @@ def superseded(write: Write, current: CatalogEntry) -> StacResult:
 
 
 def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
-    """Return the result of a candidate that shared its Item id with the one that was elected."""
+    """Return the result of a candidate that shares its Item id with the chosen one."""
     if {issue.code for issue in result.issues} & set(FenceIssue):
         # The fence refused the other unit, not this one.
         message = f"{winner.wal_id} was to write the Item and lost its claim"
@@ -92,7 +92,7 @@ def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) ->
 
 
 def lost_race(lost: Iterable[Write], current: Mapping[str, CatalogEntry]) -> dict[str, StacResult]:
-    """Return the results of writes that came second: the same content is no loss."""
+    """Return the results of writes that lost to another writer; equal content counts as unchanged."""
     outcome: dict[str, StacResult] = {}
     for write in lost:
         candidate = write.candidate
@@ -115,7 +115,7 @@ def all_failed(writes: Iterable[Write], error: PublishError) -> dict[str, StacRe
 def failed(
     candidate: Candidate, code: StacIssue | FenceIssue, message: str = "the catalog was not touched for this unit"
 ) -> StacResult:
-    """Return the result of a candidate that was not registered; without a message this worker may not write for it."""
+    """Return the result of a failed candidate; the default message means that the fence refused it."""
     return StacResult(
         write_status=StacStatus.FAILED,
         item_id=candidate.item_id,

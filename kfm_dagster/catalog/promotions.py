@@ -1,11 +1,11 @@
-"""Promotions: the catalog's undo log, which says of every Item that a run writes what stood there before (PCS-03).
+"""Promotions: the catalog's undo log, which records the previous state of every Item that a run writes (PCS-03).
 
-An entry is committed before its file takes its place, so a crash leaves a file with its entry or an entry without its
-file. Which entry an Item stands by is a column of the index: an entry that no Item stood by never came through.
+An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
+file. A column of the index names the entry of an Item's current version: an entry that it never named did not commit.
 Earlier bytes are kept in the database under their hash: a commit makes them durable together with the entries that
 name them, and rewritten Items are few and small (a kilobyte each, compressed).
 
-Belongs here: writing the log and reading it. Does not belong here: going back (`undo.py`).
+Belongs here: writing the log and reading it. Does not belong here: undoing (`undo.py`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CODEC = "zstd"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promotion:
-    """An entry of the log: an Item's file that a run wrote, or died before it did.
+    """An entry of the log: an Item's file that a run wrote, or died before writing.
 
-    before_revision is None where nothing stood, before_promotion_id also where the row is older than the log,
-    before_sha256 also where the row had lost its file. `withdrawn`: it has been undone since.
+    before_revision is None if the Item is new, before_promotion_id also if its row is older than the log, before_sha256
+    also if the row had lost its file. `withdrawn`: it has been undone since.
     """
 
     promotion_id: int
@@ -47,7 +47,7 @@ class Promotion:
     withdrawn: bool
 
     def came_after(self, current: CatalogEntry | None) -> bool:
-        """Tell whether it was to replace just what stands, or nothing where nothing stands."""
+        """Return whether it was to replace the current version, or to be new if there is none."""
         before = (self.before_promotion_id, self.before_revision)
         return before == ((current.promotion_id, current.revision) if current else (None, None))
 
@@ -61,10 +61,10 @@ class PromotionLog:
         self._collection = contract.stac.collection
 
     def enter(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> list[Write]:
-        """Log what is to be written and return the writes with their entries; `files` are those that stand, by path.
+        """Log intended writes and return them with their entries; `files` are the current files by path.
 
-        Two statements and one per Item that is overwritten. A write that only brings a lost file back changes nothing
-        that the catalog says, so it is not logged: the Item goes on standing by the entry that it stood by.
+        Takes two statements and one per Item that is overwritten. A write that only restores a lost file does not
+        change the catalog's content, so it is not logged: the Item keeps its entry.
         """
         logged = [write for write in writes if not outcomes.is_restoration(write)]
         if not logged:
@@ -83,28 +83,28 @@ class PromotionLog:
             ]
             for write in logged
         ]
-        found = self._tx.run(
+        logged_rows = self._tx.run(
             "catalog.log_promotions",
             collection_id=self._collection,
             dataset=self._contract.id,
             rows=rows,
             logged_at=datetime.now(UTC),
         )
-        entries = {row.item_id: row.promotion_id for row in found}
+        entries = {row.item_id: row.promotion_id for row in logged_rows}
         return [
             write if outcomes.is_restoration(write) else replace(write, promotion_id=entries[write.candidate.item_id])
             for write in writes
         ]
 
     def items_of(self, run_id: str) -> list[str]:
-        """Return the ids of the Items that a run wrote, or died before it did."""
+        """Return the ids of the Items that a run wrote, or died before writing."""
         rows = self._tx.run(
             "catalog.items_of_run", collection_id=self._collection, dataset=self._contract.id, run_id=run_id
         )
         return [row.item_id for row in rows]
 
     def of_items(self, item_ids: Iterable[str]) -> dict[str, list[Promotion]]:
-        """Return every entry of each Item, oldest first, by Item id."""
+        """Return all entries of each Item, oldest first, by Item id."""
         entries: dict[str, list[Promotion]] = defaultdict(list)
         for entry in self._tx.rows(
             Promotion, "catalog.promotions_of_items", collection_id=self._collection, item_ids=list(item_ids)
@@ -113,7 +113,7 @@ class PromotionLog:
         return entries
 
     def withdraw(self, promotion_ids: Iterable[int]) -> None:
-        """Say that entries are undone, so that undoing a later one never brings their Items back."""
+        """Mark entries as undone, so that undoing a later entry never restores their Items."""
         self._tx.run("catalog.withdraw", promotion_ids=promotion_ids, withdrawn_at=datetime.now(UTC))
 
     def kept(self, digests: Iterable[str]) -> dict[str, bytes]:
@@ -126,8 +126,8 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Keep the files that are to be overwritten, and return their hashes by Item id.
 
-        What a promotion of the same row left in the file without coming through is no Item that stood: then the entry
-        of that promotion says what did, and has kept it.
+        A file may be left by an uncommitted promotion of the same row, and so never have been current. Then the hash is
+        that of that promotion's entry, which has kept the earlier file.
         """
         overwritten = [write for write in writes if write.base and write.path in files]
         if not overwritten:
@@ -153,7 +153,7 @@ class PromotionLog:
         self._tx.run_many(
             "catalog.keep_file",
             [
-                # In one order, so that two writers never wait for each other.
+                # Always in the same order, so that two writers cannot deadlock.
                 {
                     "sha256": digest,
                     "content": pa.compress(contents[digest], codec=CODEC, asbytes=True),
@@ -166,5 +166,5 @@ class PromotionLog:
 
 
 def sha256(content: bytes) -> str:
-    """Hash of a file's bytes, hex; not the content hash of an Item, which leaves out what differs from run to run."""
+    """Hash a file's bytes, as hex; unlike an Item's content hash, this includes members that vary by run."""
     return hashlib.sha256(content).hexdigest()

@@ -1,7 +1,7 @@
-"""Publishers: put files of the catalog in their places, a whole file at a time, in a folder or an object store.
+"""Publishers: write files of the catalog to a folder or an object store, each file atomically.
 
-A reader sees the old file or the new one. In a folder, files are written to `.staging/`, made durable once per batch
-and renamed; in an object store a PUT is atomic, so the stage is memory. Does not belong here: what the files say.
+A reader sees the old file or the new file. In a folder, files are written to `.staging/`, made durable once per batch
+and renamed; in an object store a PUT is atomic, so files are staged in memory. Does not belong here: files' content.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kfm_dagster.storage.s3 import Store
 
 STAGING = ".staging"
 FSYNC_LIMIT = 16
-"""Up to so many files are synced one by one (0.3 ms each); syncfs costs 2.5 ms at least, 0.014 ms a file in bulk."""
+"""Maximum files that are synced one by one (0.3 ms each); syncfs takes at least 2.5 ms, 0.014 ms a file in bulk."""
 CONCURRENT_REQUESTS = 128
 RANGE_BYTES = 64 * 1024
-"""What a request for a part of an object asks for at least: what follows is often wanted next."""
+"""Minimum size of a range request: the following bytes are often read next."""
 
 
 Level = Mapping[str, bytes | None]
-"""Files by path; None for one that must not be there."""
+"""Files by path; None for a file that must not exist."""
 
 
 class PublishError(Exception):
@@ -53,36 +53,36 @@ class Staged(NamedTuple):
     """Files that no reader sees yet."""
 
     promote: Callable[[Sequence[str]], Mapping[str, PublishError]]
-    """Makes files visible, each at once, in any order; returns those that could not be."""
+    """Makes files visible, each atomically, in any order; returns the errors of the others."""
     settle: Callable[[], None]
     """Makes the names of the promoted files survive a power loss. Raises PublishError."""
 
 
 class Publisher(Protocol):
-    """Where the catalog's files go. Paths are relative to the catalog's root."""
+    """Storage of the catalog's files. Paths are relative to the catalog's root."""
 
     def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """Return what stands at those paths that have a file. Raises PublishError."""
+        """Return the content of each path that has a file. Raises PublishError."""
         ...
 
     def open(self, path: str, *, size: int) -> BinaryIO:
-        """Open a file of so many bytes, to read some of them. Raises PublishError, also while it is read."""
+        """Open a file of `size` bytes, to read parts of it. Raises PublishError, also during reads."""
         ...
 
     def staging(self, files: Mapping[str, bytes]) -> AbstractContextManager[Staged]:
-        """Stage files; what was not promoted when the block ends is gone. Raises PublishError."""
+        """Stage files; those not promoted when the block ends are discarded. Raises PublishError."""
         ...
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files in a folder; none when there is no such folder. Raises PublishError."""
+        """Return the names of the files in a folder, none if it is missing. Raises PublishError."""
         ...
 
     def folders(self, folder: str) -> Sequence[str]:
-        """Return the names of the folders in a folder; none when there is no such folder. Raises PublishError."""
+        """Return the names of the folders in a folder, none if it is missing. Raises PublishError."""
         ...
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Take files away for good, and folders that are left empty. Absent ones are no error. Raises PublishError."""
+        """Remove files durably, and emptied folders; absent files are not an error. Raises PublishError."""
         ...
 
 
@@ -98,9 +98,9 @@ def open_publisher(url: str) -> Publisher:
 
 
 def publish(publisher: Publisher, levels: Sequence[Level]) -> None:
-    """Put files in their places, each at once, level after level, and durably. Raises PublishError.
+    """Write files durably, each atomically, level after level. Raises PublishError.
 
-    What must not be there is removed afterwards, from the last level to the first.
+    Files that must not exist are removed afterwards, from the last level to the first.
     """
     written = [{path: content for path, content in level.items() if content is not None} for level in levels]
     files = {path: content for level in written for path, content in level.items()}
@@ -121,12 +121,12 @@ class FolderPublisher:
         self._root = root
 
     def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """Return what stands at those paths that have a file; an unreadable one counts as absent."""
-        found: dict[str, bytes] = {}
+        """Return the content of each path that has a file; an unreadable file counts as absent."""
+        contents: dict[str, bytes] = {}
         for path in paths:
             with suppress(OSError), (self._root / path).open("rb") as file:
-                found[path] = file.read()
-        return found
+                contents[path] = file.read()
+        return contents
 
     def open(self, path: str, *, size: int) -> BinaryIO:  # noqa: ARG002, a store has to know it
         """Open a file."""
@@ -164,7 +164,7 @@ class FolderPublisher:
         return []
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Unlink files, then folders that are left empty, and make it survive a power loss."""
+        """Unlink files, then emptied folders, so that it survives a power loss."""
         folders = {parent for path in paths for parent in (self._root / path).parents if parent != self._root}
         folders = {folder for folder in folders if folder.is_relative_to(self._root)}
         with _in_folder():
@@ -172,7 +172,7 @@ class FolderPublisher:
                 hit(Failpoint.CATALOG_REMOVE_BEFORE)
                 (self._root / path).unlink(missing_ok=True)
                 hit(Failpoint.CATALOG_REMOVE_AFTER)
-            for folder in sorted(folders, reverse=True):  # what lies deeper comes first
+            for folder in sorted(folders, reverse=True):  # deeper folders first
                 with suppress(OSError):
                     folder.rmdir()
             for folder in (*folders, self._root):
@@ -193,7 +193,7 @@ class FolderPublisher:
     def _promote(
         self, staged: Mapping[str, Path], folders: set[Path], paths: Sequence[str]
     ) -> Mapping[str, PublishError]:
-        """Rename files into their places; `folders` gets those places' folders."""
+        """Rename files into place, and add their folders to `folders`."""
         failures: dict[str, PublishError] = {}
         for path in paths:
             target = self._root / path
@@ -210,7 +210,7 @@ class FolderPublisher:
         return failures
 
     def _settle(self, folders: set[Path]) -> None:
-        """Sync the folders of the promoted files and the folders above, which may be new as well."""
+        """Sync the folders of the promoted files and their parents, which may be new as well."""
         above = {parent for folder in folders for parent in folder.parents if parent.is_relative_to(self._root)}
         with _in_folder():
             hit(Failpoint.CATALOG_SETTLE_BEFORE)
@@ -219,7 +219,7 @@ class FolderPublisher:
             hit(Failpoint.CATALOG_SETTLE_AFTER)
 
     def _staging_folder(self) -> tuple[Path, int]:
-        """Make a locked folder, after a look for folders of killed processes: their locks went with them."""
+        """Create a locked folder; first remove folders of killed processes, which hold no locks any more."""
         parent = self._root / STAGING
         parent.mkdir(parents=True, exist_ok=True)
         for leftover in parent.iterdir():
@@ -232,7 +232,7 @@ class FolderPublisher:
                     os.close(lock)
         while True:
             folder = Path(tempfile.mkdtemp(dir=parent))
-            # Until it is locked, another process may take the folder for a leftover and remove it.
+            # Until it is locked, another process may remove the folder as a leftover.
             with suppress(FileNotFoundError):
                 lock = os.open(folder, os.O_RDONLY)
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -248,13 +248,13 @@ class ObjectStorePublisher:
         self._store = store
 
     def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """Return what stands at those paths that have an object. Raises PublishError(STORAGE_UNAVAILABLE)."""
+        """Return the content of each path that has an object. Raises PublishError(STORAGE_UNAVAILABLE)."""
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-            found = zip(paths, pool.map(self._get, paths), strict=True)
-            return {path: content for path, content in found if content is not None}
+            contents = zip(paths, pool.map(self._get, paths), strict=True)
+            return {path: content for path, content in contents if content is not None}
 
     def open(self, path: str, *, size: int) -> BinaryIO:
-        """Open an object: makes no request until it is read."""
+        """Open an object, without a request until it is read."""
         return cast("BinaryIO", io.BufferedReader(Ranges(partial(self._get_range, path), size), RANGE_BYTES))
 
     @contextmanager
@@ -264,11 +264,11 @@ class ObjectStorePublisher:
         yield Staged(partial(self._promote, files), lambda: None)
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the objects below a prefix, without those deeper down."""
+        """Return the names of the objects directly below a prefix."""
         return [entry["path"].rpartition("/")[2] for entry in self._listed(folder)["objects"]]
 
     def folders(self, folder: str) -> Sequence[str]:
-        """Return what follows a prefix in the names of the objects that are deeper down, each once."""
+        """Return the distinct names of the prefixes directly below a prefix."""
         return [prefix.rstrip("/").rpartition("/")[2] for prefix in self._listed(folder)["common_prefixes"]]
 
     def _listed(self, folder: str) -> Any:
@@ -318,7 +318,7 @@ def _in_folder() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # The path in an OSError is absolute and differs from run to run; the reason is what a person needs.
+        # Only the reason is useful to people: the path in an OSError is absolute and differs between runs.
         raise PublishError(StacIssue.IO_ERROR, error.strerror or type(error).__name__) from error
 
 
@@ -342,5 +342,5 @@ def _synced(folder: Path, sync: Callable[[int], int | None]) -> None:
 
 @cache
 def _syncfs() -> Callable[[int], int] | None:
-    """syncfs(2) of Linux, for which Python has no function; None elsewhere."""
+    """Return syncfs(2) of Linux, which Python does not wrap; None elsewhere."""
     return getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)

@@ -1,4 +1,4 @@
-"""An object of a store as a file that is read by ranges. Nothing else."""
+"""An object of a store as a file that is read by ranges."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class Ranges(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Return that it can be read."""
+        """Return True: it can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Return that it can be read from anywhere."""
+        """Return True: it can be read from any position."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place; makes no request."""
+        """Move to a position, without a request."""
         origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, origin + offset)
         return self._at
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fetch what fills the buffer, in one request."""
+        """Fill the buffer, in one request."""
         view = memoryview(buffer).cast("B")
-        wanted = min(len(view), self._size - self._at)
-        if wanted <= 0:
+        length = min(len(view), self._size - self._at)
+        if length <= 0:
             return 0
-        found = self._fetch(self._at, self._at + wanted)
-        view[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        content = self._fetch(self._at, self._at + length)
+        view[: len(content)] = content
+        self._at += len(content)
+        return len(content)

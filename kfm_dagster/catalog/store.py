@@ -1,11 +1,11 @@
 """The catalog's store: register a batch of Items so that index and files agree under concurrent writers and crashes.
 
-The undo log is committed first (`promotions.py`). Then one transaction asks the fence, compares and swaps the index,
-promotes the staged files and rewrites the documents that lead to them. A crash before its commit leaves files that the
-index does not know; the next attempt writes them again, the same. Claims are locked first, then the collection, then
-the root: nobody waits the other way round.
-Does not belong here: how an Item is built (`item.py`), queries (`index.py`), file operations (`publisher.py`), going
-back (`undo.py`), or what a unit is told about it (`outcomes.py`).
+The undo log is committed first (`promotions.py`). Then one transaction checks the fence, compares and swaps the index,
+promotes the staged files and rewrites the documents that link to them. A crash before its commit leaves files that are
+not in the index; the next attempt writes the same files again. The lock order is claims, collection, root, so that
+writers cannot deadlock.
+Does not belong here: building an Item (`item.py`), queries (`index.py`), file operations (`publisher.py`), undoing
+(`undo.py`), results of units (`outcomes.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
 
 PAGE_SIZE = 1000
-"""Items that one page links: about 100 kB."""
+"""Maximum Items that one page links: about 100 kB."""
 _NOT_AS_WRITTEN = "an Item does not stand in the catalog as it was written"
 
 
@@ -43,7 +43,7 @@ class CatalogUndoError(DependencyUnavailableError):
 class Catalog:
     """A static STAC catalog and its index. Any number of processes may register at the same time.
 
-    `mirrored` has its Collections say that their Items are published as GeoParquet, too.
+    With `mirrored`, its Collections state that their Items are also published as GeoParquet.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Catalog:
         self._mirrored = mirrored
 
     def register(self, candidates: Sequence[Candidate], *, fence: Fence) -> list[StacResult]:
-        """Register a batch of one dataset; results stand in the order of the candidates.
+        """Register a batch of one dataset; return results in the order of the candidates.
 
-        A unit that cannot be registered comes back FAILED with its issue; so does one that the fence refuses, and
-        nothing changes for it. Raises ValueError for a batch of several datasets, and the database's error when the
-        database is gone: then nothing was registered.
+        A unit that cannot be registered, or that the fence refuses, gets FAILED with its issue and changes nothing.
+        Raises ValueError for a batch of several datasets, and the database's error when the database is unavailable:
+        then nothing was registered.
         """
         results: dict[int, StacResult] = {}
         for position, candidate in enumerate(candidates):
@@ -77,7 +77,7 @@ class Catalog:
             return list(results.values())
         contract = self._contract(list(valid.values()))
         with self._database.transaction() as tx:
-            # Asked here, a lost unit keeps no other from standing; asked again where it counts, in `_commit`.
+            # Checked here so that a unit that lost its claim does not win over another; `_commit` checks again.
             refused = fence(tx, outcomes.attempts_of(valid.values()))
             current = self._index(tx, contract).current({candidate.item_id for candidate in valid.values()})
         latest = outcomes.select_latest(candidate for candidate in valid.values() if candidate.wal_id not in refused)
@@ -92,27 +92,27 @@ class Catalog:
         return [results[position] for position in range(len(candidates))]
 
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
-        """Read back the Items that results speak of. Raises DependencyUnavailableError when one does not stand as told.
+        """Read back the Items of results. Raises DependencyUnavailableError if one is not as written.
 
-        An Item that another writer has replaced since stands as the index says now. Raises the database's error when
-        the database is gone.
+        An Item that another writer has replaced since must match the current index. Raises the database's error when
+        the database is unavailable.
         """
-        told = {
+        reported = {
             str(result.item_id): result
             for result in results
             if result.item_id and result.item_href and result.write_status is not StacStatus.FAILED
         }
-        files = self._contents(str(result.item_href) for result in told.values())
+        files = self._contents(str(result.item_href) for result in reported.values())
         differing = {
             item_id: str(result.item_href)
-            for item_id, result in told.items()
+            for item_id, result in reported.items()
             if result.superseded or files[str(result.item_href)] != result.content_sha256
         }
         if not differing:
             return
         with self._database.transaction() as tx:
             index = self._index(tx, self._registry[dataset])
-            # Another writer's files are in their places a moment before its index is; it ends first.
+            # Another writer promotes its files a moment before it commits its index, so wait for its end.
             with index.only_writer():
                 current = index.current(differing)
                 files = self._contents(differing.values())
@@ -122,17 +122,17 @@ class Catalog:
                 raise DependencyUnavailableError(
                     _NOT_AS_WRITTEN,
                     observed=f"{path} says {files[path] or 'nothing that is an Item'}",
-                    expected=f"content {indexed or told[item_id].content_sha256}",
+                    expected=f"content {indexed or reported[item_id].content_sha256}",
                     next_step="see who else writes to the catalog; the next attempt writes the Item again",
                 )
 
     def undo(self, dataset: str, run_id: str, *, tx: Transaction) -> UndoReport:
-        """Put back, byte for byte, what stood before a run wrote; Items that a later run replaced stay.
+        """Restore, byte for byte, the Items before a run's writes; Items that a later run replaced stay.
 
-        Waits for the collection's current writer, and may be repeated: it goes on where it died, and does nothing
-        where nothing is left to do. A run whose claims stand can write again afterwards, so they are to be given up
-        first. Raises CatalogUndoError when the catalog's place fails, ContractError for an unknown dataset, and the
-        database's error; then it is to be done again.
+        Waits for the collection's current writer, and may be repeated: it continues after a crash, and does nothing
+        once done. Release the run's claims first, because a run with claims can write again afterwards. Raises
+        CatalogUndoError when the catalog's place fails, ContractError for an unknown dataset, and the database's
+        error; repeat it then.
         """
         contract = self._registry[dataset]
         with self._undoing(f"{dataset}, run {run_id}"):
@@ -140,16 +140,16 @@ class Catalog:
             return undo_run(self._index(tx, contract), log, self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
-        """Put back, byte for byte, what stood before single promotions, given by Item id; as `undo` for the rest.
+        """Restore, byte for byte, the Items before single promotions, given by Item id; else as `undo`.
 
-        An Item that does not stand by its promotion any more is left alone.
+        An Item whose current version is from another promotion is left alone.
         """
         contract = self._registry[dataset]
         with self._undoing(f"{dataset}, {len(promotions)} Items"):
             return undo_items(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, promotions)
 
     def orphans(self, wal_ids: Iterable[WalId]) -> list[Orphan]:
-        """Return the Items of those of the given units that are in quarantine and whose lineage does not stand."""
+        """Return the Items of these units that are quarantined and have no current lineage."""
         with self._database.snapshot() as view:
             return view.rows(Orphan, "catalog.orphans", wal_ids=sorted(wal_ids))
 
@@ -164,17 +164,17 @@ class Catalog:
             ) from error
 
     def _contents(self, paths: Iterable[str]) -> dict[str, str | None]:
-        """Content hash of each file as it stands. Raises DependencyUnavailableError when they cannot be read."""
-        wanted = list(paths)
+        """Return the current content hash of each file. Raises DependencyUnavailableError if unreadable."""
+        ordered_paths = list(paths)
         try:
-            found = self._publisher.read(wanted)
+            contents = self._publisher.read(ordered_paths)
         except PublishError as error:
             raise DependencyUnavailableError(
                 _NOT_AS_WRITTEN,
                 observed=error,
                 next_step="see whether the catalog's place answers; the stage is tried again",
             ) from error
-        return {path: content_of(found.get(path)) for path in wanted}
+        return {path: content_of(contents.get(path)) for path in ordered_paths}
 
     def _register_latest(
         self,
@@ -183,7 +183,7 @@ class Catalog:
         current: Mapping[str, CatalogEntry],
         fence: Fence,
     ) -> dict[str, StacResult]:
-        """Register valid candidates of which no two have one Item id."""
+        """Register valid candidates with distinct Item ids."""
         outcome: dict[str, StacResult] = {}
         writes: list[Write] = []
         unchanged: list[Write] = []
@@ -204,7 +204,7 @@ class Catalog:
             outcome |= outcomes.all_failed(unchanged, error)
         else:
             for write in unchanged:
-                # A crash or a person may have removed or replaced the file.
+                # The file may have been removed or replaced, by a crash or by hand.
                 if content_of(files.get(write.path)) == write.candidate.content_sha256:
                     outcome[write.candidate.item_id] = outcomes.unchanged(write, current[write.candidate.item_id])
                 else:
@@ -218,7 +218,7 @@ class Catalog:
         overwritten = [write.path for write in writes if write.base and not outcomes.is_restoration(write)]
         try:
             before = self._publisher.read(overwritten) if overwritten else {}
-            # What is to be replaced is committed before any file takes its place.
+            # Commit the contents to be replaced before any file is replaced.
             with self._database.transaction() as tx:
                 writes = PromotionLog(tx, contract).enter(writes, before)
             with self._publisher.staging(files) as staged, self._database.transaction() as tx:
@@ -254,9 +254,9 @@ class Catalog:
             if pages:
                 index.recount(pages)
                 restored = any(outcomes.is_restoration(write) for write in promoted)
-                above = documents.tree(index, {day for day, _ in pages}, pages=pages, root=is_new or restored)
-                # From the leaf up: no link ever points at a file that is missing.
-                publish(self._publisher, above[::-1])
+                parents = documents.tree(index, {day for day, _ in pages}, pages=pages, root=is_new or restored)
+                # From the leaves up, so that no link ever points at a missing file.
+                publish(self._publisher, parents[::-1])
                 staged.settle()
         outcome = {write.candidate.item_id: outcomes.written(write) for write in promoted}
         for write in writes:
@@ -279,7 +279,7 @@ class Catalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """An Item that stands by a promotion whose run never came to tell its lineage, and whose unit is given up."""
+    """A current Item of a quarantined unit, promoted by a run that died before it recorded lineage."""
 
     dataset: str
     run_id: str
@@ -291,9 +291,9 @@ class Orphan:
 def _promote(
     tx: Transaction, index: CollectionIndex, writes: Sequence[Write], staged: Staged
 ) -> tuple[dict[Page, list[Write]], Mapping[str, PublishError]]:
-    """Swap the index and promote the winners; return them by page, and the error of each file that failed.
+    """Swap the index and promote the winners; return them by page, and the errors of failed files.
 
-    The index forgets again whatever could not be promoted. A write that is in neither lost against another writer.
+    The index drops writes that could not be promoted. A write that is in neither result lost to another writer.
     """
     with tx.connection.begin_nested() as savepoint:
         applied = index.apply(writes)

@@ -1,9 +1,8 @@
-"""Undoing promotions, a run's or single ones: each Item goes back, byte for byte, to what stood before (PCS-03).
+"""Undoing promotions of a run, or single ones: each Item is restored, byte for byte, to its earlier state (PCS-03).
 
 One transaction under the collection's lock: rows first, then the documents from the root down, so that no link ever
-leads to a file that is gone, then Items, then what nothing leads to any more. A crash before its commit leaves the
-index as it was, and undoing again does the same once more. What a dead promotion left in sight without coming through
-goes as well.
+leads to a missing file, then Items, then unlinked files. A crash before its commit leaves the index unchanged, and
+undoing can be repeated. Visible files of a promotion that died before its commit are undone as well.
 Does not belong here: the log itself (`promotions.py`).
 """
 
@@ -23,11 +22,11 @@ _PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UndoReport:
-    """What became of the Items whose promotions were undone, by Item id, sorted.
+    """Sorted ids of the Items whose promotions were undone, by result.
 
-    `restored` say again what they said before, `removed` were not there before. `superseded` were replaced by a later
-    promotion: they stay, and undoing that one goes back to what stood before both. Items of which nothing was left to
-    undo are in none.
+    `restored` have their earlier content again, `removed` did not exist before. `superseded` were replaced by a later
+    promotion: they stay, and undoing that promotion restores the state before both. Items with nothing left to undo are
+    not listed.
     """
 
     restored: tuple[str, ...] = ()
@@ -37,7 +36,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """What to do with an Item: go back behind `oldest`; `in_index` is False where only the file is at odds."""
+    """Planned undo of an Item to its state before `oldest`; `in_index` is False if only its file differs."""
 
     oldest: Promotion
     path: str
@@ -45,11 +44,11 @@ class _Step:
 
 
 def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, dataset: str, run_id: str) -> UndoReport:
-    """Undo a run in the open transaction. Raises PublishError, after which nothing of it may be committed."""
+    """Undo a run in the open transaction. Raises PublishError; do not commit the transaction then."""
     if not log.items_of(run_id):
         return UndoReport()
     with index.only_writer():
-        # Asked again: what was logged while this one waited for the lock is either through or will be refused.
+        # Read again: a promotion logged during the wait for the lock is either committed or will be refused.
         entries = log.of_items(log.items_of(run_id))
         return _undo(index, log, publisher, entries, lambda entry: entry.run_id == run_id and entry.dataset == dataset)
 
@@ -57,9 +56,9 @@ def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, da
 def undo_items(
     index: CollectionIndex, log: PromotionLog, publisher: Publisher, promotions: Mapping[str, int]
 ) -> UndoReport:
-    """Undo single promotions, given by Item id, in the open transaction; one that its Item no longer stands by stays.
+    """Undo single promotions, by Item id, in the open transaction; skip those that are not current.
 
-    Raises PublishError, after which nothing of it may be committed.
+    Raises PublishError; do not commit the transaction then.
     """
     with index.only_writer():
         entries = log.of_items(
@@ -77,35 +76,37 @@ def _undo(
     entries: Mapping[str, Sequence[Promotion]],
     is_own: Callable[[Promotion], bool],
 ) -> UndoReport:
-    """Undo the promotions that are `is_own` among all the `entries` of their Items, under the collection's lock."""
+    """Undo the promotions that match `is_own` among all `entries` of their Items, with the lock held."""
     own = {item_id: [entry for entry in of_item if is_own(entry)] for item_id, of_item in entries.items()}
     current = index.current(entries)
     steps: list[_Step] = []
     untouched: dict[str, CatalogEntry | None] = {}
     superseded: list[str] = []
-    for item_id, found in entries.items():
-        now = current.get(item_id)
-        ancestors = list(_ancestors(found, now))
+    for item_id, logged in entries.items():
+        row = current.get(item_id)
+        ancestors = list(_ancestors(logged, row))
         oldest = _oldest_to_undo(ancestors, is_own)
         if oldest is not None:
-            steps.append(_Step(oldest=oldest, path=_path(index, now, oldest), in_index=True))
+            steps.append(_Step(oldest=oldest, path=_path(index, row, oldest), in_index=True))
         else:
-            untouched[item_id] = now
-            if any(map(is_own, ancestors)):  # what stands came after what is to be undone
+            untouched[item_id] = row
+            if any(map(is_own, ancestors)):  # the current version came after the promotions to undo
                 superseded.append(item_id)
     steps += _left_in_sight(index, publisher, own, untouched)
-    # First, because an Item leaves the index only when its promotion is withdrawn.
-    log.withdraw(entry.promotion_id for found in own.values() for entry in found)
+    # First, because an Item can leave the index only once its promotion is withdrawn.
+    log.withdraw(entry.promotion_id for logged in own.values() for entry in logged)
     index.replace_rows(
         [step.oldest.item_id for step in steps if step.in_index],
         [step.oldest.promotion_id for step in steps if step.in_index and step.oldest.before_revision is not None],
     )
-    days = {entry.partition for found in own.values() for entry in found} | {now.partition for now in current.values()}
+    days = {entry.partition for logged in own.values() for entry in logged} | {
+        row.partition for row in current.values()
+    }
     kept = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else kept[sha] for step in steps}
     levels: list[Level] = [*documents.tree(index, days), items, _stray_pages(index, publisher, days)]
     shown = publisher.read([path for level in levels for path in level])
-    # Absent files stay listed: a promotion may have died with no more than its folder made.
+    # Keep absent files in the list: a promotion may have died after creating only its folder.
     publish(
         publisher,
         [
@@ -121,7 +122,7 @@ def _undo(
 
 
 def _ancestors(entries: Sequence[Promotion], shown: CatalogEntry | None) -> Iterator[Promotion]:
-    """Yield the entry by which an Item stands, then the one before each."""
+    """Yield the entry of an Item's current version, then each earlier entry."""
     by_id = {entry.promotion_id: entry for entry in entries}
     current = by_id.get(shown.promotion_id or 0) if shown else None
     while current is not None:
@@ -130,7 +131,7 @@ def _ancestors(entries: Sequence[Promotion], shown: CatalogEntry | None) -> Iter
 
 
 def _oldest_to_undo(ancestors: Iterable[Promotion], is_own: Callable[[Promotion], bool]) -> Promotion | None:
-    """Return the entry to go back behind: through those to undo, and through those undone before."""
+    """Return the oldest entry to undo, going back through entries to undo or undone before."""
     oldest = None
     for entry in ancestors:
         if not (is_own(entry) or (oldest is not None and entry.withdrawn)):
@@ -145,7 +146,7 @@ def _left_in_sight(
     own: Mapping[str, Sequence[Promotion]],
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
-    """Files that stand without their row: the promotion died between the two, or its undoing did."""
+    """Return steps for files without their row: the promotion, or its undoing, died between the two."""
     paths = {item_id: _path(index, now, own[item_id][0]) for item_id, now in untouched.items()}
     files = publisher.read(list(paths.values()))
     steps: list[_Step] = []
@@ -158,7 +159,7 @@ def _left_in_sight(
 
 
 def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[str]) -> Level:
-    """Return the pages that have a file and no Items, those of a dead promotion among them."""
+    """Return the pages that have a file but no Items, including those of a dead promotion."""
     stray: dict[str, None] = {}
     for day in sorted(days):
         folder = layout.day_path(index.contract.stac.collection, day).rpartition("/")[0]
@@ -170,6 +171,6 @@ def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[st
 
 
 def _path(index: CollectionIndex, shown: CatalogEntry | None, entry: Promotion) -> str:
-    """Return where an Item's file is: it never moves while it stands, whatever day a later issue of it says."""
+    """Return the path of an Item's file, which never moves, even if a later issue has another day."""
     partition = shown.partition if shown else entry.partition
     return layout.item_path(index.contract.stac.collection, partition, entry.item_id)
