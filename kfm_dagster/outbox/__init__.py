@@ -1,4 +1,4 @@
-"""The outbox: what is delivered later, at least once, by any number of processes."""
+"""The outbox: entries that are delivered later, at least once, by any number of processes."""
 
 from kfm_dagster.outbox.store import Entry, Outbox
 

@@ -1,9 +1,9 @@
-"""The durable queue (`outbox`): a row for each subject that a consumer has not got yet, from the commit that makes it.
+"""The durable queue (`outbox`): a row for each subject that a consumer has yet to get, from the commit that adds it.
 
-A claim owns its row by number and for a time (its lease), so workers share the rows of a topic and a dead worker's row
-is claimed again. A delivery that fails is deferred, after pauses that double.
+A claim owns its row by its number and for the time of its lease, so workers share the rows of a topic, and a dead
+worker's row is claimed again. A failed delivery is deferred, after pauses that double.
 
-Belongs here: rows, leases and deferrals. Does not belong here: what an entry holds, which is its topic's business.
+Belongs here: rows, leases and deferrals. Does not belong here: the content of entries, which belongs to their topics.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from kfm_dagster.storage.database import Database, Transaction
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=15), timedelta(minutes=10)
-"""Between tries: an outage of a minute costs seconds, one of a day some 150 tries."""
+"""Pauses between tries: an outage of a minute costs seconds, an outage of a day some 150 tries."""
 MOST_DOUBLINGS = 20
-"""Beyond it every pause is the longest; a timedelta has no room for 2^40 of them."""
+"""Doublings after which every pause is the longest; a timedelta cannot hold 2^40 pauses."""
 ERROR_LENGTH = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A row as it was claimed. `turn` numbers its claims; `position` and `payload` are the topic's."""
+    """A row as claimed. `turn` numbers its claims; `position` and `payload` belong to the topic."""
 
     consumer: str
     subject: str
@@ -37,13 +37,13 @@ class Entry:
     last_error: str | None
 
     def row(self) -> dict[str, Any]:
-        """Return what a statement that writes the row takes."""
+        """Return the parameters of a statement that writes the row."""
         names = ("consumer", "subject", "position", "payload", "created_at", "turn")
         return {name: getattr(self, name) for name in names}
 
 
 class Outbox:
-    """The rows of one topic. A lease is longer than any delivery takes between two calls of `keep`."""
+    """The rows of one topic. A lease is longer than any delivery between two calls of `renew`."""
 
     def __init__(self, database: Database, topic: str, *, lease: timedelta, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -54,21 +54,21 @@ class Outbox:
     def put(
         self, tx: Transaction, consumer: str, subject: str, *, payload: Any = None, content: bytes | None = None
     ) -> None:
-        """Add an entry that is due at once, unless the consumer has not got the subject's last one yet."""
+        """Add an entry that is due at once, unless the subject's last one is still undelivered."""
         row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": self._clock()}
         tx.run("outbox.put", row, payload={} if payload is None else payload, content=content)
 
     def due(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
-        """Return the entry that is due longest, without claiming it: for deliveries that may be made twice at once.
+        """Return the entry due longest, without a claim: for deliveries that may happen twice at once.
 
-        A subject waits for `after`, a consumer that gets it first.
+        A subject waits until the consumer `after` has got it.
         """
         with self._database.snapshot() as view:
-            given = {"topic": self._topic, "consumers": list(consumers), "after": after, "now": self._clock()}
-            return view.row(Entry, "outbox.due", given)
+            parameters = {"topic": self._topic, "consumers": list(consumers), "after": after, "now": self._clock()}
+            return view.row(Entry, "outbox.due", parameters)
 
     def claim(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
-        """Claim the entry that is due longest, None when there is none; nothing is written then."""
+        """Claim the entry due longest; return None, and write nothing, if no entry is due."""
         while (entry := self.due(consumers, after=after)) is not None:
             with self._database.transaction() as tx:
                 claimed = self._claim(tx, entry.consumer, entry.subject)
@@ -77,30 +77,30 @@ class Outbox:
         return None
 
     def take(self, consumer: str, subject: str) -> Entry | None:
-        """Claim the consumer's entry of a subject, which begins with the first claim; None when it is not due."""
+        """Claim the consumer's entry of a subject, added by the first claim; None if it is not due."""
         with self._database.transaction() as tx:
             self.put(tx, consumer, subject)
             return self._claim(tx, consumer, subject)
 
     def advance(self, entry: Entry, position: int) -> None:
-        """Keep how far a consumer has come, and that it may be claimed again at once."""
+        """Save a consumer's position, and make the entry claimable at once."""
         self._write(replace(entry, position=position), until=self._clock(), failures=0, error=None)
 
     def renew(self, entry: Entry) -> bool:
-        """Keep position and payload, and begin the lease again; False when another claim has taken over."""
+        """Save position and payload, and restart the lease; False if another claim has taken over."""
         return self._write(entry, until=self._clock() + self._lease, failures=entry.failures, error=entry.last_error)
 
     def release(self, entry: Entry) -> None:
-        """Keep position and payload, and have the entry claimed again at once."""
+        """Save position and payload, and make the entry claimable at once."""
         self._write(entry, until=self._clock(), failures=entry.failures, error=entry.last_error)
 
     def defer(self, entry: Entry, error: str) -> bool:
-        """Have a delivery that failed made again later; False when another claim has taken over."""
+        """Defer a failed delivery; False if another claim has taken over."""
         until = self._clock() + min(FIRST_PAUSE * 2 ** min(entry.failures, MOST_DOUBLINGS), LONGEST_PAUSE)
         return self._write(entry, until=until, failures=entry.failures + 1, error=error[:ERROR_LENGTH])
 
     def done(self, tx: Transaction, entry: Entry) -> None:
-        """Remove an entry that was delivered, unless another claim has taken over."""
+        """Remove a delivered entry, unless another claim has taken over."""
         tx.run("outbox.done", entry.row(), topic=self._topic)
 
     def _claim(self, tx: Transaction, consumer: str, subject: str) -> Entry | None:
