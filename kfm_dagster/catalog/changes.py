@@ -1,8 +1,8 @@
-"""Changes of the catalog: what a follower learns of an Item, and what a follower is.
+"""Changes of the catalog: the record of an Item's change, and the interface of followers.
 
 Every change of an Item in the index is a row, written in the transaction of the change. A follower is a place that
-shows the same Items in its own way (a search index, a receiver of announcements), and is brought up to date after the
-commit (`following.py`), so that a place that is down costs no unit.
+shows the same Items in its own way (a search index, a receiver of announcements). It is updated after the commit
+(`following.py`), so that no unit fails because the place is down.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class FollowError(DependencyUnavailableError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemChange:
-    """The last change of an Item among those that a follower gets.
+    """An Item's last change in a follower's batch.
 
-    `change_id` grows within a collection, `partition` is the day under which the Item stands (YYYY-MM-DD), `path` that
-    of its file below the catalog's root. `item` is what the file says, None once it is withdrawn, as `content_sha256`.
-    An Item that came and went before a follower saw it is withdrawn, too.
+    `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` its file
+    below the catalog's root. `item` is the file's content; it and `content_sha256` are None once withdrawn. An Item
+    that was created and withdrawn before a follower saw it comes as withdrawn.
     """
 
     change_id: int
@@ -49,21 +49,21 @@ class ItemChange:
 
 
 class Follower(Protocol):
-    """A place that shows the Items that stand, in its own way."""
+    """A place that shows the current Items in its own way."""
 
     name: str
     """Key of its cursors."""
     after: Sequence[str]
-    """Names of the followers that have a change before this one gets it."""
+    """Names of the followers that take each change before this one."""
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Bring the place in line with these Items, each of which comes once, in the order of `change_id`.
+        """Update the place with these Items, each given once, in the order of `change_id`.
 
-        `contract` is that of the dataset that owns the collection. Each change comes at least once, from one caller at
-        a time; one that stalled may still be at work. After any error all of it comes again.
+        `contract` is the owning dataset's. Each change comes at least once, from one caller at a time; a stalled caller
+        may still be at work. After any error the whole batch comes again.
         """
         ...
 
     def forget(self, contract: DatasetContract) -> None:
-        """Empty the place of a collection, before all that stands is followed again."""
+        """Empty the place of a collection, before all its current Items are followed again."""
         ...

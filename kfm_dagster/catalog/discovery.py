@@ -1,7 +1,7 @@
 """Discovery of the catalog's followers: packages declare them as entry points of the group `kfm_dagster.followers`.
 
-Belongs here: what an entry point names, and what becomes of one that fails. Does not belong here: any follower, because
-the chain imports none (`kfm_dagster/followers/`).
+Belongs here: loading entry points, and handling those that fail. Does not belong here: any follower, because the chain
+imports none (`kfm_dagster/followers/`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GROUP = "kfm_dagster.followers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerContext:
-    """Parts of an open pipeline that followers work with: `catalog` has the Items' files, `objects` the providers'."""
+    """Parts of an open pipeline for followers: `catalog` has the Items' files, `objects` the providers'."""
 
     database: Database
     catalog: Publisher
@@ -47,16 +47,16 @@ class FollowerSource(ABC):
     """Name of its check in `kfm doctor`; by default that of its entry point."""
 
     def __init__(self, settings: Settings, registry: ContractRegistry) -> None:
-        """Read its configuration, before a database is made. Raises ConfigurationError for a wrong one."""
+        """Read its configuration, before a database exists. Raises ConfigurationError if it is wrong."""
         self.settings = settings
         self.registry = registry
 
     @abstractmethod
     def followers(self, context: FollowerContext) -> Sequence[Follower]:
-        """Return the followers, none where nothing is configured; connects to nothing."""
+        """Return the configured followers, without connecting to anything."""
 
     def ask(self) -> Iterator[str | KfmError]:
-        """Ask what its followers need, for `kfm doctor`; yield what is well, and what is not. May raise KfmError."""
+        """Check its followers' needs for `kfm doctor`; yield findings and errors. May raise KfmError."""
         yield from ()
 
 
@@ -69,7 +69,7 @@ class FollowerSources:
 
     @classmethod
     def load(cls, settings: Settings, registry: ContractRegistry) -> Self:
-        """Load what is installed. A foreign error costs its source alone; raises ConfigurationError of any source."""
+        """Load installed sources. Raises ConfigurationError; other errors only drop their source."""
         loaded: dict[str, FollowerSource] = {}
         errors: dict[str, str] = {}
         for entry in sorted(_installed(tuple(sys.path)), key=lambda entry: entry.name):
@@ -83,7 +83,7 @@ class FollowerSources:
         return cls(loaded=loaded, errors=errors)
 
     def followers(self, context: FollowerContext) -> list[Follower]:
-        """Return the followers of all sources in their order of `after`; an error costs its source alone."""
+        """Return all sources' followers, ordered by `after`; an error only drops its source."""
         followers: list[Follower] = []
         for name, source in self.loaded.items():
             try:

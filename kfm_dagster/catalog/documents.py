@@ -1,7 +1,7 @@
-"""Catalog documents: root, Collection, year, day and page, as the index says at this moment.
+"""Catalog documents: root, Collection, year, day and page, from the current index.
 
-pystac builds Collections; it takes 0.2 s to import, so only who writes one imports it. Does not belong here: Items
-(`item.py`), paths (`layout.py`), queries (`index.py`), or putting documents in their places (`store.py`, `undo.py`).
+pystac builds Collections; it takes 0.2 s to import, so only writers of a Collection import it. Does not belong here:
+Items (`item.py`), paths (`layout.py`), queries (`index.py`), publishing documents (`store.py`, `undo.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIRROR = {
     "title": "Items as GeoParquet",
     "description": "The Items of each day as stac-geoparquet 1.0.0; while files are replaced, the newest "
     "items/YYYY/YYYY-MM-DD-*.json of a day names those that are its.",
-    # A pattern, as readers of Parquet take it (DuckDB, GDAL, Polars): no list of days would stay small.
+    # A pattern, which readers of Parquet accept (DuckDB, GDAL, Polars): a list of days would grow large.
     "href": "./items/*/*.parquet",
     "type": "application/vnd.apache.parquet",
     "roles": ["collection-mirror"],
@@ -39,16 +39,16 @@ ROOT_DESCRIPTION = (
     "NOAA Open Data Dissemination (NODD) objects, catalogued with their provenance as they are published."
 )
 MAX_SUMMARY_VALUES = 500
-"""Distinct values that a Collection lists per property; beyond, it gives their range. NEXRAD alone has 160 sites."""
+"""Maximum values that a Collection lists per property, else it gives their range. NEXRAD alone has 160 sites."""
 
 
 def tree(
     index: CollectionIndex, days: Iterable[str], *, pages: Iterable[Page] | None = None, root: bool = True
 ) -> list[Level]:
-    """Return the documents from the root down to the pages of these days, level by level. Raises PublishError.
+    """Return the documents from the root to the pages of these days by level. Raises PublishError.
 
-    A collection, year or day without Items has None. Without `root` the root is left out; `pages`, which have Items,
-    are the only ones to return.
+    A collection, year or day without Items has None. Without `root` the root is left out. `pages`, which have Items,
+    limits the pages to return.
     """
     contract, collection = index.contract, index.contract.stac.collection
     pages_of = {day: index.pages(day) for day in sorted(set(days))}
@@ -111,9 +111,9 @@ def collection_document(
     run_id: str | None = None,
     mirrored: bool = False,
 ) -> dict[str, Any]:
-    """Return the Collection of a dataset; `run_id` is the run that wrote the newest of its Items.
+    """Return the Collection of a dataset; `run_id` is the run that wrote its newest Item.
 
-    `mirrored` says that its Items are published as GeoParquet, too.
+    `mirrored`: whether its Items are also published as GeoParquet.
     """
     import pystac  # noqa: PLC0415, as above
 
@@ -124,9 +124,9 @@ def collection_document(
         description=contract.metadata.description,
         keywords=list(contract.stac.keywords),
         license=contract.governance.license,
-        providers=[pystac.Provider.from_dict(one.model_dump(exclude_none=True)) for one in contract.stac.providers],
+        providers=[pystac.Provider.from_dict(body.model_dump(exclude_none=True)) for body in contract.stac.providers],
         extent=pystac.Extent(
-            # The specification asks for a bbox even when no Item has one.
+            # The specification requires a bbox even if no Item has one.
             pystac.SpatialExtent([list(extent.bbox or (-180.0, -90.0, 180.0, 90.0))]),
             pystac.TemporalExtent([interval]),
         ),
@@ -144,24 +144,24 @@ def collection_document(
             **collection_notice(contract.governance),
         },
     )
-    above = [link(rel, "../catalog.json", title=ROOT_TITLE) for rel in ("root", "parent")]
+    upward = [link(rel, "../catalog.json", title=ROOT_TITLE) for rel in ("root", "parent")]
     return {
         **collection.to_dict(include_self_link=False, transform_hrefs=False),
-        # Not pystac's own links: they want the linked documents in memory.
-        "links": [*above, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
+        # Not pystac's own links: they need the linked documents in memory.
+        "links": [*upward, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
     }
 
 
 def collection_notice(governance: Governance) -> dict[str, str]:
-    """Return the members that a Collection has by its dataset's governance; an embargo says why Items are missing."""
+    """Return a Collection's members from its dataset's governance; an embargo explains missing Items."""
     embargo = governance.embargo
     if embargo is None:
-        missing = {}
+        embargo_notice = {}
     elif embargo.until is not None:
-        missing = {"kfm:embargo": f"until {embargo.until.isoformat()}"}
+        embargo_notice = {"kfm:embargo": f"until {embargo.until.isoformat()}"}
     else:
-        missing = {"kfm:embargo": f"{embargo.days_after_observation} days after observation"}
-    return {"kfm:care_label": governance.care_label, **item_notice(governance), **missing}
+        embargo_notice = {"kfm:embargo": f"{embargo.days_after_observation} days after observation"}
+    return {"kfm:care_label": governance.care_label, **item_notice(governance), **embargo_notice}
 
 
 def _year(contract: DatasetContract, year: str, days: Sequence[str]) -> dict[str, Any]:
@@ -216,10 +216,10 @@ def _item_assets(contract: DatasetContract) -> dict[str, Any]:
 
 
 def _summaries(summaries: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    summarised: dict[str, Any] = {}
     for name, values in summaries.items():
         if len(values) <= MAX_SUMMARY_VALUES:
-            found[name] = sorted(values, key=lambda value: (isinstance(value, str), value))
+            summarised[name] = sorted(values, key=lambda value: (isinstance(value, str), value))
         elif len({isinstance(value, str) for value in values}) == 1:
-            found[name] = {"minimum": min(values), "maximum": max(values)}
-    return found
+            summarised[name] = {"minimum": min(values), "maximum": max(values)}
+    return summarised

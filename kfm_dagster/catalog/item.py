@@ -1,7 +1,7 @@
 """STAC Items: from an enriched envelope to a STAC 1.1.0 Item, its canonical bytes and its content hash.
 
-Pure. Does not belong here: validation (`validation.py`), files (`publisher.py`), assets (`assets.py`), what stands
-already (`store.py`).
+Pure. Does not belong here: validation (`validation.py`), files (`publisher.py`), assets (`assets.py`), current Items
+(`store.py`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """An Item that wants to stand in the catalog.
+    """An Item to be registered in the catalog.
 
-    `content` is the canonical JSON that would be written and `item` is what it parses to; `precedence`, `sequencer` and
-    `event_time` order re-issues, the first two empty text where there is none. `attempt` is that of the unit's claim,
-    for the fence; `run_id` is the run that the undo log names, None outside of any.
+    `content` is the canonical JSON to write and `item` its parsed form; `precedence`, `sequencer` and `event_time`
+    order re-issues; the first two may be empty text. `attempt` is the attempt of the unit's claim, for the fence;
+    `run_id` is the run for the undo log, None outside of any run.
     """
 
     dataset: str
@@ -66,10 +66,10 @@ def build_candidate(
     envelope: Envelope, *, contract: DatasetContract, match: KeyMatch, run_state: Mapping[str, str] | None
 ) -> Candidate:
     """Build an Item with its canonical bytes. Raises UnserialisableItemError."""
-    built = build_item(envelope, contract=contract, match=match, run_state=run_state)
+    item = build_item(envelope, contract=contract, match=match, run_state=run_state)
     try:
-        content = canonical(built)
-        digest = content_sha256(built)
+        content = canonical(item)
+        digest = content_sha256(item)
     except TypeError as error:
         raise UnserialisableItemError(f"the Item has no JSON form: {error}") from None
     if b"\\u0000" in content:
@@ -97,7 +97,7 @@ def build_item(
 ) -> dict[str, Any]:
     """Build the STAC Item of an envelope that has its `metadata` section.
 
-    run_state is {dataset_id, run_id} of the node that registers it, for the way from an Item to its run.
+    run_state is {dataset_id, run_id} of the node that registers it; it leads from an Item to its run.
     """
     metadata = envelope.metadata
     if metadata is None:
@@ -119,19 +119,19 @@ def build_item(
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """Canonical JSON: sorted keys, no white space, UTF-8. Raises TypeError for a value without a JSON form."""
+    """Return canonical JSON: sorted keys, no white space, UTF-8. Raises TypeError without a JSON form."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
 def content_sha256(item: Mapping[str, Any]) -> str:
-    """SHA-256 of what an Item says, hex: without its links and without members that differ from run to run."""
+    """Return the SHA-256 of an Item, as hex, without links and members that differ between runs."""
     properties = {name: value for name, value in item["properties"].items() if name not in _VOLATILE_PROPERTIES}
     stable = {name: value for name, value in item.items() if name != "links"}
     return hashlib.sha256(canonical({**stable, "properties": properties})).hexdigest()
 
 
 def content_of(file: bytes | None) -> str | None:
-    """Return the content hash of a file of the catalog; None where there is none, or where it is no Item."""
+    """Return the content hash of a file of the catalog; None if it is missing or not an Item."""
     if file is None:
         return None
     try:
@@ -141,14 +141,14 @@ def content_of(file: bytes | None) -> str | None:
 
 
 def used_extensions(contract: DatasetContract, names: Iterator[str]) -> list[str]:
-    """Return those extensions, of the contract and of assets, of which at least one field name is used."""
+    """Return the extensions, of the contract and of assets, with at least one used field name."""
     used = {name.split(":", 1)[0] for name in names if ":" in name}
     return [uri for uri in (*contract.stac.extensions, *EXTENSIONS) if _prefix(uri) in used]
 
 
 def _prefix(uri: str) -> str:
-    found = _EXTENSION_NAME.search(uri)
-    name = found[1] if found else uri
+    match = _EXTENSION_NAME.search(uri)
+    name = match[1] if match else uri
     return _PREFIXES.get(name, name)
 
 
@@ -184,7 +184,7 @@ def _properties(
 
 
 def item_notice(governance: Governance) -> dict[str, str]:
-    """Return the properties that an Item has by its dataset's governance; none for an open dataset."""
+    """Return an Item's properties from its dataset's governance; none for an open dataset."""
     notice: dict[str, str] = {}
     if governance.sensitivity != "none":
         notice["kfm:sensitivity"] = governance.sensitivity

@@ -1,4 +1,4 @@
-"""Layout: where every file of the catalog stands, as paths relative to its root.
+"""Layout: the paths of all files of the catalog, relative to its root.
 
     catalog.json                                                root
     <collection>/collection.json                                one per dataset
@@ -8,8 +8,8 @@
     <collection>/<YYYY>/<YYYY-MM-DD>/<item-id>.json             Item
 
 No file grows with the number of Items. Every href is relative, so that a catalog can be copied and moved. An Item's
-parent is its day, which never changes; the page that links it is a slice of the day and may be cut again.
-Does not belong here: what the files say (`item.py`, `documents.py`).
+parent is its day, which never changes; the page that links it is a slice of the day and may change.
+Does not belong here: content of files (`item.py`, `documents.py`).
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ GEOJSON = "application/geo+json"
 
 
 def collection_path(collection_id: str) -> str:
-    """Path of the Collection."""
+    """Return the path of the Collection."""
     return f"{collection_id}/collection.json"
 
 
 def year_path(collection_id: str, year: str) -> str:
-    """Path of a year's Catalog; year is YYYY."""
+    """Return the path of a year's Catalog; year is YYYY."""
     return f"{collection_id}/{year}/catalog.json"
 
 
 def day_path(collection_id: str, partition: str) -> str:
-    """Path of a day's Catalog; partition is YYYY-MM-DD."""
+    """Return the path of a day's Catalog; partition is YYYY-MM-DD."""
     return f"{collection_id}/{partition[:4]}/{partition}/catalog.json"
 
 
 def page_path(collection_id: str, partition: str, page: int) -> str:
-    """Path of a page, counted from 1."""
+    """Return the path of a page, counted from 1."""
     return f"{collection_id}/{partition[:4]}/{partition}/{page_name(page)}"
 
 
 def page_name(page: int) -> str:
-    """File name of a page, counted from 1."""
+    """Return the file name of a page, counted from 1."""
     return f"page-{page:04d}.json"
 
 
 def item_path(collection_id: str, partition: str, item_id: str) -> str:
-    """Path of an Item."""
+    """Return the path of an Item."""
     return f"{collection_id}/{partition[:4]}/{partition}/{item_id}.json"
 
 
 def item_links() -> list[dict[str, Any]]:
-    """Return the links of an Item: the same for all of them, because all stand at the same depth."""
+    """Return the links of an Item: the same for all Items, because all have the same depth."""
     return [
         link("root", "../../../catalog.json"),
         link("collection", "../../collection.json"),
@@ -62,5 +62,5 @@ def item_links() -> list[dict[str, Any]]:
 
 def link(rel: str, href: str, *, media_type: str = JSON, title: str | None = None) -> dict[str, Any]:
     """Return a STAC link."""
-    found = {"rel": rel, "href": href, "type": media_type}
-    return found if title is None else {**found, "title": title}
+    stac_link = {"rel": rel, "href": href, "type": media_type}
+    return stac_link if title is None else {**stac_link, "title": title}

@@ -1,7 +1,7 @@
 """Validation of STAC documents: STAC 1.1 core and the KFM profile, compiled once, offline, microseconds per document.
 
-The core schemas are those that pystac ships; the profile is `kfm-profile.schema.json` beside this module and covers
-the extension fields that we write. Validators are compiled at the first call; nothing here opens a socket.
+The core schemas come with pystac; the profile is `kfm-profile.schema.json` beside this module and covers the extension
+fields that we write. Validators are compiled at the first call, without opening a socket.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import orjson
 
 MAX_REASONS = 5
 REASON_LIMIT = 200
-"""Characters of one reason; a failed `oneOf` would repeat the whole Item."""
+"""Maximum characters of one reason; a failed `oneOf` would repeat the whole Item."""
 
 _STAC = "https://schemas.stacspec.org/v1.1.0"
 _SPECS = {"catalog": "catalog-spec", "collection": "collection-spec"}
-"""Folder of a core schema at its address; all others are in `item-spec`. pystac keeps them in one folder."""
+"""Folders of core schemas in their addresses; all others are in `item-spec`. pystac has one folder for all."""
 _ENTITIES = {"Feature": "item", "Collection": "collection", "Catalog": "catalog"}
 
 
 def validate_item(item: Mapping[str, Any]) -> list[str]:
-    """Return why this is no valid Item of ours, at most MAX_REASONS reasons; empty when it is valid."""
+    """Return at most MAX_REASONS reasons why this is not a valid Item of ours; empty if valid."""
     if item.get("type") != "Feature":
         return [f"type: {item.get('type')!r} is no Item's type, 'Feature'"]
     return validate_document(item) or _disorder(item)
 
 
 def validate_document(document: Mapping[str, Any]) -> list[str]:
-    """Return why an Item, Collection or Catalog is not valid, at most MAX_REASONS reasons; empty when it is valid."""
+    """Return at most MAX_REASONS reasons why an Item, Collection or Catalog is invalid; else empty."""
     entity = _ENTITIES.get(str(document.get("type")))
     if entity is None:
         return [f"type: {document.get('type')!r} is none of {sorted(_ENTITIES)}"]
@@ -48,13 +48,13 @@ def validate_document(document: Mapping[str, Any]) -> list[str]:
 
 
 def _disorder(item: Mapping[str, Any]) -> list[str]:
-    """Say what a JSON Schema cannot: intervals begin before they end, and times are ones that Python and SQL know."""
+    """Return faults that JSON Schema cannot see: reversed intervals, times unknown to Python and SQL."""
     properties = item["properties"]
     texts = [properties.get(name) for name in ("datetime", "start_datetime", "end_datetime")]
     try:
         _, start, end = (None if text is None else datetime.fromisoformat(text) for text in texts)
     except ValueError as error:
-        # RFC 3339 knows leap seconds, which neither Python nor PostgreSQL keeps.
+        # RFC 3339 has leap seconds, which neither Python nor PostgreSQL supports.
         return [f"properties: {error}"]
     reasons = []
     if start is not None and end is not None and start > end:
@@ -86,8 +86,8 @@ def _compile(schema: Any, registry: Any) -> Any:
 
 
 def _core_schemas() -> dict[str, Any]:
-    """Core schemas by the address under which they refer to each other."""
-    # By way of pystac: importing pystac.validation brings jsonschema along, whose formats take a second of a processor.
+    """Return the core schemas by the addresses under which they refer to each other."""
+    # Not from pystac.validation: importing it imports jsonschema, whose formats take a CPU-second.
     folder = resources.files("pystac") / "validation" / "jsonschemas"
     core = {
         _address(entry.name.removesuffix(".json")): orjson.loads(entry.read_bytes())
