@@ -1,7 +1,7 @@
-"""Files that people write: YAML read into a model, a wrong one refused with file, line and reason.
+"""Configuration files: read YAML into a model, and refuse a wrong file with its name, line and reason.
 
-Belongs here: what the files of `configs/`, contracts, selections and plans share. Does not belong here: what any of
-them says (`stages/card.py`, `contracts/model.py`), or the environment (`settings.py`).
+Belongs here: the reading that the files of `configs/`, contracts, selections and plans share. Does not belong here:
+their content (`stages/card.py`, `contracts/model.py`), or the environment (`settings.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kfm_dagster.errors import ConfigurationError
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_DAYS = 3650
-"""Ten years. Without a bound, the moment that lies so far back or ahead is no date any more."""
+"""Ten years. Without a bound, a moment so far back or ahead is out of the range of dates."""
 
 
 class CardError(ConfigurationError):
@@ -35,7 +35,7 @@ class Strict(BaseModel):
 
 
 def _duration(value: object) -> object:
-    """Read `10m`, `1.5h`; anything else is pydantic's to refuse."""
+    """Read `10m`, `1.5h`. Raises ValueError for any other text or type."""
     if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
         seconds = float(match[1]) * _SECONDS[match[2]]
         if seconds > LONGEST_DAYS * _SECONDS["d"]:
@@ -56,7 +56,7 @@ def _compilable(pattern: str) -> str:
 
 Regex = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_compilable)]
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
-"""A text of people's own, on one line: a control character breaks the lines of a log, and no database keeps a NUL."""
+"""Free text on one line: a control character breaks the lines of a log, and no database keeps a NUL."""
 
 Duration = Annotated[
     timedelta,
@@ -66,7 +66,7 @@ Duration = Annotated[
 
 
 def text_of(content: bytes, *, source: str, error: type[ConfigurationError] = CardError) -> str:
-    """Return a file's text. Raises `error` naming the source and the line of what is no UTF-8."""
+    """Return a file's text. Raises `error` naming the source and the first line that is not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as caught:
@@ -79,7 +79,7 @@ def text_of(content: bytes, *, source: str, error: type[ConfigurationError] = Ca
 
 
 def read_text(file: Path, *, error: type[ConfigurationError] = CardError) -> str:
-    """Return a file's text. Raises `error` naming the file, and the line of what is no UTF-8."""
+    """Return a file's text. Raises `error` naming the file and the first line that is not UTF-8."""
     try:
         content = file.read_bytes()
     except OSError as caught:
@@ -88,7 +88,7 @@ def read_text(file: Path, *, error: type[ConfigurationError] = CardError) -> str
 
 
 def text_in(folder: Path | None, name: str) -> tuple[str, str]:
-    """Return text and path of a folder's file, or of this release's where it has none. Raises CardError."""
+    """Return text and path of a folder's file, else of the release's own file. Raises CardError."""
     path = (own_folder() if folder is None else folder) / name
     if not path.exists():
         path = own_folder() / name
@@ -123,7 +123,7 @@ def held_against(
     error: type[ConfigurationError] = CardError,
     schema: str | None = None,
 ) -> Model:
-    """Build a model from a document; `text` is where it was read from. Raises `error` as `parse` does."""
+    """Build a model from a document; `text` is its YAML source. Raises `error` as `parse` does."""
     try:
         return checked(document, model)
     except DocumentError as wrong:
@@ -131,15 +131,15 @@ def held_against(
 
 
 def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: str) -> ConfigurationError:
-    """Return the refusal of a value that is right by itself and wrong beside others, such as a name of nothing."""
+    """Return the error for a value that is valid alone and wrong beside others, such as an unknown name."""
     wrong = DocumentError(path=path, observed=observed, expected=expected)
     return _refusal(text, wrong, source=source, error=CardError)
 
 
 def json_schema(model: type[BaseModel], *, urn: str) -> dict[str, Any]:
-    """JSON Schema (2020-12) of a file; published as docs/spec/NAME.schema.json for editors and CI.
+    """Return a file's JSON Schema (2020-12); published as docs/spec/NAME.schema.json for editors and CI.
 
-    It knows the form of each part, not what the parts must be beside each other: that is what reading refuses.
+    It has the form of each part; rules between parts are checked on reading only.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

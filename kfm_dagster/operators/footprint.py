@@ -1,6 +1,6 @@
-"""Footprint: a reader's geometry, rounded to the contract's decimals, held against GeoJSON's rules, and its bounds.
+"""Footprint: a reader's geometry, rounded to the contract's decimals and checked by GeoJSON's rules, with its bounds.
 
-Belongs here: what RFC 7946 says of any geometry. Does not belong here: how a format yields one (`readers/`).
+Belongs here: RFC 7946's rules for any geometry. Does not belong here: how a format yields a geometry (`readers/`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
 _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
-"""Geometry types of NODD datasets, and how many arrays stand around a position (RFC 7946, section 3.1)."""
+"""Geometry types of NODD datasets, and the number of arrays around a position (RFC 7946, section 3.1)."""
 
 
 def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Mapping[str, Any], Box]:
@@ -32,8 +32,8 @@ def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Map
 class _Same:
     """A geometry, equal to itself only.
 
-    Readers share the geometry of a fixed scene, and hashing one would cost more than rounding it. The cache's reference
-    keeps the identity from being given to another object.
+    Readers share the geometry of a fixed scene, and hashing it would cost more than rounding it. The cache's reference
+    keeps Python from reusing the identity for another object.
     """
 
     def __init__(self, geometry: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ def _footprint(same: _Same, decimals: int) -> tuple[Mapping[str, Any], Box]:
     if depth >= 2 and not all(len(ring) >= 4 and ring[0] == ring[-1] for ring in _rings(coordinates, depth)):
         raise _invalid("a ring is not closed, or has fewer than four positions")
     if depth == 3:
-        # Rounding may leave nothing of a part beyond the antimeridian, which then reaches there no more.
+        # Rounding may reduce a part beyond the antimeridian to nothing: the geometry then ends before it.
         coordinates = [part for part in coordinates if _has_extent(part[0])] or coordinates
     rounded = {"type": kind, "coordinates": coordinates}
     return rounded, bounding_box(rounded)
@@ -92,5 +92,5 @@ def _has_extent(ring: list[list[float]]) -> bool:
 def _degrees(value: Any, decimals: int) -> float:
     if not math.isfinite(value):
         raise ValueError("not finite")
-    # Adding zero turns -0.0 into 0.0, so that canonical JSON has one form of it.
+    # Adding zero turns -0.0 into 0.0, so that canonical JSON has one form of zero.
     return round(float(value), decimals) + 0.0

@@ -1,8 +1,8 @@
-"""integrity-check: whether the stored object is the one that was announced, whole, and of the declared format.
+"""integrity-check: whether the stored object is the announced one, whole, and of the declared format.
 
-Belongs here: the checks that one request can answer, and what a dataset's contract makes of a finding, which
-metadata-extract shares. Only reads. Does not belong here: opening the object (`storage/objects.py`) and what its
-headers say (`metadata_extract.py`).
+Belongs here: the checks that one request can answer, and the contract's severity of a finding, which metadata-extract
+shares. Only reads. Does not belong here: opening the object (`storage/objects.py`) and its headers
+(`metadata_extract.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ UNLESS_NAMED: Mapping[StrEnum, Severity] = {
     MetadataIssue.OUT_OF_TABLE: Severity.SUSPECT,
     MetadataIssue.SIDECAR_OUTDATED: Severity.SUSPECT,
 }
-"""Severities of codes that a contract need not name: nothing was found wrong, and nothing was found sound."""
+"""Severities of codes that a contract need not name: the object is proven neither wrong nor sound."""
 
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
-"""A store that does not answer says nothing about the object, so no contract can let the unit go on."""
+"""An unavailable store says nothing about the object, so no contract can let the unit pass."""
 
 
 Code = TypeVar("Code", bound=StrEnum)
@@ -35,7 +35,7 @@ Code = TypeVar("Code", bound=StrEnum)
 def apply_severities(
     findings: Iterable[tuple[Code, str]], severities: Mapping[Code, Severity]
 ) -> tuple[CheckStatus, tuple[Issue, ...]]:
-    """Give each finding the severity of the contract, or its own where the contract names none; derive the status."""
+    """Return the status and each finding with the contract's severity, else its default."""
     issues = tuple(
         Issue(code=code.value, severity=_severity(code, severities), message=message) for code, message in findings
     )
@@ -58,9 +58,8 @@ def integrity_check(
 ) -> Integrity:
     """Run the contract's checks over one object with one request, or none when the contract enables no check.
 
-    The request is for `first_bytes` of the object at least, where somebody will read these anyway.
-    A check that has nothing to compare with is not run: `checks_run` names those that were. Never raises for what the
-    object or its store does.
+    The request covers at least `first_bytes` of the object, which the reader needs anyway. A check without a value to
+    compare with is skipped: `checks_run` names the checks that ran. Never raises for faults of the object or its store.
     """
     rules = contract.integrity
     if not rules.checks:
@@ -104,9 +103,9 @@ def _look(
     envelope: Envelope, rules: IntegrityRules, handle: ObjectHandle, first_bytes: int
 ) -> tuple[ObjectHead, bytes]:
     magic = rules.magic if "magic" in rules.checks else ()
-    wanted = max([first_bytes, *(one.offset + len(one.hex) // 2 for one in magic)])
-    # An object announced as empty has no first bytes, and asking for them would cost a second request.
-    return handle.probe(wanted) if wanted and envelope.object_size != 0 else (handle.head(), b"")
+    needed = max([first_bytes, *(signature.offset + len(signature.hex) // 2 for signature in magic)])
+    # An object announced as empty has no first bytes: requesting them would cost a second request.
+    return handle.probe(needed) if needed and envelope.object_size != 0 else (handle.head(), b"")
 
 
 def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> list[Finding]:
@@ -123,7 +122,7 @@ def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> 
 
 
 def _unlike_peers(size: int, envelope: Envelope, rules: IntegrityRules) -> list[Finding] | None:
-    """Hold a size against the peers that the unit was admitted with; None where they are too few to say anything."""
+    """Compare a size with the peers of the unit's admission; None when the peers are too few."""
     if rules.peers is None or envelope.peer_sizes is None or size == 0:
         return None
     peers = PeerSizes(*envelope.peer_sizes)

@@ -1,9 +1,8 @@
-"""message-parse: one SQS message to envelopes, to names for what is no unit, and to rejections with a reason.
+"""message-parse: turn one SQS message into envelopes, ignored records, and rejections with their reasons.
 
 Belongs here: the meaning of the body (SNS envelope or raw delivery, S3 event records or a NEXRAD chunk) under the
-dataset contracts, and the same envelope for an object that a listing found. Pure: no clock, no request, no write. Does
-not belong here: receiving (`notifications/sqs.py`), who sent a message (`notifications/authenticity.py`), and keeping
-what was rejected.
+dataset contracts, and the same envelope for a listed object. Pure: no clock, no request, no write. Does not belong
+here: receiving (`notifications/sqs.py`), checking the sender (`notifications/authenticity.py`), and keeping rejections.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ from kfm_dagster.notifications.nexrad_chunk import ChunkNotice
 from kfm_dagster.storage.objects import ListedObject
 
 LISTING_SCHEMA_VERSION = "listing"
-"""`schema_version` of a unit that no message announced."""
+"""`schema_version` of a unit from a listing, without a message."""
 
 MAX_REJECTIONS = 100
-"""Different rejections of one message that are named; S3 sends one record a message, and 1 MiB can hold 500,000."""
+"""Most distinct rejections named per message; S3 sends one record a message, and 1 MiB can hold 500,000."""
 
 
 @unique
@@ -70,9 +69,9 @@ class IgnoreReason(StrEnum):
 
 
 class Ignored(NamedTuple):
-    """One record, or the whole message (record_index None), that is no unit; None is what it does not name.
+    """A record, or the whole message (record_index None), without a unit; fields that it does not name are None.
 
-    `dataset` is the one that it belongs to, None where that is no one: a bucket or topic that several share.
+    `dataset` is None also when several datasets share the bucket or topic.
     """
 
     reason: IgnoreReason
@@ -81,14 +80,14 @@ class Ignored(NamedTuple):
     dataset: str | None = None
     record_index: int | None = None
     sidecar_version: str | None = None
-    """ETag of a sidecar that was written, empty where the event has none; None for anything else."""
+    """ETag of a created sidecar, empty when the event has none; None for any other record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedRecord:
-    """One record, or the whole message (record_index None), that gave no envelope.
+    """A rejected record, or the whole message (record_index None).
 
-    Of several records that are rejected for one reason it is the first, and `records` their number.
+    Of several records with the same rejection it is the first, and `records` their number.
     """
 
     code: ParseIssue
@@ -101,9 +100,9 @@ class RejectedRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedMessage:
-    """What one message said, in the order of its records; each record is in exactly one of the three.
+    """One parsed message: each record is an envelope, ignored or rejected, in the order of the records.
 
-    Two records of one object give two envelopes with one `wal_id`. `positions` are the envelopes' records.
+    Two records of one object give two envelopes with one `wal_id`. `positions` are the envelopes' record indexes.
     """
 
     message_id: str
@@ -114,7 +113,7 @@ class ParsedMessage:
     rejections: tuple[RejectedRecord, ...] = ()
 
     def without(self, refused: Mapping[WalId, str]) -> ParsedMessage:
-        """Return the message with units that the database refuses, and its words, as rejections."""
+        """Return the message with each refused unit as a rejection, with the database's reason."""
         if not any(unit.wal_id in refused for unit in self.envelopes):
             return self
         kept: list[tuple[Envelope, int]] = []
@@ -135,7 +134,7 @@ class ParsedMessage:
 
 
 class _Opened(NamedTuple):
-    """A message out of its envelope; `published` is when SNS says that it came, None where nobody says."""
+    """A message out of its envelope; `published` is its SNS timestamp, None without one."""
 
     payload: Mapping[str, Any]
     shape: MessageShape
@@ -144,16 +143,16 @@ class _Opened(NamedTuple):
 
 
 class _Rejections:
-    """Rejections of one message: as many as a person reads, however many records a sender packs into it.
+    """Rejections of one message, bounded for readers however many records the message holds.
 
-    Identical ones are counted; beyond MAX_REJECTIONS different ones are counted by their code alone.
+    Identical rejections are counted. Beyond MAX_REJECTIONS distinct ones, rejections are counted by code alone.
     """
 
     def __init__(self, earlier: Iterable[RejectedRecord] = ()) -> None:
         self._found: dict[tuple[ParseIssue, str | None], RejectedRecord] = {
-            (one.code, one.message): one for one in earlier
+            (rejection.code, rejection.message): rejection for rejection in earlier
         }
-        self._counts = {key: one.records for key, one in self._found.items()}
+        self._counts = {key: rejection.records for key, rejection in self._found.items()}
 
     def add(self, error: MessageError, index: int) -> None:
         """Reject the record at `index`."""
@@ -169,8 +168,8 @@ class _Rejections:
         self._counts[key] = 1
 
     def found(self) -> tuple[RejectedRecord, ...]:
-        """Return them in the order of their first records."""
-        return tuple(replace(one, records=self._counts[key]) for key, one in self._found.items())
+        """Return the rejections in the order of their first records."""
+        return tuple(replace(rejection, records=self._counts[key]) for key, rejection in self._found.items())
 
 
 def parse_message(
@@ -181,10 +180,10 @@ def parse_message(
     days: DayWindow | None = None,
     verdict: SenderVerdict = UNCHECKED,
 ) -> ParsedMessage:
-    """Understand one message; with `days`, units of other days are ignored.
+    """Parse one message; with `days`, units of other days are ignored.
 
-    One with an invalid signature is rejected, and one on whose sender there is no verdict yet says nothing at all.
-    Never raises for what a message holds; same message, contracts, days and verdict, same result.
+    A message with an invalid signature is rejected. Without a verdict on its sender yet, the result is empty.
+    Never raises for a message's content; same message, contracts, days and verdict, same result.
     """
     if verdict.authenticity is Authenticity.UNKNOWN:
         return ParsedMessage(message_id=message.message_id, verdict=verdict)
@@ -200,11 +199,11 @@ def parse_message(
     ignored: list[Ignored] = []
     positions: list[int] = []
     rejections = _Rejections()
-    understand = _chunk if opened.shape == "nexrad-chunk" else _unit
+    parse_record = _chunk if opened.shape == "nexrad-chunk" else _unit
     for index, record in enumerate(records):
         try:
-            found = understand(record, opened=opened, registry=registry, queue=queue)
-            unit = _within(days, found, sent_at=message.sent_at)
+            parsed = parse_record(record, opened=opened, registry=registry, queue=queue)
+            unit = _within(days, parsed, sent_at=message.sent_at)
         except MessageError as error:
             rejections.add(error, index)
         else:
@@ -232,10 +231,10 @@ def _within(days: DayWindow | None, unit: Envelope | Ignored, *, sent_at: dateti
 
 
 def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | None:
-    """Envelope of an object that a listing found; None when its key is no data object of the contract.
+    """Return the envelope of a listed object; None when its key names no data object of the contract.
 
-    What the listing says stands for the announcement: its ETag and size, and `last_modified` as the event time. The
-    ETag is left out where messages name none, because the unit is the one that they announce.
+    The listing replaces the announcement: its ETag and size, and `last_modified` as the event time. The ETag is left
+    out when the dataset's messages have none, so that listing and message give the same unit.
     """
     bucket, _, key = listed.uri.removeprefix("s3://").partition("/")
     try:
@@ -258,12 +257,12 @@ def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | 
 
 
 def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdict) -> _Opened | Ignored:
-    """Take the payload out of the SNS envelope, or the body itself with raw message delivery."""
+    """Return the payload of the SNS envelope, or the body itself with raw message delivery."""
     outer = json_object(message.body, "the body")
     if verdict.authenticity is Authenticity.INVALID:
         raise MessageError(ParseIssue.SIGNATURE_INVALID, verdict.detail)
     if "Type" not in outer:
-        # Nothing but the fields themselves tells which shape it is.
+        # Only the fields tell which shape it is.
         shape: MessageShape = "nexrad-chunk" if "S3Bucket" in outer and "Records" not in outer else "s3-event"
         raw = RawReference(sqs_message_id=message.message_id)
         return _test_event(outer, registry) or _Opened(payload=outer, shape=shape, raw=raw)
@@ -293,14 +292,14 @@ def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdic
 def _test_event(payload: Mapping[str, Any], registry: ContractRegistry) -> Ignored | None:
     if payload.get("Event") != "s3:TestEvent" or "Records" in payload:
         return None
-    named = payload.get("Bucket")
-    # Another's bucket is no name that anybody would look for.
-    bucket = named if isinstance(named, str) and named in registry.buckets else None
+    name = payload.get("Bucket")
+    # A bucket without a contract is not recorded: no search would use its name.
+    bucket = name if isinstance(name, str) and name in registry.buckets else None
     return Ignored(IgnoreReason.TEST_EVENT, bucket=bucket, dataset=_only(registry.buckets.get(bucket or "", ())))
 
 
 def _only(contracts: Sequence[DatasetContract]) -> str | None:
-    """Return the dataset when there is but one."""
+    """Return the dataset when there is exactly one."""
     return contracts[0].id if len(contracts) == 1 else None
 
 
@@ -314,30 +313,30 @@ def _records(opened: _Opened) -> list[Any]:
 
 
 def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
-    """Understand one S3 event record. Raises MessageError with bucket and key as far as they are known."""
+    """Parse one S3 event record. Raises MessageError with bucket and key as far as they are known."""
     if not isinstance(record, dict):
         missing("Records[]")
     s3 = require_object(record, "s3")
     bucket = require_text(require_object(s3, "bucket", path="s3.bucket"), "name", path="s3.bucket.name")
-    described = require_object(s3, "object", path="s3.object")
-    encoded = require_text(described, "key", path="s3.object.key")
+    s3_object = require_object(s3, "object", path="s3.object")
+    encoded = require_text(s3_object, "key", path="s3.object.key")
     try:
         key = _decoded(encoded)
-        found = _route(bucket, key, opened=opened, registry=registry)
-        if isinstance(found, Ignored):
-            return found._replace(sidecar_version=_sidecar_version(found, record, described))
-        if _is_accepted_removal(record, found):
-            return Ignored(IgnoreReason.OBJECT_REMOVED, key, bucket, found.id)
+        contract = _route(bucket, key, opened=opened, registry=registry)
+        if isinstance(contract, Ignored):
+            return contract._replace(sidecar_version=_sidecar_version(contract, record, s3_object))
+        if _is_accepted_removal(record, contract):
+            return Ignored(IgnoreReason.OBJECT_REMOVED, key, bucket, contract.id)
         return _envelope(
-            found,
-            _understood(key, registry.grammars[found.id]),
+            contract,
+            _understood(key, registry.grammars[contract.id]),
             uri=f"s3://{bucket}/{key}",
             queue=queue,
             event_time=require_time(record, "eventTime"),
             schema_version=record["eventVersion"],
-            version=optional_text(described, "eTag", ETAG, path="s3.object.eTag"),
-            size=optional_size(described, "size", path="s3.object.size (bytes)"),
-            sequencer=optional_text(described, "sequencer", SEQUENCER, path="s3.object.sequencer"),
+            version=optional_text(s3_object, "eTag", ETAG, path="s3.object.eTag"),
+            size=optional_size(s3_object, "size", path="s3.object.size (bytes)"),
+            sequencer=optional_text(s3_object, "sequencer", SEQUENCER, path="s3.object.sequencer"),
             raw=opened.raw,
         )
     except MessageError as error:
@@ -346,22 +345,22 @@ def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: st
 
 
 def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
-    """Understand one message of the NEXRAD chunk feed. Raises MessageError with bucket and key as far as known.
+    """Parse one message of the NEXRAD chunk feed. Raises MessageError with bucket and key as far as known.
 
-    The event is as old as its notification: the message itself tells only when the volume began, up to ten minutes ago.
+    The event time is that of the notification: the message itself has only the volume's start, up to ten minutes ago.
     """
     bucket = require_text(record, "S3Bucket")
     key = require_text(record, "Key")
     try:
         notice = ChunkNotice.of(record)
-        found = _route(bucket, key, opened=opened, registry=registry)
-        if isinstance(found, Ignored):
-            return found
-        _check_version(found, "L2Version", notice.layout)
-        match = _understood(key, registry.grammars[found.id])
+        contract = _route(bucket, key, opened=opened, registry=registry)
+        if isinstance(contract, Ignored):
+            return contract
+        _check_version(contract, "L2Version", notice.layout)
+        match = _understood(key, registry.grammars[contract.id])
         notice.check_key(key, version=match.groups.get("version"))
         return _envelope(
-            found,
+            contract,
             match,
             uri=f"s3://{bucket}/{key}",
             queue=queue,
@@ -385,7 +384,7 @@ def _decoded(encoded: str) -> str:
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
-    """Contract of a data object, by bucket and key alone: `configurationId` can name another satellite."""
+    """Return a data object's contract by bucket and key alone: `configurationId` can name another satellite."""
     topic = opened.raw.topic_arn
     announced = registry.announced.get((topic, bucket))
     if announced is None:
@@ -407,7 +406,7 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
 
 
 def _sidecar_version(found: Ignored, record: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
-    """Version of a sidecar that an event says was written. What is wrong with such an event costs no data object."""
+    """Return the ETag of a created sidecar. A defect in its event affects no data object."""
     name = record.get("eventName")
     if found.reason is not IgnoreReason.SIDECAR or not isinstance(name, str):
         return None

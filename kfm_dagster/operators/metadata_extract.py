@@ -1,4 +1,4 @@
-"""metadata-extract: what an object says of itself, held against what its contract requires.
+"""metadata-extract: read an object's headers and check them against its contract.
 
 Belongs here: choosing the reader, the rules that hold for every format, rounding, and the STAC time fields. Does not
 belong here: formats (`readers/`) and Items (`catalog/`).
@@ -29,12 +29,12 @@ from kfm_dagster.readers.base import (
 from kfm_dagster.storage.object_handle import ObjectReadError
 
 OpenSidecar = Callable[[str], ByteSource | None]
-"""From a suffix to the sidecar, None when there is none. Raises ObjectReadError when the store cannot tell."""
+"""Open a sidecar by suffix, None when there is none. Raises ObjectReadError when the store cannot tell."""
 
 CHECKS = ("headers", "time_range", "required_properties", "sidecars", "geometry")
 
 CLOCK_TOLERANCE = timedelta(minutes=5)
-"""By which the clock of who makes a product may be ahead of the store's: a radar's clock is set by hand or GPS."""
+"""Most by which a producer's clock may be ahead of the store's: a radar's clock is set by hand or GPS."""
 
 Answer = TypeVar("Answer")
 Finding = tuple[MetadataIssue, str]
@@ -49,10 +49,10 @@ def metadata_extract(
     open_sidecar: OpenSidecar,
     readers: Mapping[str, Reader],
 ) -> Metadata:
-    """Read one object's headers and check them. Never raises for what the object or its store does.
+    """Read one object's headers and check them. Never raises for faults of the object or its store.
 
-    A unit whose integrity is neither `ok` nor `suspect` is not read: its status stays `unknown`, with no issue, because
-    the reason is integrity's. `readers` have that of the contract (`readers.registry.refuse_orphans`).
+    A unit whose integrity is neither `ok` nor `suspect` is not read: its status stays `unknown`, without an issue, as
+    integrity has the reason. `readers` include the contract's reader (`readers.registry.refuse_orphans`).
     """
     if envelope.integrity is None or envelope.integrity.status not in {CheckStatus.OK, CheckStatus.SUSPECT}:
         return Metadata(status=CheckStatus.UNKNOWN)
@@ -128,7 +128,7 @@ def _read(
 
 
 def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:
-    """Return what an object says against its key, by the contract's `key_values`; `layers.` stands for each layer."""
+    """Return contradictions of object and key by the contract's `key_values`; `layers.` covers each layer."""
 
     def values_of(field: str) -> Iterable[object]:
         place, _, name = field.partition(".")
@@ -141,7 +141,7 @@ def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: 
 
 
 def _failure(error: Exception, store: _StoreWatch) -> Finding:
-    # A library between the reader and the store may have wrapped the store's error into one of its own.
+    # A library between the reader and the store may have wrapped the store's error into its own.
     if store.failure is not None:
         return MetadataIssue.STORAGE_UNAVAILABLE, store.failure
     if isinstance(error, ReadError):
@@ -153,23 +153,23 @@ def _failure(error: Exception, store: _StoreWatch) -> Finding:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the watches of one object and its sidecars saw."""
+    """Observations that the watches of one object and its sidecars share."""
 
     failure: str | None = None
-    """Its text: the error itself would hold on to the frames that it went through, and they to the object."""
+    """Text of the first error: the error itself would keep its frames alive, and they the object."""
     written: dict[str, datetime] = field(default_factory=dict)
 
 
 class _StoreWatch:
-    """A ByteSource and its sidecars that remember the store's first failure, and give no answer after it.
+    """A ByteSource with its sidecars that records the store's first failure, and when sidecars were written.
 
-    integrity-check has just seen the object, so whatever the store says now, the next attempt has to look again.
+    integrity-check has just seen the object, so whatever the store answers now, the next attempt has to check again.
     """
 
     def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, seen: _Seen | None = None) -> None:
         self._source = source
         self._open_sidecar = open_sidecar
-        # Apart from the watches: one that referred to itself would keep the object until the cyclic collector looks.
+        # Separate from the watches: a cycle would keep the object until the cyclic collector runs.
         self._seen = _Seen() if seen is None else seen
 
     @property
@@ -192,11 +192,11 @@ class _StoreWatch:
         return self._watched(lambda: self._source.read(start, length))
 
     def sidecar(self, suffix: str) -> ByteSource | None:
-        """Open a sidecar, watched, too."""
-        found = self._watched(lambda: self._open_sidecar(suffix))
-        if (written := getattr(found, "last_modified", None)) is not None:
+        """Open a sidecar, which is watched, too."""
+        source = self._watched(lambda: self._open_sidecar(suffix))
+        if (written := getattr(source, "last_modified", None)) is not None:
             self._seen.written[suffix] = written
-        return None if found is None else _StoreWatch(found, self._open_sidecar, self._seen)
+        return None if source is None else _StoreWatch(source, self._open_sidecar, self._seen)
 
     def _watched(self, ask: Callable[[], Answer]) -> Answer:
         try:
@@ -207,7 +207,7 @@ class _StoreWatch:
 
 
 def _times(header: HeaderMetadata) -> dict[str, str] | None:
-    """STAC times: a range only where it is one (STAC Item 1.1, "datetime"). None when they are no valid range."""
+    """Return STAC times, with a range when start and end differ (STAC Item 1.1, "datetime"); None when invalid."""
     if any(time.tzinfo is None for time in (header.start, header.end, header.datetime)) or header.end < header.start:
         return None
     times = {"datetime": rfc3339(header.datetime)}
@@ -217,7 +217,7 @@ def _times(header: HeaderMetadata) -> dict[str, str] | None:
 
 
 def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:
-    """Nobody misses a sidecar that a dataset does not have; but nothing then lists what the object has to hold."""
+    """Replace a missing sidecar, where the dataset has none, by unchecked completeness."""
     code, text = finding
     if code is MetadataIssue.SIDECAR_MISSING and not contract.storage.sidecars:
         return MetadataIssue.COMPLETENESS_UNCHECKED, text
@@ -227,25 +227,25 @@ def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:
 def _outdated(
     header: HeaderMetadata, written: Mapping[str, datetime], contract: DatasetContract, object_written: datetime | None
 ) -> list[Finding]:
-    """Sidecars that belong to the object by what they say, and were written too long before it."""
+    """Return findings on sidecars that match the object and were written too long before it."""
     findings: list[Finding] = []
     for sidecar in contract.storage.sidecars:
-        at = written.get(sidecar.suffix)
-        if sidecar.suffix not in header.sidecars or at is None or object_written is None:
+        sidecar_written = written.get(sidecar.suffix)
+        if sidecar.suffix not in header.sidecars or sidecar_written is None or object_written is None:
             continue
-        if object_written - at > timedelta(seconds=sidecar.may_precede_seconds):
-            times = f"{rfc3339(at)}, the object at {rfc3339(object_written)}"
+        if object_written - sidecar_written > timedelta(seconds=sidecar.may_precede_seconds):
+            times = f"{rfc3339(sidecar_written)}, the object at {rfc3339(object_written)}"
             expected = f"at most {sidecar.may_precede_seconds} s earlier"
             findings.append((MetadataIssue.SIDECAR_OUTDATED, f"{sidecar.suffix} was written at {times}: {expected}"))
     return findings
 
 
 def _made_after_storing(header: HeaderMetadata, stored: datetime | None) -> list[Finding]:
-    """Return a finding where an object says that it was made after it was stored."""
-    made = header.properties.get("processing:datetime")
-    if made is None or stored is None or datetime.fromisoformat(made) <= stored + CLOCK_TOLERANCE:
+    """Return a finding when the object's own creation time is after its storage time."""
+    created = header.properties.get("processing:datetime")
+    if created is None or stored is None or datetime.fromisoformat(created) <= stored + CLOCK_TOLERANCE:
         return []
-    text = f"made at {made}, by what the object says, and stored at {rfc3339(stored)}"
+    text = f"made at {created}, by what the object says, and stored at {rfc3339(stored)}"
     return [(MetadataIssue.TIME_MISMATCH, f"{text}; expected at most {CLOCK_TOLERANCE.seconds} s between the clocks")]
 
 

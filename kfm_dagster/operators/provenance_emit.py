@@ -1,7 +1,7 @@
-"""provenance-emit: the lineage of every unit whose Item stands in the catalog, over a batch.
+"""provenance-emit: emit the lineage of every unit of a batch whose Item is in the catalog.
 
 The only operator that writes lineage. It runs only after stac-register answered created, updated or no-op, and rolls
-nothing back: a unit that one path did not take is `partial`, and a later replay emits what is missing.
+nothing back: a unit that one path refused is `partial`, and a later replay emits the missing lineage.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def provenance_emit(
     occurred_at: datetime,
     started_at: datetime | None = None,
 ) -> list[Envelope]:
-    """Return the batch in its order, with `provenance` on every unit that has lineage; the others as they were.
+    """Return the batch in its order, with `provenance` on every unit that has lineage; other units are unchanged.
 
-    `fence` tells, in the transaction that records, whose claim still stands. `occurred_at` is now, `started_at` is when
-    the run claimed the batch (default: now).
+    `fence` checks, in the recording transaction, which claims are still valid. `occurred_at` is now, `started_at` is
+    when the run claimed the batch (default: now).
     """
     units = [
         LineageUnit.of(envelope)

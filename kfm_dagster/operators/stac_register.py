@@ -1,4 +1,4 @@
-"""stac-register: build the Item of every envelope that may have one, and register the batch in the catalog.
+"""stac-register: build the Item of every envelope that passed, and register the batch in the catalog.
 
 The only operator that writes the catalog. `stac_register` is pure; `stac_register_batch` hands its candidates to
 `catalog.store.Catalog`, which decides between created, updated and no-op.
@@ -28,7 +28,7 @@ class NoItemError(Exception):
 
 
 def may_register(envelope: Envelope) -> bool:
-    """Tell whether operators, gates and governance let the envelope through; suspect ones pass, visibly."""
+    """Return whether operators, gates and governance pass the envelope; suspect envelopes pass, visibly."""
     return (
         envelope.failure is None
         and envelope.integrity is not None
@@ -47,7 +47,7 @@ def stac_register(
 ) -> Candidate:
     """Build the Item of one envelope. Raises NoItemError.
 
-    run_state is {dataset_id, run_id} of the node that registers it.
+    run_state is {dataset_id, run_id} of the registering node.
     """
     try:
         match = grammar.match(envelope.key)
@@ -70,10 +70,10 @@ def stac_register_batch(
     fence: Fence,
     run_state: Mapping[str, str] | None = None,
 ) -> list[Envelope]:
-    """Register a batch of one dataset and return it, in order, with `stac` added where an Item was due.
+    """Register a batch of one dataset and return it, in order, with `stac` added to each envelope that passed.
 
-    An envelope that failed before is returned as it came: it leaves no trace in the catalog. `fence` tells, in the
-    transaction that writes, whose claim still stands.
+    An envelope that failed before is returned unchanged: it leaves no trace in the catalog. `fence` checks, in the
+    writing transaction, which claims are still valid.
     """
     enriched = list(envelopes)
     candidates: dict[int, Candidate] = {}
@@ -85,7 +85,7 @@ def stac_register_batch(
                 enriched[position] = envelope.evolve(stac=_no_item(str(error)))
             except KfmError:  # of the contract or the catalog, so of every unit
                 raise
-            except Exception as error:  # of this unit: its neighbours go on
+            except Exception as error:  # of this unit: the others continue
                 _LOG.exception("no Item of %s", envelope.wal_id, exc_info=redacted_error(error))
                 enriched[position] = envelope.evolve(stac=_no_item(f"the Item ends in {type(error).__name__}"))
     results = catalog.register(list(candidates.values()), fence=fence)
