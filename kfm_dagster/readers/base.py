@@ -1,4 +1,4 @@
-"""What every reader takes and gives.
+"""The interface of readers: their input, result and error.
 
 A reader sees an object only through a `ByteSource` (range requests) and must bound what it reads, allocates and loops
 over, whatever the bytes say. It raises `ReadError` with an issue code and nothing else. It knows no contract: the
@@ -26,7 +26,7 @@ class ByteSource(Protocol):
         ...
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes [start, start + length), cut at the end of the object."""
+        """Return bytes [start, start + length), cut at the end of the object."""
         ...
 
 
@@ -34,7 +34,7 @@ class ByteSource(Protocol):
 class ReadRequest:
     """One object to read. `groups` are the named groups of the key grammar; `sidecar(suffix)` opens key + suffix.
 
-    `closed`: the object is the last one of what it is a piece of, because something later has begun.
+    `closed`: the object is the last piece of its whole, because a later whole has begun.
     """
 
     key: str
@@ -45,13 +45,13 @@ class ReadRequest:
 
 
 class Layer(NamedTuple):
-    """A field that can be had alone: bytes [offset, offset + length) of the object. Texts are the format's own."""
+    """A field that can be read alone: bytes [offset, offset + length) of the object. Texts are the format's own."""
 
     variable: str
     level: str
     step: str
     qualifier: str
-    """What else tells it from others (ensemble member, probability); empty for most."""
+    """Any further distinction (ensemble member, probability); empty for most fields."""
     offset: int
     length: int
 
@@ -63,10 +63,10 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeaderMetadata:
-    """What the object says of itself.
+    """Metadata from the headers of an object.
 
     Datetimes are aware UTC. geometry is a GeoJSON Polygon or MultiPolygon in WGS 84 degrees, split at the antimeridian
-    (RFC 7946, 3.1.9), a Point for a station, and empty where the object states no place; an Item's bbox follows from it
+    (RFC 7946, 3.1.9), a Point for a station, and empty when the object states no place; an Item's bbox follows from it
     alone. `properties` are STAC properties; `native` are the format's own values, unrounded, for comparison with an
     independent reader; `findings` are issues that do not stop the reader.
     """
@@ -79,9 +79,9 @@ class HeaderMetadata:
     native: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[tuple[MetadataIssue, str], ...] = ()
     sidecars: tuple[str, ...] = ()
-    """Suffixes of the sidecars that were found and belong to the object."""
+    """Suffixes of the existing sidecars that match the object."""
     layers: tuple[Layer, ...] = ()
-    """All of its fields, in their order; empty where nothing lists them, or too many."""
+    """All fields in their order; empty without a list of them, or with too many."""
 
 
 class ReadError(Exception):
@@ -105,6 +105,6 @@ class Reader(Protocol):
 
 
 def table(name: str) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a CSV file beside the readers, whose first lines say in comments where it is from."""
+    """Yield the rows of a CSV file beside the readers; its first lines, comments, name its source."""
     text = files("kfm_dagster.readers").joinpath(name).read_text(encoding="utf-8")
     yield from csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))

@@ -4,14 +4,14 @@ Belongs here: the interface for readers of NetCDF-4 products, and values of vari
 of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_chunks.py` know the structures of the HDF5 file format
 specification 3.0.
 
-Why not libhdf5: it trusts its input. A sample of which one length was overwritten (a continuation message of 2**64 - 1
-bytes) made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee the like. It also
+Why not libhdf5: it trusts its input. A sample with one overwritten length (a continuation message of 2**64 - 1 bytes)
+made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee such cases. It also
 runs under one global lock, held during our requests, so one thread's request would stop the headers of all others. Here
 every address, length, count and depth is checked before it is used, and threads share nothing.
 
-Not supported, and refused as unreadable: what NetCDF-4 headers do not need (links other than hard ones, variables of
-variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree version 1).
-Checksums of the structures that are read are verified.
+Not supported, and refused as unreadable: structures that NetCDF-4 headers do not need (links other than hard ones,
+variables of variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree
+version 1). Checksums of the structures that are read are verified.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ T = TypeVar("T")
 AttributeValue: TypeAlias = str | int | float | list[int | float]
 
 TAIL_BLOCKS = 3
-"""Blocks at the end that are requested together. NetCDF-4 writes its headers before the pixels and behind them; of what
-stands behind, readers need two or three blocks in any order, each of which would be a request."""
+"""Blocks at the end that are requested together. NetCDF-4 writes its headers before the pixels and behind them; readers
+need two or three of the blocks behind, in any order, and each would be a request."""
 MAX_TEXT_BYTES = 4096
-"""Longest text attribute that is read; those that a catalog wants have at most 500 bytes."""
+"""Longest text attribute that is read; the texts in Items have at most 500 bytes."""
 MAX_NUMBERS = 256
-"""Most numbers of one attribute that is read; a list of flags has 32."""
+"""Most numbers read from one attribute; a list of flags has 32."""
 MAX_MEMBERS = 512
-"""Most variables of a group, and attributes of an object, that are listed; real files have at most 150."""
+"""Most variables listed of a group, and attributes of an object; real files have at most 150."""
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 96
@@ -52,19 +52,19 @@ _CHECKED_VERSION, _CHECKED_BYTES = 2, 48
 _NOWHERE = b"\xff" * 8
 _SMALL = 1024
 """Half of the entries of the largest node; 32 at most are written."""
-# What stands in an attribute for a value in the global heap (IV.B): length, address of the collection, index.
+# An attribute's reference to a value in the global heap (IV.B): length, address of the collection, index.
 _IN_HEAP = struct.Struct("<IQI")
 _PADDING = (b"\0", b"\0", b"\0 ")
-"""What a text of each kind of padding ends in (IV.A.2.d, class 3): a zero, zeros, blanks."""
-# What impossible values make of decoding: each means that the bytes are no HDF5 as NetCDF-4 writes it.
+"""End of a text by kind of padding (IV.A.2.d, class 3): a zero, zeros, blanks."""
+# Errors of decoding impossible values: each means that the bytes are not HDF5 as NetCDF-4 writes it.
 _DECODING_ERRORS = (struct.error, IndexError, ValueError, OverflowError, zlib.error)
 
 
 def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: BlockCache | None = None) -> T:
     """Call `read` with the root group and return its result; blocks are requested as they are needed.
 
-    `cache` may be given to look at it afterwards. Raises ReadError(TRUNCATED_OBJECT, UNREADABLE_FORMAT or
-    RESOURCE_LIMIT), and whatever `source` raises.
+    Pass `cache` to inspect it afterwards. Raises ReadError(TRUNCATED_OBJECT, UNREADABLE_FORMAT or RESOURCE_LIMIT), and
+    the errors of `source`.
     """
     blocks = cache or BlockCache(source, tail_blocks=TAIL_BLOCKS)
     try:
@@ -75,9 +75,9 @@ def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: Bloc
 
 
 def _root(file: FileBytes, blocks: BlockCache) -> int:
-    """Return the address of the root group's header; note what the superblock says of indexes.
+    """Return the address of the root group's header; set the superblock's index ranks on `file`.
 
-    Refuses what is no HDF5 file, or does not end where it states (II.A).
+    Raises ReadError when the bytes are not HDF5, or the file does not end where it states (II.A).
     """
     head = blocks.read(0, _SUPERBLOCK_BYTES)
     if not head.startswith(_SIGNATURE):
@@ -97,7 +97,7 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
     stated = int.from_bytes(head[end : end + 8], "little")
     if version >= _CHECKED_VERSION:
         verified(head[:_CHECKED_BYTES], "the superblock")
-        # Flags of who has it open, and the address of what else there is to know; NetCDF-4 writes neither.
+        # Flags of programs that have it open, and the address of its extension; NetCDF-4 writes neither.
         sound = not head[11] and head[20:28] == _NOWHERE
     else:
         leaves, groups = (int.from_bytes(head[at : at + 2], "little") for at in (16, 18))
@@ -131,53 +131,53 @@ class Hdf5Object:
             raise unreadable("an object with attributes both in its header and outside of it")
 
     def text(self, name: str) -> str | None:
-        """Return a text attribute without its padding, None when there is none of that name."""
-        found = self._attribute(name)
-        if found is None:
+        """Return a text attribute without its padding, None without an attribute of that name."""
+        attribute = self._attribute(name)
+        if attribute is None:
             return None
-        datatype = messages.datatype(found.datatype)
-        count = messages.element_count(found.dataspace)
+        datatype = messages.datatype(attribute.datatype)
+        count = messages.element_count(attribute.dataspace)
         if count == 0:
             return ""
         if datatype.struct_code is not None or count != 1:
             raise unreadable(f"attribute {name} is no single text")
-        length = _text_bytes(datatype, found)
+        length = _text_bytes(datatype, attribute)
         if length > MAX_TEXT_BYTES:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"attribute {name} has {length} bytes")
-        return self._text(datatype, found).decode("utf-8")
+        return self._text(datatype, attribute).decode("utf-8")
 
     def number(self, name: str) -> float | None:
-        """Return a numeric attribute of one element, None when there is none of that name."""
-        found = self._attribute(name)
-        if found is None:
+        """Return a numeric attribute of one element, None without an attribute of that name."""
+        attribute = self._attribute(name)
+        if attribute is None:
             return None
-        value = self._value(found)
+        value = self._value(attribute)
         if not isinstance(value, int | float):
             raise unreadable(f"attribute {name} is no single number")
         return float(value)
 
     def attributes(self) -> dict[str, AttributeValue]:
-        """Return every single text and every list of numbers by name, in order; a list of one number as that number.
+        """Return single texts and lists of numbers by name, in order; a list of one number as that number.
 
-        What is larger than MAX_TEXT_BYTES or MAX_NUMBERS, and every other kind of value, is left out. Bytes of a text
-        that are no UTF-8 are replaced, as the netCDF4 library for Python does.
+        Values larger than MAX_TEXT_BYTES or MAX_NUMBERS, and every other kind of value, are left out. Invalid UTF-8 in
+        a text is replaced, as the netCDF4 library for Python does.
         """
-        found: dict[str, AttributeValue] = {}
+        values: dict[str, AttributeValue] = {}
         dense = self._dense_attributes() if self._dense_attributes else {}
         every = chain(self._compact().items(), ((name, messages.attribute(body)) for name, body in dense.items()))
         for number, (encoded, attribute) in enumerate(every):
             if number == MAX_MEMBERS:
                 raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"an object has more than {MAX_MEMBERS} attributes")
             name = encoded.decode("utf-8")
-            if name in found:
+            if name in values:
                 raise unreadable(f"an object with two attributes {name[:80]!r}")
             value = self._value(attribute)
             if value is not None:
-                found[name] = value
-        return dict(sorted(found.items()))
+                values[name] = value
+        return dict(sorted(values.items()))
 
     def _compact(self) -> dict[bytes, messages.Attribute]:
-        """Attributes in the header, of which each name is there once."""
+        """Return the attributes in the header. Raises ReadError for a name that occurs twice."""
         if self._compact_attributes is None:
             bodies = self._messages.get(messages.ATTRIBUTE, ())
             self._compact_attributes = {messages.attribute_name(body): messages.attribute(body) for body in bodies}
@@ -203,10 +203,10 @@ class Hdf5Object:
         return numbers[0] if count == 1 else numbers
 
     def _text(self, datatype: Datatype, found: messages.Attribute) -> bytes:
-        """Bytes of a single text without its padding, wherever they stand."""
+        """Return the bytes of a single text without its padding, from the attribute or the heap."""
         if datatype.in_heap:
             length, address, index = _IN_HEAP.unpack_from(found.data)
-            # A text of no bytes has no place in a heap.
+            # An empty text has no place in a heap.
             data = self._heap.read(address, index, length) if length else b""
         else:
             data = found.data[: datatype.size]
@@ -224,7 +224,7 @@ class Hdf5Object:
     def _dense(
         self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int
     ) -> Callable[[], dict[bytes, bytes]] | None:
-        """Give what reads the dense storage that an information message points to; flag 1 adds the optional bytes."""
+        """Return the reader of an information message's dense storage; flag 1 adds the optional bytes."""
         for body in self._messages.get(kind, ()):
             heap, tree = struct.unpack_from("<QQ", body, 2 + (optional_bytes if body[1] & 0x01 else 0))
             if heap != UNDEFINED:
@@ -249,7 +249,7 @@ class Hdf5Group(Hdf5Object):
             self._members.update(symbol_table(file, *struct.unpack_from("<QQ", body)))
 
     def dataset(self, name: str) -> Hdf5Dataset | None:
-        """Return the variable of that name, None when there is none."""
+        """Return the variable of a name, None when the group has none."""
         encoded = name.encode()
         address = self._members.get(encoded)
         if address is None and self._dense_links is not None:
@@ -257,10 +257,10 @@ class Hdf5Group(Hdf5Object):
             address = None if body is None else messages.hard_link(body)[1]
         if address is None:
             return None
-        found = Hdf5Dataset(self._file, address, self._heap, name=name)
-        if not found.has_values:
+        dataset = Hdf5Dataset(self._file, address, self._heap, name=name)
+        if not dataset.has_values:
             raise unreadable(f"{name} is no variable")
-        return found
+        return dataset
 
     def datasets(self) -> dict[str, Hdf5Dataset]:
         """Return every variable by name, in order; groups and types are left out."""
@@ -270,8 +270,8 @@ class Hdf5Group(Hdf5Object):
         if len(members) > MAX_MEMBERS:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a group has {len(members)} members, {MAX_MEMBERS} at most")
         named = sorted((encoded.decode("utf-8"), address) for encoded, address in members.items())
-        found = {name: Hdf5Dataset(self._file, address, self._heap, name=name) for name, address in named}
-        return {name: one for name, one in found.items() if one.has_values}
+        objects = {name: Hdf5Dataset(self._file, address, self._heap, name=name) for name, address in named}
+        return {name: member for name, member in objects.items() if member.has_values}
 
 
 class Hdf5Dataset(Hdf5Object):
@@ -296,11 +296,11 @@ class Hdf5Dataset(Hdf5Object):
     @property
     def has_values(self) -> bool:
         """Tell whether it is a variable, by what makes one for libhdf5, too. Raises ReadError for what is nothing."""
-        found = self._messages.keys()
-        if not found & {messages.DATATYPE, messages.SYMBOL_TABLE, messages.LINK_INFO}:
+        kinds = self._messages.keys()
+        if not kinds & {messages.DATATYPE, messages.SYMBOL_TABLE, messages.LINK_INFO}:
             raise unreadable(f"{self.name} is neither a variable, nor a group, nor a type")
-        is_group = found & {messages.SYMBOL_TABLE, messages.LINK_INFO}
-        return {messages.DATATYPE, messages.DATASPACE} <= found and not is_group
+        is_group = kinds & {messages.SYMBOL_TABLE, messages.LINK_INFO}
+        return {messages.DATATYPE, messages.DATASPACE} <= kinds and not is_group
 
     @property
     def data_type(self) -> str | None:
@@ -314,12 +314,12 @@ class Hdf5Dataset(Hdf5Object):
 
         HDF5 dimension scale specification 1.0, section 3: an attribute DIMENSION_LIST, with a list for each dimension.
         """
-        found = self._attribute("DIMENSION_LIST")
-        if found is None or not messages.is_reference_lists(found.datatype):
+        attribute = self._attribute("DIMENSION_LIST")
+        if attribute is None or not messages.is_reference_lists(attribute.datatype):
             return None
-        if messages.element_count(found.dataspace) != len(self.shape):
+        if messages.element_count(attribute.dataspace) != len(self.shape):
             raise unreadable(f"variable {self.name} of shape {self.shape} has another number of dimension lists")
-        lists = [_IN_HEAP.unpack_from(found.data, _IN_HEAP.size * place) for place in range(len(self.shape))]
+        lists = [_IN_HEAP.unpack_from(attribute.data, _IN_HEAP.size * place) for place in range(len(self.shape))]
         return tuple(
             int.from_bytes(self._heap.read(address, index, 8 * length)[:8], "little") if length else None
             for length, address, index in lists
@@ -331,7 +331,7 @@ class Hdf5Dataset(Hdf5Object):
         return messages.shape(self._one(messages.DATASPACE))
 
     def element(self, index: int) -> float | None:
-        """Return one number of a variable with at most one dimension, None when nothing was ever written."""
+        """Return one number of a variable with at most one dimension, None when it was never written."""
         return self.storage.element(index)
 
     @property

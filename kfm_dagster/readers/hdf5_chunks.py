@@ -1,8 +1,8 @@
-"""HDF5 values outside of headers: a variable's chunks, and the global heap, which has values of any length.
+"""HDF5 values outside of headers: a variable's chunks, and the global heap with values of any length.
 
-Belongs here: the index of chunks (HDF5 file format specification 3.0, III.A.1, node type 1), filters, what stands for
-what was never written, and section III.E. Does not belong here: names and attributes (`hdf5.py`), what a store makes of
-chunks, the heaps of names and attributes (`hdf5_index.py`).
+Belongs here: the index of chunks (HDF5 file format specification 3.0, III.A.1, node type 1), filters, the fill value
+of unwritten elements, and section III.E. Does not belong here: names and attributes (`hdf5.py`), the use of chunks in a
+store, the heaps of names and attributes (`hdf5_index.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kfm_dagster.readers.hdf5_messages import (
 )
 
 MAX_CHUNKS = 16_384
-"""Of one variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
+"""Most chunks of one variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
 MAX_CHUNK_BYTES = 1 << 20
 """Largest chunk that is decompressed here; the ABI's longest axis has 43 KB."""
 MAX_SMALL_BYTES = 1 << 18
@@ -56,7 +56,7 @@ class StoredValues:
     layout: Layout
     filters: tuple[int, ...]
     fill: bytes | None
-    """The element that stands for what was never written; None for zeros."""
+    """Value of unwritten elements; None for zeros."""
 
     @property
     def chunk(self) -> tuple[int, ...]:
@@ -69,9 +69,9 @@ class StoredValues:
         return math.prod(-(-length // extent) for length, extent in zip(self.shape, self.chunk, strict=True))
 
     def chunks(self) -> tuple[StoredChunk, ...]:
-        """List the chunks that were written, in the order of their places; none of values within the header.
+        """Return the written chunks, in the order of their places; none for values in the header.
 
-        Raises ReadError for chunks beside their grid, out of order, past the object's end, or with filters skipped.
+        Raises ReadError for chunks off their grid, out of order, past the object's end, or with filters skipped.
         """
         if self.layout.compact is not None or self.layout.address == UNDEFINED or not all(self.shape):
             return ()
@@ -91,8 +91,8 @@ class StoredValues:
         # Half-full leaves, and the nodes above them.
         most = 4 * MAX_CHUNKS
         latest: tuple[int, ...] = ()
-        found = tree_1_children(self.file, self.layout.address, kind=1, key_bytes=key.size, most_entries=most)
-        for left, address, right in found:
+        children = tree_1_children(self.file, self.layout.address, kind=1, key_bytes=key.size, most_entries=most)
+        for left, address, right in children:
             stored, skipped, *offsets, inner = key.unpack(left)
             _, _, *following, end = key.unpack(right)
             place = tuple(offset // extent for offset, extent in zip(offsets, self.chunk, strict=True))
@@ -100,7 +100,7 @@ class StoredValues:
                 offset % extent == 0 and offset < length and after % extent == 0
                 for offset, after, extent, length in zip(offsets, following, self.chunk, self.shape, strict=True)
             )
-            # The key behind the last chunk is of the same place, and of the end of the element.
+            # The key behind the last chunk has the same place, with the end of the element.
             in_order = latest < place and (offsets, inner) < (following, end) and end % self.datatype.size == 0
             if not on_grid or not in_order or skipped:
                 raise unreadable(f"variable {self.name} has a chunk at {offsets} after {latest}, skipping {skipped:#x}")
@@ -110,9 +110,9 @@ class StoredValues:
             yield StoredChunk(place, address, stored)
 
     def element(self, index: int) -> float | None:
-        """Return one number of a variable with at most one dimension, None when nothing was ever written.
+        """Return one number of a variable with at most one dimension, None when it was never written.
 
-        Raises ReadError for a text, and an index that is none.
+        Raises ReadError for a text, and for an index out of range.
         """
         size, code = self.datatype.size, self.datatype.struct_code
         if code is None or len(self.shape) > 1 or not 0 <= index < math.prod(self.shape):
@@ -131,7 +131,7 @@ class StoredValues:
         return float(struct.unpack_from(code, data, at * size)[0])
 
     def values(self) -> bytes:
-        """All values of a small variable of one dimension at most, in the byte order of the file.
+        """Return all values of a small variable of at most one dimension, in the byte order of the file.
 
         Raises ReadError(RESOURCE_LIMIT) for a larger one.
         """
@@ -165,7 +165,7 @@ class StoredValues:
 
 
 def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, name: str) -> bytes:
-    """Undo the filters of a chunk of elements of `size` bytes, last first; `length` bytes come out."""
+    """Undo the filters of a chunk, last first; elements have `size` bytes, the result has `length`."""
     for identifier in reversed(filters):
         if identifier == FLETCHER32:
             data, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
@@ -185,7 +185,7 @@ def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, n
 
 
 MAX_OBJECTS = 1 << 14
-"""Objects of all collections that are looked at; texts of any length and lists of dimensions are one each."""
+"""Most objects read in all collections; each text of any length and list of dimensions is one."""
 MAX_COLLECTION_BYTES = 1 << 18
 MAX_OBJECT_BYTES = 1 << 16
 
@@ -194,7 +194,7 @@ _OBJECT = Struct("<HH4xQ")
 
 
 class GlobalHeap:
-    """Objects of the file's global heap, by the address of their collection and their index in it (III.E)."""
+    """Objects of the file's global heap by their collection's address and their index in it (III.E)."""
 
     def __init__(self, file: FileBytes) -> None:
         self._file = file
@@ -202,7 +202,7 @@ class GlobalHeap:
         self._left = MAX_OBJECTS
 
     def read(self, address: int, index: int, expected: int) -> bytes:
-        """Bytes of an object, padding left out, as many as the reference to it says."""
+        """Return an object's bytes without padding. Raises ReadError unless its length is `expected`."""
         objects = self._collections.get(address)
         if objects is None:
             objects = self._collections[address] = dict(self._objects(address))
@@ -216,7 +216,7 @@ class GlobalHeap:
         return self._file.read(start, length)
 
     def _objects(self, address: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Index, start and length of each object of a collection, which is listed once."""
+        """Yield index, start and length of each object of a collection."""
         signature, version, size = _COLLECTION.unpack(self._file.read(address, _COLLECTION.size))
         if signature != b"GCOL" or version != 1:
             raise unreadable(f"no global heap at address {address:#x}")
@@ -227,7 +227,7 @@ class GlobalHeap:
         while at + _OBJECT.size <= size:
             index, _, length = _OBJECT.unpack_from(collection, at)
             at += _OBJECT.size
-            # Index 0 is the free space behind the last object, and counts itself.
+            # Index 0 is the free space behind the last object; its length includes its own header.
             if at + (length + 7 & ~7) - (0 if index else _OBJECT.size) > size:
                 raise unreadable(f"an object of {length} bytes goes on past its global heap at address {address:#x}")
             if index == 0:

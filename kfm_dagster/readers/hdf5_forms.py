@@ -1,8 +1,8 @@
-"""Forms of HDF5's header messages: what libhdf5 demands of an object that it opens, needed or not by a reader.
+"""Forms of HDF5's header messages: the checks of libhdf5 on each object that it opens, needed by a reader or not.
 
-Whoever opens the asset does so with libhdf5, so what libhdf5 refuses is no sound object. Here the forms that NetCDF-4
-writes are accepted and no others, which is less than libhdf5 knows: no file is accepted that it refuses, and no number
-or text is taken for another one than it reads (HDF5 file format specification 3.0, IV.A).
+Users open the asset with libhdf5, so an object that libhdf5 refuses is not sound. Only the forms that NetCDF-4 writes
+are accepted, fewer than libhdf5 knows: no file that libhdf5 refuses is accepted, and every number and text has the
+value that libhdf5 reads (HDF5 file format specification 3.0, IV.A).
 
 Belongs here: whether a message is sound, and checksums: lookup3 of structures (those of the format's first versions
 have none), Fletcher's of chunks. Does not belong here: a message's values (`hdf5_messages.py`), and where a structure
@@ -24,9 +24,9 @@ from kfm_dagster.readers.base import ReadError
 MAX_RANK = 32
 MAX_FILTERS = 32
 MAX_MEMBERS = 16
-"""Of a compound type; NetCDF-4's own, REFERENCE_LIST, has 2."""
+"""Most members of a compound type; NetCDF-4's own, REFERENCE_LIST, has 2."""
 MAX_DEPTH = 4
-"""Of types within types; a list of references has 2."""
+"""Most levels of nested types; a list of references has 2."""
 
 _U32 = Struct("<I")
 _FLOATS = {4: (31, 0, 32, 23, 8, 0, 23, 127), 8: (63, 0, 64, 52, 11, 0, 52, 1023)}
@@ -37,27 +37,27 @@ _INTEGER, _REAL, _TEXT, _COMPOUND, _REFERENCE, _SEQUENCE = 0, 1, 3, 6, 7, 9
 _REFERENCE_SIZES = {0: 8, 1: 12}
 _LINK_INFO = 0x02
 _INFORMATION = {_LINK_INFO: (18, 8, 8), 0x0A: (2, 4, 4), 0x15: (18, 2, 8)}
-"""Of links, groups and attributes: bytes at least, and bytes more for each of two flags (IV.A.2.c, k, v)."""
+"""Least bytes of the message for links, groups and attributes, and further bytes per flag (IV.A.2.c, k, v)."""
 _FILTERS = 0x0B
-"""Message that variables have, and groups whose links or attributes would be filtered."""
+"""Message of variables, and of groups with filtered links or attributes."""
 _WRITTEN = frozenset({*range(0x07), 0x08, 0x0A, 0x0B, 0x0C, 0x11, 0x12, 0x15, 0x16})
 """Messages that NetCDF-4 writes, without continuations (IV.A.2)."""
 
 
 def unreadable(what: str) -> ReadError:
-    """Make the error for bytes that are no HDF5 as NetCDF-4 writes it."""
+    """Return the error for bytes that are not HDF5 as NetCDF-4 writes it."""
     return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: {what}")
 
 
 def check_message(kind: int, body: bytes, *, version: int) -> None:
-    """Check a message that libhdf5 reads with the header, of an object header of a version. Raises ReadError."""
+    """Check a message that libhdf5 reads with an object header of a version. Raises ReadError."""
     if kind in _INFORMATION:
         least, first, second = _INFORMATION[kind]
         flags = body[1]
         if body[0] or flags & ~0x03 or len(body) < least + first * (flags & 1) + second * (flags >> 1):
             raise unreadable(f"an information message of {len(body)} bytes with flags {flags:#x}")
         if kind == _LINK_INFO and flags & 1 and body[9] & 0x80:
-            # Of links it is a number with a sign, of attributes it has none.
+            # The number is signed for links, unsigned for attributes.
             raise unreadable("a highest creation order of links that is negative")
     if kind == 0x16 and (version == 1 or body[0] or len(body) < 5):
         raise unreadable("a reference count that is none")
@@ -75,12 +75,12 @@ def check_datatype(body: bytes) -> None:
 
 
 def element_size(body: bytes) -> int:
-    """Bytes of an element, from its datatype message."""
+    """Return the bytes of an element, from its datatype message."""
     return int(_U32.unpack_from(body, 4)[0])
 
 
 def _datatype(body: bytes, at: int, depth: int) -> int:
-    """Check the type at a place, and return where it ends."""
+    """Check the type at a place, and return its end."""
     version, kind = body[at] >> 4, body[at] & 0x0F
     check = _CLASSES.get(kind)
     if check is None or not 1 <= version <= 3 or not depth or not element_size(body[at : at + 8]):
@@ -126,7 +126,7 @@ def _compound(body: bytes, at: int, depth: int) -> int:
         place += len(name) + 1 if version == 3 else len(name) + 8 & ~7
         width = (size.bit_length() + 7) // 8 if version == 3 else 4
         offset = int.from_bytes(body[place : place + width], "little")
-        # Version 1 goes on with the member's own dimensions, which nobody has.
+        # Version 1 goes on with the member's own dimensions; members with dimensions are refused.
         if version == 1 and body[place + 4]:
             raise unreadable("a compound type's member with dimensions")
         place += width + (28 if version == 1 else 0)
@@ -146,7 +146,7 @@ def _reference(body: bytes, at: int, _depth: int) -> int:
 
 
 def _sequence(body: bytes, at: int, depth: int) -> int:
-    """Sequences (0) and texts (1) of any length, of a type that follows."""
+    """Check sequences (0) and texts (1) of any length, and the type of their elements; return its end."""
     kind, pad, characters = body[at + 1] & 0x0F, body[at + 1] >> 4, body[at + 2]
     is_text = kind == 1
     if kind > 1 or characters >= _CHARACTER_SETS or pad >= _PADS or body[at + 3] or element_size(body[at:]) != 16:
@@ -168,7 +168,7 @@ _CLASSES = {
 
 
 def filters(body: bytes) -> list[tuple[int, tuple[int, ...]]]:
-    """List identifier and values of each filter of a pipeline message (IV.A.2.l). Raises ReadError."""
+    """Return identifier and values of each filter of a pipeline message (IV.A.2.l). Raises ReadError."""
     version, count = body[0], body[1]
     if version not in {1, 2} or not 0 < count <= MAX_FILTERS:
         raise unreadable(f"a filter pipeline of version {version} with {count} filters")
@@ -177,9 +177,9 @@ def filters(body: bytes) -> list[tuple[int, tuple[int, ...]]]:
     for _ in range(count):
         identifier = int.from_bytes(body[at : at + 2], "little")
         # Version 2 leaves out the name of the filters that HDF5 itself defines.
-        named = version == 1 or identifier >= 256
-        name = int.from_bytes(body[at + 2 : at + 4], "little") if named else 0
-        at += 8 if named else 6
+        has_name = version == 1 or identifier >= 256
+        name = int.from_bytes(body[at + 2 : at + 4], "little") if has_name else 0
+        at += 8 if has_name else 6
         values = int.from_bytes(body[at - 2 : at], "little")
         if version == 1 and name % 8:
             raise unreadable(f"a filter's name of {name} bytes")
@@ -212,7 +212,7 @@ def lookup3(data: bytes) -> int:
         return c
     blocks = (len(data) - 1) // 12
     words = iter(unpack(f"<{3 * blocks}I", data[: 12 * blocks]))
-    # Written out, because a function for each turn would take four times as long.
+    # Inlined: a function call per round would take four times as long.
     for x, y, z in zip(words, words, words, strict=True):
         c = c + z & mask
         a = (a + x - c & mask) ^ (c << 4 & mask | c >> 28)
@@ -240,19 +240,19 @@ def lookup3(data: bytes) -> int:
 
 @lru_cache(maxsize=1024)
 def name_hash(name: bytes) -> int:
-    """Hash a name, under which an index has it."""
+    """Return the hash of a name in an index."""
     return lookup3(name)
 
 
 def fletcher32(data: bytes) -> int:
-    """Fletcher's checksum of a chunk, of 16-bit words with the high byte first (IV.A.2.l, filter 3)."""
+    """Return Fletcher's checksum of a chunk's 16-bit words, high byte first (IV.A.2.l, filter 3)."""
     words = np.frombuffer(data.ljust(len(data) + len(data) % 2, b"\0"), ">u2").astype(np.uint64)
-    # Each word counts once in the first sum, and in the second as often as there are words from it on.
+    # The first sum counts each word once, the second by the number of words from it to the end.
     first = int(words.sum())
     second = int((words * np.arange(len(words), 0, -1, dtype=np.uint64)).sum())
     return _folded(second) << 16 | _folded(first)
 
 
 def _folded(total: int) -> int:
-    """Reduce a sum modulo 65,535, where 0 stands for no sum at all, and 65,535 for its multiples."""
+    """Reduce a sum modulo 65,535: 0 stays 0, and its multiples become 65,535."""
     return total and (total - 1) % 0xFFFF + 1

@@ -2,9 +2,9 @@
 
 Belongs here: section III of the HDF5 file format specification 3.0, as far as NetCDF-4 files use it: symbol tables
 (B-tree version 1, local heap), and dense storage (B-tree version 2 of name hashes, fractal heap). Does not belong here:
-what a header says (`hdf5_messages.py`), values that stand in the global heap (`hdf5_chunks.py`).
+messages of headers (`hdf5_messages.py`), values in the global heap (`hdf5_chunks.py`).
 
-Walks go down a level at each step and are bounded by MAX_ENTRIES, so a tree that bites its tail comes to an end soon.
+Walks descend a level at each step and read at most MAX_ENTRIES entries, so a cyclic tree ends soon.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, name_hash, u
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, FileBytes
 
 MAX_ENTRIES = 8192
-"""Entries and nodes of one index, read in all; the largest of a GOES-R file has about 100."""
+"""Most entries and nodes read of one index; the largest of a GOES-R file has about 100."""
 MAX_NODE_BYTES = 1 << 16
 MAX_BLOCK_BYTES = 1 << 16
 MAX_ROWS, MAX_WIDTH = 64, 64
-"""Of a fractal heap. NetCDF-4 writes blocks of at most 64 KiB, in rows of four."""
+"""Most rows and columns of a fractal heap. NetCDF-4 writes blocks of at most 64 KiB, in rows of four."""
 
 _U64 = Struct("<Q")
 _U64_PAIR = Struct("<QQ")
@@ -50,11 +50,11 @@ class _Budget:
 
 
 def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
-    """Addresses of a group's objects by name (III.A.1, III.B, III.C, III.D). Soft links are left out."""
+    """Return addresses of a group's objects by name, without soft links (III.A.1, III.B, III.C, III.D)."""
     names = _local_heap(file, heap)
-    found: dict[bytes, int] = {}
+    addresses: dict[bytes, int] = {}
     budget = _Budget()
-    # A name is looked up by halves, so that only what is in order can be found.
+    # Other readers find names by binary search, and would miss entries out of order.
     latest = b""
     for left, node, right in tree_1_children(file, tree, kind=0, key_bytes=8):
         low, high = (_name(names, _U64.unpack(key)[0]) for key in (left, right))
@@ -67,12 +67,12 @@ def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
                 raise unreadable(f"the name {name[:80]!r} comes after {latest[:80]!r}, up to {high[:80]!r}")
             latest = name
             if cached != _SOFT_LINK:
-                found[name] = address
-    return found
+                addresses[name] = address
+    return addresses
 
 
 def _local_heap(file: FileBytes, address: int) -> bytes:
-    """Names of a symbol table (III.D). Free blocks begin with the place of the next one and their size; 1 ends them."""
+    """Return a symbol table's names (III.D). A free block begins with the next one's offset (1: none) and its size."""
     signature, version, length, free, names_at = _LOCAL_HEAP.unpack(file.read(address, _LOCAL_HEAP.size))
     if signature != b"HEAP" or version or length > MAX_NODE_BYTES:
         raise unreadable(f"a local heap of version {version} and {length} bytes")
@@ -82,9 +82,9 @@ def _local_heap(file: FileBytes, address: int) -> bytes:
         budget.spend(1)
         if free + 16 > length:
             raise unreadable(f"a free block at byte {free} of a local heap of {length}")
-        here, (free, size) = free, _U64_PAIR.unpack_from(names, free)
-        if here + size > length or not free:
-            raise unreadable(f"a free block of {size} bytes at byte {here} of a local heap of {length}")
+        start, (free, size) = free, _U64_PAIR.unpack_from(names, free)
+        if start + size > length or not free:
+            raise unreadable(f"a free block of {size} bytes at byte {start} of a local heap of {length}")
     return names
 
 
@@ -93,12 +93,12 @@ def _name(names: bytes, at: int) -> bytes:
 
 
 def _symbols(file: FileBytes, address: int, budget: _Budget) -> Iterator[tuple[int, int, int]]:
-    """Place of the name, address and kind of each entry of a symbol table's node (III.B, III.C)."""
+    """Yield name offset, address and kind of each entry of a symbol table's node (III.B, III.C)."""
     signature, version, count = _SYMBOL_NODE.unpack(file.read(address, _SYMBOL_NODE.size))
     if signature != b"SNOD" or version != 1 or not 0 < count <= 2 * file.leaf_rank:
         raise unreadable(f"a symbol table node of version {version} with {count} entries")
     budget.spend(count)
-    # A node has room for all that it may have, and the file has the whole room.
+    # A node in the file has its full size, whatever its number of entries.
     entries = file.read(address + _SYMBOL_NODE.size, 2 * file.leaf_rank * _SYMBOL.size)
     for at, header, cached in islice(_SYMBOL.iter_unpack(entries), count):
         if cached > _SOFT_LINK:
@@ -109,19 +109,19 @@ def _symbols(file: FileBytes, address: int, budget: _Budget) -> Iterator[tuple[i
 def tree_1_children(
     file: FileBytes, root: int, *, kind: int, key_bytes: int, most_entries: int = MAX_ENTRIES
 ) -> Iterator[tuple[bytes, int, bytes]]:
-    """Left key, address and right key of what the leaves of a B-tree of version 1 point to, in order (III.A.1)."""
+    """Yield left key, address and right key of each leaf entry of a version 1 B-tree, in order (III.A.1)."""
     pending: list[tuple[int, int | None]] = [(root, None)]
     budget = _Budget(most_entries)
     while pending:
         address, expected = pending.pop()
-        signature, found, level, count, _, _ = _TREE_1.unpack(file.read(address, _TREE_1.size))
-        if signature != b"TREE" or found != kind or (expected is not None and level != expected):
+        signature, node_kind, level, count, _, _ = _TREE_1.unpack(file.read(address, _TREE_1.size))
+        if signature != b"TREE" or node_kind != kind or (expected is not None and level != expected):
             raise unreadable(f"no B-tree node at address {address:#x}")
         budget.spend(count + 1)
         width, most = key_bytes + 8, 2 * file.tree_ranks[kind]
         if not 0 < count <= most:
             raise unreadable(f"a B-tree node with {count} children, {most} at most")
-        # A node has room for all that it may have, and for one key more.
+        # A node has room for its most children, and for one key more.
         body = file.read(address + _TREE_1.size, most * width + key_bytes)
         children = [
             (body[at : at + key_bytes], _U64.unpack_from(body, at + key_bytes)[0], body[at + width :][:key_bytes])
@@ -134,24 +134,24 @@ def tree_1_children(
 
 
 def dense_storage(file: FileBytes, heap_at: int, tree_at: int, name_of: Callable[[bytes], bytes]) -> dict[bytes, bytes]:
-    """Read messages in a fractal heap by name, in the order of the hashes; not those too large to stand in the heap.
+    """Return the managed messages of a fractal heap by name, in the order of the hashes.
 
-    Raises ReadError for one whose name has another hash than the index says: nobody would find it by its name.
+    Raises ReadError for a message whose name does not have the index's hash: other readers would not find it.
     """
-    heap, found = _FractalHeap(file, heap_at), dict[bytes, bytes]()
+    heap, messages = _FractalHeap(file, heap_at), dict[bytes, bytes]()
     for hash_, heap_id in _hashes(file, tree_at):
         if not heap.holds(heap_id):
             continue
         message = heap.message(heap_id)
         name = name_of(message)
-        if name_hash(name) != hash_ or name in found:
+        if name_hash(name) != hash_ or name in messages:
             raise unreadable(f"the name {name[:80]!r} is there twice, or has another hash than its index says")
-        found[name] = message
-    return found
+        messages[name] = message
+    return messages
 
 
 def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
-    """Name hashes and heap ids of a B-tree of version 2 (III.A.2)."""
+    """Yield the name hashes and heap ids of a B-tree of version 2 (III.A.2)."""
     header = _TREE_2.unpack(verified(file.read(address, _TREE_2.size + CHECKSUM_BYTES), "an index of names"))
     signature, version, kind, node_bytes, record_bytes, depth, split, merge, root, count, total = header
     # Type 5 indexes links: hash, heap id (7). Type 8 indexes attributes: heap id (8), flags, creation order, hash.
@@ -169,12 +169,12 @@ def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
         # The message's flags (IV.A.1): constant, not to be shared.
         if kind == 8 and record[8] & ~0x05:
             raise unreadable(f"an attribute with flags {record[8]:#x}")
-        found = int.from_bytes(hash_, "little")
-        # A name is looked up by halves, so that only what is in order can be found.
-        if found < latest:
-            raise unreadable(f"an index of names is out of order at {found:#x}")
-        latest = found
-        yield found, heap_id
+        number = int.from_bytes(hash_, "little")
+        # Other readers find names by binary search, and would miss entries out of order.
+        if number < latest:
+            raise unreadable(f"an index of names is out of order at {number:#x}")
+        latest = number
+        yield number, heap_id
     if total:
         raise unreadable(f"an index of names has {-total} entries more than it says")
 
@@ -182,7 +182,7 @@ def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
 def _tree_2_records(
     file: FileBytes, root: int, count: int, depth: int, *, node_bytes: int, record_bytes: int, kind: int
 ) -> Iterator[bytes]:
-    """Give the records in their order: those of a node stand between the nodes below it."""
+    """Yield the records in order: the records of a node lie between the nodes below it."""
     # Sizes of a pointer's fields follow from how many records fit below (III.A.2, "Version 2 B-tree internal node").
     overhead = 10  # Signature, version, type, checksum.
     most = (node_bytes - overhead) // record_bytes
@@ -195,7 +195,7 @@ def _tree_2_records(
         total_bytes = _width(total)
     if depth >= len(pointers):
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an index of {depth} levels")
-    # What is to come, the next one last: a node, or a record of a node that was read.
+    # Nodes to read and records to yield; the last is the next.
     pending: list[tuple[int, int, int] | bytes] = [(root, count, depth)] if count else []
     budget = _Budget()
     while pending:
@@ -208,7 +208,7 @@ def _tree_2_records(
         pointer = pointers[level]
         used = 6 + count * record_bytes
         stored = (used + (count + 1) * pointer if level else used) + CHECKSUM_BYTES
-        # The file has the whole room of a node.
+        # The file has the full size of a node.
         room = file.read(address, node_bytes)
         if stored > node_bytes or not count:
             raise unreadable(f"a B-tree node of {count} records, in an index of nodes of {node_bytes} bytes")
@@ -227,12 +227,12 @@ def _tree_2_records(
                 )
                 for at in range(used, len(node), pointer)
             ]
-            records = [one for pair in zip(below, records, strict=False) for one in pair] + below[-1:]
+            records = [entry for pair in zip(below, records, strict=False) for entry in pair] + below[-1:]
         pending.extend(reversed(records))
 
 
 def _width(most: int) -> int:
-    """Bytes that hold a count up to `most`."""
+    """Return the number of bytes for a count up to `most`."""
     return max(1, (max(most, 1).bit_length() + 7) // 8)
 
 
@@ -261,7 +261,7 @@ class _FractalHeap:
             raise unreadable(f"no plain fractal heap at address {address:#x}")
         huge, free, count = header[7], header[9], header[15]
         self._huge, self._tiny = bool(count), bool(header[17])
-        # Where larger objects are listed, if there are any, and free space.
+        # Addresses of the list of huge objects, if there are any, and of free space.
         if (huge == UNDEFINED) != (not count) or any(at != UNDEFINED and at >= file.size for at in (huge, free)):
             raise unreadable(f"a fractal heap with {count} huge objects listed at address {huge:#x}")
         if max(self._start, self._max_direct) > MAX_BLOCK_BYTES or self._rows > MAX_ROWS or self._width > MAX_WIDTH:
@@ -269,7 +269,7 @@ class _FractalHeap:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, text)
         self._max_object = max_object
         self._managed = header[10]
-        """Bytes of the heap's managed space, in which every offset is."""
+        """Bytes of the heap's managed space, the bound of every offset."""
         self._checked = bool(flags & 0x02)
         self._offset_bytes = (bits + 7) // 8
         self._length_bytes = min(_width(self._max_direct), _width(max_object))
@@ -277,7 +277,7 @@ class _FractalHeap:
         self._addresses: bytes | None = None
 
     def holds(self, heap_id: bytes) -> bool:
-        """Tell whether the object of a heap id is a managed one: huge and tiny ones stand elsewhere (III.G)."""
+        """Return whether a heap id is of a managed object: huge and tiny objects are stored elsewhere (III.G)."""
         kind = heap_id[0] >> 4
         if not (kind == 0 or (kind == 1 and self._huge) or (kind == 2 and self._tiny)):
             raise unreadable(f"a fractal heap id of kind {kind}")
@@ -297,7 +297,7 @@ class _FractalHeap:
         return block[inside : inside + length]
 
     def _locate(self, offset: int) -> tuple[bytes, int]:
-        """Find the direct block that has an offset of the heap, and where in it."""
+        """Return the direct block with an offset of the heap, and the place in it."""
         if not self._rows:
             return self._direct(self._root, 0, self._start), offset
         # Rows 0 and 1 have blocks of the starting size; each further row doubles it.
@@ -330,7 +330,7 @@ class _FractalHeap:
         if block is None:
             block = self._blocks[address] = self._of_this_heap(self._file.read(address, size), b"FHDB", offset)
             at = self._begin
-            # The checksum is of the whole block, with zeros in its own place.
+            # The checksum covers the whole block, with zeros in its own place.
             whole = block[:at] + bytes(CHECKSUM_BYTES) + block[at + CHECKSUM_BYTES :]
             if self._checked and lookup3(whole) != int.from_bytes(block[at : at + CHECKSUM_BYTES], "little"):
                 raise unreadable(f"the checksum of the fractal heap's block at address {address:#x} is another one")

@@ -1,4 +1,4 @@
-"""HDF5 object headers: their messages, and what attributes, types, shapes and layouts say in them.
+"""HDF5 object headers: their messages, with attributes, types, shapes and layouts.
 
 Belongs here: section IV of the HDF5 file format specification 3.0, as far as NetCDF-4 headers need it. Does not belong
 here: how objects are found by name (`hdf5_index.py`), the interface for readers (`hdf5.py`).
@@ -56,8 +56,8 @@ _U64 = Struct("<Q")
 _U64_PAIR = Struct("<QQ")
 _PREFIX_1 = Struct("<BxHII4x")
 _WRITTEN_FLAGS = 0x05
-"""Flags of a message: constant, not to be shared. Shared ones (0x02), whose body stands elsewhere, NetCDF-4 has for
-types of users only; the others are for libraries that know other messages."""
+"""Flags of a message: constant, not to be shared. NetCDF-4 uses shared messages (0x02), with the body elsewhere, for
+types of users only; the other flags are for libraries that know other messages."""
 _MESSAGE_1 = Struct("<HHB3x")
 _MESSAGE_2 = Struct("<BHB")
 _ATTRIBUTE = Struct("<BBHHH")
@@ -67,7 +67,7 @@ class FileBytes:
     """The object's bytes by address; every range is checked before it is read."""
 
     leaf_rank = 4
-    """Half of the entries that a symbol table's node has room for; from the superblock, where it says so."""
+    """Half of the most entries of a symbol table's node; from the superblock, when it states them."""
     tree_ranks = (16, 32)
     """Half of the children of a B-tree node of version 1, of symbol tables and of chunks; as above."""
 
@@ -76,7 +76,7 @@ class FileBytes:
         self.size = blocks.size
 
     def read(self, address: int, length: int) -> bytes:
-        """Exactly `length` bytes at `address`. Raises ReadError(UNREADABLE_FORMAT) when the object has not got them."""
+        """Return exactly `length` bytes. Raises ReadError(UNREADABLE_FORMAT) beyond the object's end."""
         if address + length > self.size:
             raise unreadable(f"{length} bytes at address {address:#x} of {self.size}")
         return self._blocks.read(address, length)
@@ -86,30 +86,30 @@ def read_messages(file: FileBytes, address: int) -> Messages:
     """Read all messages of the object header at an address, continuations included."""
     start = file.read(address, 16)
     version = 2 if start.startswith(b"OHDR") else 1
-    opened: Callable[[bytes], bytes]
+    unwrap: Callable[[bytes], bytes]
     if version == 2:
-        chunk, each = _first_chunk_2(file, address, start), _each_message_2(start[5])
-        opened = _continuation_2
+        chunk, messages_of = _first_chunk_2(file, address, start), _each_message_2(start[5])
+        unwrap = _continuation_2
     else:
-        chunk, each = _first_chunk_1(file, address, start), _each_message_1
-        opened = bytes
+        chunk, messages_of = _first_chunk_1(file, address, start), _each_message_1
+        unwrap = bytes
     messages: dict[int, list[bytes]] = {}
     size = count = 0
     pending = [chunk]
     while pending:
         chunk = pending.pop()
         size += len(chunk)
-        for kind, body in each(chunk):
+        for kind, body in messages_of(chunk):
             count += 1
             if kind == _CONTINUATION:
                 at, length = _U64_PAIR.unpack_from(body)
                 if size + length > MAX_HEADER_BYTES:
                     raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an object header of {size + length} bytes")
-                pending.append(opened(file.read(at, length)))
+                pending.append(unwrap(file.read(at, length)))
             else:
                 check_message(kind, body, version=version)
                 messages.setdefault(kind, []).append(body)
-    # Version 1 says how many messages there are.
+    # Version 1 states the number of messages.
     if version == 1 and count > _PREFIX_1.unpack(start)[1]:
         raise unreadable(f"an object header of {count} messages, more than it says")
     return messages
@@ -127,7 +127,7 @@ def _first_chunk_2(file: FileBytes, address: int, start: bytes) -> bytes:
     version, flags = start[4], start[5]
     if version != 2 or flags & 0xC0:
         raise unreadable(f"an object header of version {version} with flags {flags:#x}")
-    # Signature, version and flags, then times (bit 5) and attribute storage phase change (bit 4) when they are there.
+    # Signature, version and flags, then optional times (bit 5) and attribute storage phase change (bit 4).
     offset = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
     width = 1 << (flags & 0x03)
     length = int.from_bytes(file.read(address + offset, width), "little")
@@ -192,7 +192,7 @@ class Datatype:
     struct_code: str | None
     in_heap: bool = False
     pad: int = 0
-    """Of a text: 0 it ends in a zero, 1 in zeros, 2 in blanks."""
+    """Padding of a text: 0 a zero, 1 zeros, 2 blanks."""
 
     @property
     def name(self) -> str | None:
@@ -210,7 +210,7 @@ class Attribute:
 
 
 def attribute_name(body: bytes) -> bytes:
-    """Name of an attribute message. Raises ReadError unless it ends where its length says."""
+    """Return the name of an attribute message. Raises ReadError unless the name has the stated length."""
     version, _, length, _, _ = _ATTRIBUTE.unpack_from(body)
     start = _ATTRIBUTE.size + (1 if version == 3 else 0)
     name = body[start : start + length]
@@ -231,13 +231,13 @@ def attribute(body: bytes) -> Attribute:
     data_at = space_at + (dataspace + pad & ~pad)
     if data_at > len(body):
         raise unreadable(f"attribute {attribute_name(body)!r} goes on past its message")
-    found = Attribute(body[at : at + datatype], body[space_at : space_at + dataspace], body[data_at:])
-    check_datatype(found.datatype)
-    if element_count(found.dataspace) * element_size(found.datatype) > len(found.data):
+    parsed = Attribute(body[at : at + datatype], body[space_at : space_at + dataspace], body[data_at:])
+    check_datatype(parsed.datatype)
+    if element_count(parsed.dataspace) * element_size(parsed.datatype) > len(parsed.data):
         raise unreadable(
-            f"attribute {attribute_name(body)!r} has {len(found.data)} bytes, fewer than its elements take"
+            f"attribute {attribute_name(body)!r} has {len(parsed.data)} bytes, fewer than its elements take"
         )
-    return found
+    return parsed
 
 
 _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1, 8): "d"}
@@ -245,15 +245,15 @@ _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1,
 
 
 def datatype(body: bytes) -> Datatype:
-    """Understand a checked datatype message of class integer, float or text (IV.A.2.d). Raises ReadError for others."""
-    found = known_datatype(body)
-    if found is None:
+    """Decode a checked datatype of class integer, float or text (IV.A.2.d). Raises ReadError for others."""
+    known = known_datatype(body)
+    if known is None:
         raise unreadable(f"values of datatype class {body[0] & 0x0F} and {int.from_bytes(body[4:8], 'little')} bytes")
-    return found
+    return known
 
 
 def known_datatype(body: bytes) -> Datatype | None:
-    """Understand a checked datatype message of class integer, float or text (IV.A.2.d); None for others."""
+    """Decode a checked datatype of class integer, float or text (IV.A.2.d); None for others."""
     kind, bits, size = body[0] & 0x0F, body[1], element_size(body)
     if kind == 3:
         return Datatype(size, None, pad=bits & 0x0F)
@@ -268,13 +268,13 @@ def known_datatype(body: bytes) -> Datatype | None:
 
 
 def is_reference_lists(body: bytes) -> bool:
-    """Tell whether values are sequences of object references: class 9 of base class 7, 8 bytes each (IV.A.2.d)."""
+    """Return whether values are lists of object references: class 9 of class 7, 8 bytes (IV.A.2.d)."""
     kind, base = body[0] & 0x0F, body[8] & 0x0F
     return kind == 9 and base == 7 and int.from_bytes(body[12:16], "little") == 8
 
 
 def shape(body: bytes) -> tuple[int, ...]:
-    """Extents of a dataspace message; () for one element, (0,) for none (IV.A.2.b)."""
+    """Return the extents of a dataspace message; () for one element, (0,) for none (IV.A.2.b)."""
     version, rank, flags = body[0], body[1], body[2]
     if version not in {1, 2} or rank > MAX_RANK or flags > 1:
         raise unreadable(f"a dataspace of version {version}, rank {rank}, flags {flags:#x}")
@@ -285,7 +285,7 @@ def shape(body: bytes) -> tuple[int, ...]:
         return (0,)
     start = 8 if version == 1 else 4
     extents = Struct(f"<{rank}Q").unpack_from(body, start)
-    # Bit 0: the most that each may become, the undefined address for no limit.
+    # Bit 0: the largest extents follow, with the undefined address for no limit.
     most = Struct(f"<{rank}Q").unpack_from(body, start + 8 * rank) if flags else extents
     if any(extent > limit for extent, limit in zip(extents, most, strict=True)):
         raise unreadable(f"a shape of {extents} of at most {most}")
@@ -295,13 +295,13 @@ def shape(body: bytes) -> tuple[int, ...]:
 
 
 def element_count(body: bytes) -> int:
-    """Count the elements of a dataspace message."""
+    """Return the number of elements of a dataspace message."""
     return math.prod(shape(body))
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where values stand: `compact` bytes, or an address, of chunks when `chunk` gives their extents."""
+    """Place of values: `compact` bytes, or an address, of chunks when `chunk` has their extents."""
 
     compact: bytes | None = None
     address: int = UNDEFINED
@@ -309,14 +309,14 @@ class Layout:
 
 
 def layout(body: bytes, extents: tuple[int, ...], size: int, *, file_bytes: int) -> Layout | None:
-    """Understand a data layout message of a variable of elements of `size` bytes (IV.A.2.i).
+    """Decode the data layout message of a variable with elements of `size` bytes (IV.A.2.i).
 
-    None for a sound one of chunks that other indexes than a B-tree of version 1 list. Raises ReadError for one that
-    does not fit the variable or the file.
+    Returns None for sound chunks with another index than a B-tree of version 1. Raises ReadError when the layout does
+    not fit the variable or the file.
     """
     version, kind = body[0], body[1]
     length = size * math.prod(extents)
-    found: Layout | None = None
+    decoded: Layout | None = None
     if version == 4 and kind == 2:
         rank, width = body[3], body[4]
         sound = body[2] <= 3 and rank == len(extents) + 1 and 1 <= width <= 8 and 1 <= body[5 + rank * width] <= 5
@@ -324,26 +324,26 @@ def layout(body: bytes, extents: tuple[int, ...], size: int, *, file_bytes: int)
         raise unreadable(f"a data layout of version {version} and class {kind}")
     elif kind == 0:
         sound = int.from_bytes(body[2:4], "little") == length <= len(body) - 4
-        found = Layout(compact=body[4 : 4 + length])
+        decoded = Layout(compact=body[4 : 4 + length])
     elif kind == 1:
         address, stored = _U64_PAIR.unpack_from(body, 2)
         sound = stored == length and (address == UNDEFINED or address + stored <= file_bytes)
-        found = Layout(address=address)
+        decoded = Layout(address=address)
     else:
         *chunk, element = Struct(f"<{body[2]}I").unpack_from(body, 11)
         sound = len(chunk) == len(extents) and element == size and 0 < math.prod(chunk) * size <= _MOST_CHUNKED
-        found = Layout(address=int.from_bytes(body[3:11], "little"), chunk=tuple(chunk))
+        decoded = Layout(address=int.from_bytes(body[3:11], "little"), chunk=tuple(chunk))
     if not sound:
         raise unreadable(f"a data layout of class {kind} that does not fit {extents} elements of {size} bytes")
-    return found
+    return decoded
 
 
 def filters(messages: Messages, element_bytes: int) -> tuple[int, ...]:
-    """List the identifiers of a variable's filters, in the order of writing.
+    """Return the identifiers of a variable's filters, in the order of writing.
 
-    Raises ReadError for a level that deflate has not, and for bytes shuffled by another size than the element's.
+    Raises ReadError for an invalid level of deflate, and for a shuffle by another size than the element's.
     """
-    pipeline = [one for body in messages.get(FILTERS, ()) for one in forms.filters(body)]
+    pipeline = [filter_ for body in messages.get(FILTERS, ()) for filter_ in forms.filters(body)]
     for identifier, values in pipeline:
         # libhdf5 reads no chunk of another level, though none is needed to inflate it.
         if identifier == DEFLATE and (len(values) != 1 or values[0] > MAX_DEFLATE_LEVEL):
@@ -384,7 +384,7 @@ def _sized(body: bytes, at: int, size: int) -> bytes | None:
 
 
 def hard_link(body: bytes) -> tuple[bytes, int]:
-    """Name and address of a link message (IV.A.2.g). Raises ReadError when the link leads anywhere else."""
+    """Return name and address of a link message (IV.A.2.g). Raises ReadError unless the link is hard."""
     version, flags = body[0], body[1]
     at = 2
     kind = 0

@@ -1,12 +1,11 @@
-"""The reader of ISD station-years: what a station reported in a year, as gzipped text of one report a line.
+"""Reader of ISD station-years: the reports of a station in a year, as gzipped text of one report a line.
 
 Belongs here: the control data section of each report (station, time, place, kind), whether the object is whole, and the
 columns of the mandatory data section. Does not belong here: its values, and the additional data section.
 
-Only who reads all of a gzip stream learns whether it is whole, so an object of up to MAX_OBJECT_BYTES is read to its
-end, by one range request of FIRST_BYTES and one for each MiB after it, and forgotten as it goes. Of a larger one, or
-one that unpacks to more than MAX_TEXT_BYTES, the beginning is read; then its completeness is unchecked, which is a
-finding.
+Only a complete read of a gzip stream tells whether it is whole, so an object of up to MAX_OBJECT_BYTES is read to its
+end, by one range request of FIRST_BYTES and one for each MiB after it, without keeping it. Of an object that is larger,
+or unpacks to more than MAX_TEXT_BYTES, the beginning is read, with a finding of unchecked completeness.
 
 Source: NOAA NCEI and US Air Force 14th Weather Squadron, Federal Climate Complex Data Documentation for Integrated
 Surface Data (ISD), 12 January 2018, "Control Data Section" and "Mandatory Data Section"; positions count from 1.
@@ -30,31 +29,31 @@ PROPERTIES = frozenset({
     "platform", "isd:usaf", "isd:wban", "isd:call-signs", "isd:report-types", "isd:elevation-m", "isd:positions",
     "isd:position-count", "isd:records", "isd:end-known", "cube:dimensions", "cube:variables",
 })  # fmt: skip
-"""What a station-year can have."""
+"""Properties of a station-year."""
 FIRST_BYTES = 256 * 1024
-"""Of an object, by its first request."""
+"""Bytes of an object that its first request reads."""
 
 READ_BYTES = 1024 * 1024
-"""Of each request after the first."""
+"""Bytes of each request after the first."""
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
 """A station that reports every 20 minutes makes 0.8 MB a year; one every 5 minutes would make 3.5 MB."""
 MAX_TEXT_BYTES = 128 * 1024 * 1024
 """Unpacked: real objects unpack to 9 times their size, so one of MAX_OBJECT_BYTES to 72 MiB."""
 STEP_BYTES = 256 * 1024
-"""Text that is held at a time."""
+"""Text in memory at a time."""
 MANDATORY_BYTES = 105
-"""Control and mandatory data sections; positions 1 to 4 say how many bytes follow them."""
+"""Control and mandatory data sections; positions 1 to 4 have the number of bytes behind them."""
 MAX_REPORT_BYTES = MANDATORY_BYTES + 9999
 MAX_PADDING = 5
-"""Blanks that real reports leave off at their end: of the parameter code of element quality data, six characters."""
+"""Most blanks missing at the end of real reports: of the six-character code of element quality data."""
 MAX_KINDS = 16_384
-"""Different places, report types and call signs that are told apart: a drifting buoy has a place for each of the 8,784
-hours of a year."""
+"""Most distinct places, report types and call signs: a drifting buoy has a place for each of the 8,784 hours of a
+year."""
 MAX_POSITIONS = 100
-"""Places that an Item lists: a station moves once in years."""
+"""Most places in an Item: a station moves once in years."""
 
 _NO_USAF, _NO_WBAN, _NO_TEXT = "999999", "99999", "99999"
-"""What stands for a missing value; a missing number is out of its range."""
+"""Texts of missing values; a missing number is out of its range."""
 _LATITUDES, _LONGITUDES, _ELEVATIONS = range(-90_000, 90_001), range(-180_000, 180_001), range(-400, 8851)
 """Thousandths of a degree, metres."""
 _MANDATORY = (
@@ -66,8 +65,8 @@ _MANDATORY = (
     ("dew_point_temperature", "Dew point temperature", "degC", (94, 98), 0.1),
     ("sea_level_pressure", "Air pressure at mean sea level", "hPa", (100, 104), 0.1),
 )
-"""Name, long name, unit, first and last position in a report, and the unit's share of one digit; each position has its
-quality code after it, and nines where the value is missing."""
+"""Name, long name, unit, first and last position in a report, and scale; the quality code follows the last position;
+nines are a missing value."""
 _SIGNED = "degC"
 """Unit of the columns that begin with a sign."""
 _CONTROL = re.compile(
@@ -80,7 +79,7 @@ _CONTROL = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """What the control sections of several reports have in common. Degrees and metres; None is missing."""
+    """Common values of several reports' control sections. Degrees and metres; None is missing."""
 
     position: tuple[float, float] | None
     """Latitude and longitude."""
@@ -91,7 +90,7 @@ class _Kind:
 
 @dataclass(kw_only=True, slots=True)
 class _Reports:
-    """What the control sections of an object's reports say."""
+    """Summary of the control sections of an object's reports."""
 
     station: bytes
     """USAF and WBAN, which every report must name."""
@@ -104,10 +103,10 @@ class _Reports:
     odd: int = 0
     """Reports that are not as long as they say."""
     unread: str = ""
-    """Why there may be more than was read."""
+    """Reason why the object may have unread reports; empty when all were read."""
 
     def take(self, lines: Sequence[bytes]) -> None:
-        """Look at some reports. Raises ReadError for a line that is none of the station's."""
+        """Add reports to the summary. Raises ReadError for a line that is not a report of the station."""
         station, first, last = self.station, self.first, self.last
         latest = next(reversed(self.kinds), b"")
         for line in lines:
@@ -118,7 +117,7 @@ class _Reports:
                 latest = line[28:56]
                 self.kinds[latest] = self.kinds.pop(latest) if latest in self.kinds else self._kind(line)
             first, last = min(first, time), max(last, time)
-            # Real reports leave off blanks at their end.
+            # Real reports lack blanks at their end.
             if line[:4] != b"%04d" % size and not (line[:4].isdigit() and size <= int(line[:4]) <= size + MAX_PADDING):
                 self.odd += 1
         self.first, self.last = first, last
@@ -129,31 +128,31 @@ class _Reports:
             raise ReadError(
                 MetadataIssue.RESOURCE_LIMIT, f"reports of more than {MAX_KINDS} places, types and call signs"
             )
-        found = _CONTROL.match(line)
-        if found is None:
+        match = _CONTROL.match(line)
+        if match is None:
             raise self._refused(line)
-        latitude, longitude, elevation = (int(found[name]) for name in ("latitude", "longitude", "elevation"))
+        latitude, longitude, elevation = (int(match[name]) for name in ("latitude", "longitude", "elevation"))
         placed = latitude in _LATITUDES and longitude in _LONGITUDES
         return _Kind(
             position=(latitude / 1000, longitude / 1000) if placed else None,
-            report_type=found["type"].decode("ascii"),
+            report_type=match["type"].decode("ascii"),
             elevation_m=elevation if elevation in _ELEVATIONS else None,
-            call_sign=found["call"].decode("ascii"),
+            call_sign=match["call"].decode("ascii"),
         )
 
     def _refused(self, line: bytes) -> ReadError:
         if _CONTROL.match(line) and len(line) >= MANDATORY_BYTES:
-            named, wanted = line[4:15].decode("ascii"), self.station.decode("ascii")
-            return ReadError(MetadataIssue.PLATFORM_MISMATCH, f"a report is of station {named}; the key says {wanted}")
+            stated, own = line[4:15].decode("ascii"), self.station.decode("ascii")
+            return ReadError(MetadataIssue.PLATFORM_MISMATCH, f"a report is of station {stated}; the key says {own}")
         return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{line[:60]!r} is no report's control data section")
 
 
 def read_isd(request: ReadRequest) -> HeaderMetadata:
     """Read a station-year; `request.groups` must have `usaf`, `wban` and `year`.
 
-    `start` and `end` are the first and last report, and `datetime` the first; where the end was not reached
-    (`isd:end-known` is False), `end` is the start and what is said holds of the beginning. The geometry is a Point, the
-    place of the last report that names one, and empty where none does. Raises ReadError: UNREADABLE_FORMAT,
+    `start` and `end` are the first and last report, and `datetime` the first; when the end was not reached
+    (`isd:end-known` is False), `end` is the start and the properties are those of the beginning. The geometry is a
+    Point, the last place that a report names, and empty when no report names one. Raises ReadError: UNREADABLE_FORMAT,
     TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH
     and PLATFORM_MISMATCH against the key.
     """
@@ -162,7 +161,7 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
     if not reports.records:
         raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the object holds no report")
     first, last = _moment(reports.first), _moment(reports.last)
-    # By the stamps: the last hour of a year ends it in the next one.
+    # Compares stamps, not times: hour 2400 of the last day is a time of the next year.
     if not reports.first[:4] == reports.last[:4] == groups["year"].encode("ascii"):
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
@@ -207,7 +206,7 @@ def _read(source: ByteSource, *, station: bytes) -> _Reports:
         reports.take(lines)
         if len(rest) > MAX_REPORT_BYTES:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a line has more than {MAX_REPORT_BYTES} bytes")
-    # A step past the bound may have reached the end of the stream.
+    # The last step may have passed the bound and reached the end of the stream.
     if text.complete and not text.read(place, 1):
         if gunzip.unused_data or next(requests, b""):
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "something follows the gzip stream")
@@ -222,7 +221,7 @@ def _read(source: ByteSource, *, station: bytes) -> _Reports:
 
 
 def _take_last(reports: _Reports, rest: bytes) -> None:
-    """Take what comes after the last line's end: nothing, or a whole report."""
+    """Add the text after the last line's end: nothing, or a whole report."""
     if not rest:
         return
     if rest[:4] != b"%04d" % (len(rest) - MANDATORY_BYTES):
@@ -233,10 +232,10 @@ def _take_last(reports: _Reports, rest: bytes) -> None:
 def _moment(stamp: bytes) -> datetime:
     """Return the time of a stamp; hour 2400, which real stations report, ends its day."""
     day, hour = stamp[:8].decode("ascii"), stamp[8:].decode("ascii")
-    ended = hour == "2400"
+    at_midnight = hour == "2400"
     try:
-        begun = datetime.strptime(day + ("0000" if ended else hour), "%Y%m%d%H%M").replace(tzinfo=UTC)
-        return begun + timedelta(days=ended)
+        moment = datetime.strptime(day + ("0000" if at_midnight else hour), "%Y%m%d%H%M").replace(tzinfo=UTC)
+        return moment + timedelta(days=at_midnight)
     except (ValueError, OverflowError):
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{stamp!r} is no time of a report") from None
 
@@ -254,7 +253,7 @@ def _properties(
         "isd:report-types": _texts(kind.report_type for kind in kinds),
         "isd:elevation-m": elevations[-1] if elevations else None,
         "isd:positions": listed if 0 < len(listed) <= MAX_POSITIONS else None,
-        # Of a beginning nobody knows how many there are.
+        # The total is unknown when only the beginning was read.
         "isd:position-count": None if reports.unread else len(distinct),
         "isd:records": None if reports.unread else reports.records,
         "isd:end-known": False if reports.unread else None,
@@ -282,7 +281,7 @@ def _cube(first: datetime, last: datetime | None) -> dict[str, Any]:
 
 
 def _texts(values: Iterable[str]) -> list[str] | None:
-    """Distinct texts without blanks at their ends; None where all are missing."""
+    """Return the distinct texts without blanks at their ends; None when all are missing."""
     return sorted({text for value in values if (text := value.strip()) not in {"", _NO_TEXT}}) or None
 
 

@@ -1,11 +1,11 @@
 """Reader of NetCDF-4 grids on longitudes and latitudes after the CF conventions: headers, never a cell's value.
 
-Belongs here: what a catalog says of such a grid, and whether it agrees with the key. Does not belong here: axes
+Belongs here: the Item's fields of such a grid, and its agreement with the key. Does not belong here: axes
 (`cf_axes.py`), how NetCDF-4 stores a header (`netcdf_header.py`). NetCDF-3 and projected grids are refused.
 
 The key grammar's groups have fixed meanings here: the file's time begins with the digits of `date` (YYYYMMDD, or fewer
-or more of them); `product` and `version` are what they say; of `preliminary` and `final` the one that is there names
-the file's status. CF are the Climate and Forecast conventions, ACDD the Attribute Convention for Data Discovery.
+or more of them); `product` and `version` are literal; the group `preliminary` or `final`, if present, names the file's
+status. CF are the Climate and Forecast conventions, ACDD the Attribute Convention for Data Discovery.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _ATTRIBUTES = (
     "title", "id", "product_version", "platform", "instrument", "processing_level", "date_created", "date_modified",
     "institution", "source",
 )  # fmt: skip
-"""Global attributes (ACDD 1.3) that a catalog shows, as `acdd:<name>`."""
+"""Global attributes (ACDD 1.3) of an Item, as `acdd:<name>`."""
 
 PROPERTIES = frozenset({
     *(f"acdd:{name.replace('_', '-')}" for name in _ATTRIBUTES), "processing:level", "bands",
     "cube:dimensions", "cube:variables", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:bbox",
     "*:product", "*:version", "*:status",
 })  # fmt: skip
-"""What an object can have; a name with `*` begins with the first word of the file's name."""
+"""Properties of an object; a name with `*` begins with the first word of the file's name."""
 FIRST_BYTES = BLOCK_BYTES
-"""Of an object, by its first request."""
+"""Bytes of an object that its first request reads."""
 
 _CODE = "EPSG:4326"
 _LEVEL = re.compile(r"\b(?:Level ?|L)(\d[A-Za-z]?)\b")
@@ -51,10 +51,10 @@ Interval = tuple[datetime, datetime]
 
 
 def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
-    """Read the header of a NetCDF-4 grid and hold it against its key. Conforms to `Reader`.
+    """Read the header of a NetCDF-4 grid and check it against its key. Conforms to `Reader`.
 
     Raises ReadError: MISSING_GEOLOCATION without axes of longitude and latitude, INVALID_GEOMETRY, INVALID_TIME_RANGE,
-    TIME_MISMATCH when the key has another date, and what `read_netcdf_header` raises.
+    TIME_MISMATCH when the key has another date, and the errors of `read_netcdf_header`.
     """
     header = read_netcdf_header(request.source)
     x, y = grid_axis(header, "x"), grid_axis(header, "y")
@@ -83,7 +83,7 @@ def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
 
 
 def _interval(header: NetcdfHeader, valid: Interval | None, findings: Findings) -> Interval:
-    """Time that the file covers: what its attributes state, else from its first to its last time."""
+    """Return the covered time by the file's attributes, else from its first to its last time."""
     names = ("time_coverage_start", "time_coverage_end")
     stated = tuple(moment for name in names if (moment := _moment(header.attributes.get(name))) is not None)
     if len(stated) == len(names):
@@ -94,15 +94,15 @@ def _interval(header: NetcdfHeader, valid: Interval | None, findings: Findings) 
     elif valid:
         start, end = valid
     else:
-        found = {name: header.attributes.get(name) for name in names}
-        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"no axis of times is understood, and there is {found}")
+        attributes = {name: header.attributes.get(name) for name in names}
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"no axis of times is understood, and there is {attributes}")
     if end < start:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the file ends at {end} before it starts at {start}")
     return start, end
 
 
 def _moment(value: object) -> datetime | None:
-    """Time of an ISO 8601 text (ACDD 1.3), in UTC where it names no zone."""
+    """Return the time of an ISO 8601 text (ACDD 1.3), in UTC when it names no zone."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else None
         return moment and (moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
@@ -111,7 +111,7 @@ def _moment(value: object) -> datetime | None:
 
 
 def _outline(x: GridAxis, y: GridAxis) -> Mapping[str, Any]:
-    """Footprint of the grid's cells; round the globe when they leave less than half a cell of it."""
+    """Return the footprint of the cells; the whole circle when the gap is below half a cell."""
     cell = (x.high - x.low) / x.length
     west, span = x.low, x.high - x.low
     if span > 360 + 1.5 * cell:
@@ -125,10 +125,10 @@ def _outline(x: GridAxis, y: GridAxis) -> Mapping[str, Any]:
 
 
 def _projection(x: GridAxis, y: GridAxis) -> dict[str, Any]:
-    """Fields of the projection extension 2.0.0.
+    """Return the fields of the projection extension 2.0.0.
 
     The transform has row 0 in the north, as GDAL presents a NetCDF grid whichever way its latitudes run. It keeps the
-    file's longitudes, which may end at 360, and is left out where cells differ in size.
+    file's longitudes, which may end at 360, and is left out when cells differ in size.
     """
     properties: dict[str, Any] = {
         "proj:code": _CODE,
@@ -147,12 +147,12 @@ def _wkt2() -> str:
 
 
 def _cube(header: NetcdfHeader, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
-    """Fields of the datacube extension 2.2.0: an axis is a dimension and no variable."""
+    """Return the fields of the datacube extension 2.2.0: an axis is a dimension, not a variable."""
     axes = header.axes
     variables = {name: variable for name, variable in header.variables.items() if name not in axes}
     auxiliary = set(_auxiliary(header))
     dimensions = {name: _dimension(header, name, steps, covered) for name in header.dimensions}
-    described = {
+    descriptions = {
         name: {
             "dimensions": list(variable.dimensions),
             "type": "auxiliary" if name in auxiliary else "data",
@@ -160,18 +160,18 @@ def _cube(header: NetcdfHeader, steps: Mapping[str, float | None], covered: Inte
         }
         for name, variable in variables.items()
     }
-    return {"cube:dimensions": dimensions} | ({"cube:variables": described} if described else {})
+    return {"cube:dimensions": dimensions} | ({"cube:variables": descriptions} if descriptions else {})
 
 
 def _auxiliary(header: NetcdfHeader) -> Iterator[str]:
-    """Names of variables that say where others' values are (CF 5, 5.6, 7.1)."""
+    """Yield the names of variables that locate the values of others (CF 5, 5.6, 7.1)."""
     for variable in header.variables.values():
         for attribute in ("coordinates", "bounds", "grid_mapping"):
             yield from variable.text(attribute).replace(":", " ").split()
 
 
 def _bands(header: NetcdfHeader, plane: tuple[str, str]) -> dict[str, Any]:
-    """STAC bands: variables that are one layer of rows and columns, as GDAL has them, with what their values mean."""
+    """Return the STAC bands: variables of one layer of rows and columns, as GDAL has them."""
     layers = {
         name: variable
         for name, variable in header.variables.items()
@@ -182,15 +182,15 @@ def _bands(header: NetcdfHeader, plane: tuple[str, str]) -> dict[str, Any]:
 
 
 def _dimension(header: NetcdfHeader, name: str, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
-    """Make a Dimension Object; its extent is that of the values, which are the cells' centres."""
+    """Return a Dimension Object; its extent is that of the values, the cells' centres."""
     axis = header.axes.get(name)
     kind = axis_kind(axis) if axis else None
     values = ends(header, name) if axis else None
     if axis and kind == "t":
-        # The unit of times is that of their text here.
-        described = {key: value for key, value in _description(axis).items() if key == "description"}
+        # The extent is in texts, so the unit of the stored times does not apply.
+        description = {key: value for key, value in _description(axis).items() if key == "description"}
         moments = times(header, name) or covered
-        return {"type": "temporal", "extent": [rfc3339(moment) for moment in moments], **described}
+        return {"type": "temporal", "extent": [rfc3339(moment) for moment in moments], **description}
     if axis is None or values is None:
         return {"type": "index", "extent": [0, max(header.dimensions[name] - 1, 0)]}
     if kind is None:
@@ -200,33 +200,33 @@ def _dimension(header: NetcdfHeader, name: str, steps: Mapping[str, float | None
 
 
 def _description(variable: Variable) -> dict[str, str]:
-    """Say what a variable is and in which unit, as far as it does."""
-    described = shown_text(variable.text("long_name")) or shown_text(variable.text("standard_name"))
-    found = {"description": described, "unit": shown_text(variable.text("units"))}
-    return {name: text for name, text in found.items() if text}
+    """Return description and unit of a variable, as far as it has them."""
+    description = shown_text(variable.text("long_name")) or shown_text(variable.text("standard_name"))
+    texts = {"description": description, "unit": shown_text(variable.text("units"))}
+    return {name: text for name, text in texts.items() if text}
 
 
 def _texts(header: NetcdfHeader) -> dict[str, str]:
-    """Global attributes, under their own names, and the level by which the processing extension knows it."""
+    """Return global attributes under their own names, and the level of the processing extension."""
     texts = {name: shown_text(value) for name in _ATTRIBUTES if isinstance(value := header.attributes.get(name), str)}
-    found = {f"acdd:{name.replace('_', '-')}": text for name, text in texts.items() if text}
+    properties = {f"acdd:{name.replace('_', '-')}": text for name, text in texts.items() if text}
     if level := _LEVEL.search(texts.get("processing_level", "")):
-        found["processing:level"] = f"L{level[1].upper()}"
-    return found
+        properties["processing:level"] = f"L{level[1].upper()}"
+    return properties
 
 
 def _of_key(request: ReadRequest) -> dict[str, str]:
-    """Name what the key says, as `<word>:<name>`: the first word of the file's name, `grid` when it has none."""
-    found = _WORD.match(request.key.rpartition("/")[2])
-    word, groups = found[0] if found else "grid", request.groups
-    named = {name: groups[name] for name in ("product", "version") if groups.get(name)}
+    """Return the key's groups as `<word>:<name>`, by the first word of the file's name, else `grid`."""
+    match = _WORD.match(request.key.rpartition("/")[2])
+    word, groups = match[0] if match else "grid", request.groups
+    properties = {name: groups[name] for name in ("product", "version") if groups.get(name)}
     status = [name for name in ("preliminary", "final") if groups.get(name)]
-    named |= {"status": status[0]} if status else {}
-    return {f"{word}:{name}": text for name, text in named.items()}
+    properties |= {"status": status[0]} if status else {}
+    return {f"{word}:{name}": text for name, text in properties.items()}
 
 
 def _native(header: NetcdfHeader, valid: Interval | None) -> dict[str, Any]:
-    """Give the header under its own names, with numbers, scales, offsets and fill values as they stand."""
+    """Return the header under its own names; numbers, scales, offsets and fill values are unchanged."""
     variables = header.variables.items()
     return {
         "attrs": dict(header.attributes),

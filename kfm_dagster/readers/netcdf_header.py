@@ -1,4 +1,4 @@
-"""What a NetCDF-4 file says in its header: dimensions, variables, attributes, and a few values of its axes.
+"""Header of a NetCDF-4 file: dimensions, variables, attributes, and a few values of its axes.
 
 Belongs here: NetCDF's names over HDF5's (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not belong here:
 what the names mean (`cf_axes.py`), how HDF5 stores them (`hdf5.py`). Only the root group is read.
@@ -24,18 +24,18 @@ MAX_NAME = 256
 
 _SCALE = "DIMENSION_SCALE"
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
-"""Name of a scale that only makes a dimension known."""
+"""Name of a scale that only declares a dimension."""
 _NO_AXIS = "_nc4_non_coord_"
-"""Begins the HDF5 name of a variable that has a dimension's name and is none of its axes."""
+"""Prefix of the HDF5 name of a variable with a dimension's name that is not its axis."""
 _OF_FORMAT = frozenset({"CLASS", "NAME", "_Netcdf4Coordinates", "_Netcdf4Dimid", "_NCProperties", "_nc3_strict"})
-"""Attributes of the format itself, which the NetCDF libraries do not show."""
+"""Attributes of the format itself, hidden by the NetCDF libraries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
-    """A variable; `samples` has values of an axis by their place: the two at each end and the one in the middle.
+    """A variable; `samples` has an axis's values by place: two at each end and one in the middle.
 
-    `data_type` is that of the values as they are stored, such as `int16`; None for what is no number.
+    `data_type` is the type of the stored values, such as `int16`; None when they are not numbers.
     """
 
     dimensions: tuple[str, ...]
@@ -44,16 +44,16 @@ class Variable:
     data_type: str | None
 
     def text(self, name: str) -> str:
-        """Text attribute of a name, else an empty text."""
+        """Return the text attribute of a name, else an empty text."""
         value = self.attributes.get(name)
         return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetcdfHeader:
-    """Global attributes, lengths of dimensions, and variables of which every dimension has a name; all by name.
+    """Global attributes, lengths of dimensions, and variables with named dimensions only; all by name.
 
-    `axes` are the coordinate variables: those with one dimension, of their own name (CF 1.11, section 1.3).
+    `axes` are the coordinate variables: variables with one dimension, of their own name (CF 1.11, section 1.3).
     """
 
     attributes: Mapping[str, AttributeValue]
@@ -67,12 +67,12 @@ class NetcdfHeader:
 
 
 def read_netcdf_header(source: ByteSource) -> NetcdfHeader:
-    """Read the header. Raises what `read_hdf5` raises, and ReadError(RESOURCE_LIMIT) for too many variables or axes."""
+    """Read the header. Raises as `read_hdf5`, and ReadError(RESOURCE_LIMIT) for too many variables or axes."""
     return read_hdf5(source, _header)
 
 
 class NamedDataset(NamedTuple):
-    """A variable of HDF5 under NetCDF's names; `attributes` are without those of the format itself."""
+    """An HDF5 variable under NetCDF's names; `attributes` are without the format's own."""
 
     name: str
     dataset: Hdf5Dataset
@@ -81,7 +81,7 @@ class NamedDataset(NamedTuple):
 
 
 def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]:
-    """Lengths of dimensions, and every variable of which each dimension has a name. Raises ReadError."""
+    """Return lengths of dimensions, and every variable with named dimensions only. Raises ReadError."""
     datasets = root.datasets()
     _bound("variables", len(datasets), MAX_VARIABLES)
     _bound("characters in a name", max(map(len, datasets), default=0), MAX_NAME)
@@ -91,34 +91,34 @@ def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]
         attributes[name] = dataset.attributes()
         size += _bytes(attributes[name])
         _bound("bytes of attributes", size, MAX_ATTRIBUTE_BYTES)
-    scales = {one.address: name for name, one in datasets.items() if attributes[name].get("CLASS") == _SCALE}
+    scales = {scale.address: name for name, scale in datasets.items() if attributes[name].get("CLASS") == _SCALE}
     lengths = dict.fromkeys(scales.values(), 0)
-    found: list[NamedDataset] = []
+    named: list[NamedDataset] = []
     for name, dataset in datasets.items():
         dimensions = _dimensions(dataset, scales)
         if dimensions is None:
             continue
         for dimension, length in zip(dimensions, dataset.shape, strict=True):
-            # The scale of an unlimited dimension that is no axis does not grow with it.
+            # The scale of an unlimited dimension without an axis does not grow with it.
             lengths[dimension] = max(lengths[dimension], length)
         if not str(attributes[name].get("NAME", "")).startswith(_NO_VARIABLE):
-            found.append(NamedDataset(name.removeprefix(_NO_AXIS), dataset, dimensions, shown(attributes[name])))
-    return lengths, found
+            named.append(NamedDataset(name.removeprefix(_NO_AXIS), dataset, dimensions, shown(attributes[name])))
+    return lengths, named
 
 
 def _header(root: Hdf5Group) -> NetcdfHeader:
-    lengths, found = named_datasets(root)
+    lengths, datasets = named_datasets(root)
     own = root.attributes()
     _bound("bytes of attributes", _bytes(own), MAX_ATTRIBUTE_BYTES)
-    _bound("axes", sum(one.dimensions == (one.dataset.name,) for one in found), MAX_AXES)
+    _bound("axes", sum(named.dimensions == (named.dataset.name,) for named in datasets), MAX_AXES)
     variables = {
-        one.name: Variable(
-            dimensions=one.dimensions,
-            attributes=one.attributes,
-            samples=_samples(one.dataset) if one.dimensions == (one.dataset.name,) else {},
-            data_type=one.dataset.data_type,
+        named.name: Variable(
+            dimensions=named.dimensions,
+            attributes=named.attributes,
+            samples=_samples(named.dataset) if named.dimensions == (named.dataset.name,) else {},
+            data_type=named.dataset.data_type,
         )
-        for one in found
+        for named in datasets
     }
     return NetcdfHeader(attributes=shown(own), dimensions=lengths, variables=variables)
 
@@ -129,30 +129,30 @@ def _bound(what: str, count: int, most: int) -> None:
 
 
 def _bytes(attributes: Mapping[str, AttributeValue]) -> int:
-    """Bytes of names, texts, and lists of numbers, 8 for each."""
+    """Return the bytes of names, texts, and lists of numbers, 8 for each number."""
     values = attributes.values()
     texts = sum(len(value) for value in values if isinstance(value, str))
     return sum(map(len, attributes)) + texts + sum(8 * len(value) for value in values if isinstance(value, list))
 
 
 def _dimensions(dataset: Hdf5Dataset, scales: Mapping[int, str]) -> tuple[str, ...] | None:
-    """Names of a variable's dimensions; None when one has none, which NetCDF-4 never writes."""
+    """Return the names of a variable's dimensions; None when one has no name, which NetCDF-4 never writes."""
     if not dataset.shape:
         return ()
     if dataset.address in scales and len(dataset.shape) == 1:
         return (scales[dataset.address],)
-    found = [scales.get(address) for address in dataset.scales or () if address is not None]
-    names = tuple(name for name in found if name is not None)
+    candidates = [scales.get(address) for address in dataset.scales or () if address is not None]
+    names = tuple(name for name in candidates if name is not None)
     return names if len(names) == len(dataset.shape) else None
 
 
 def _samples(axis: Hdf5Dataset) -> dict[int, float]:
-    """Values that were written, by their place."""
+    """Return the written values by their place."""
     (length,) = axis.shape
     places = sorted({place for place in (0, 1, length // 2, length - 2, length - 1) if 0 <= place < length})
     return {place: value for place in places if (value := axis.element(place)) is not None}
 
 
 def shown(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
-    """Attributes without those of the format itself."""
+    """Return the attributes without the format's own."""
     return {name: value for name, value in attributes.items() if name not in _OF_FORMAT}

@@ -1,13 +1,13 @@
 """The end of a NEXRAD Level II volume: its last radial, the moments of its cuts, and whether the object is whole.
 
-Three things say where a volume ends: the last LDM record ends with the object (ICD 2620010, 7.3.4), a gzip stream has
-an end of its own, and the last radial has the status "end of volume" (ICD 2620002, tables III and XVII). An object cut
-within a record, a frame or a gzip stream is refused as TRUNCATED_OBJECT. One cut exactly between two records looks like
+Three marks show the end of a volume: the last LDM record ends with the object (ICD 2620010, 7.3.4), a gzip stream has
+its own end, and the last radial has the status "end of volume" (ICD 2620002, tables III and XVII). An object cut within
+a record, a frame or a gzip stream is refused as TRUNCATED_OBJECT. An object cut exactly between two records looks like
 a volume that the radar did not finish (it was restarted, or lost its power): no reader can tell them apart, so the
-volume keeps what it has, and `VolumeEnd.unchecked` says why that may be less than there was. Records lost between the
-first and the last one are not looked for: that would take a request for each of 30 to 80 records.
+volume is read as it is, and `VolumeEnd.unchecked` says why it may be incomplete. Records lost between the first and the
+last are not searched: that would take a request for each of 30 to 80 records.
 
-Belongs here: how the end is found with one or two range requests, or in a bounded read where there is no other way.
+Belongs here: reading the end with one or two range requests, or by a bounded read of all where nothing else works.
 Does not belong here: the head (`nexrad_level2.py`).
 """
 
@@ -43,7 +43,7 @@ TAIL_BLOCKS = 2
 """Blocks of the tail that are requested at once: 128 to 256 KiB; last records take 28 to 95 KB in real volumes."""
 GZIP_READ_BYTES = 1024 * 1024
 MAX_GZIP_BYTES = 16 * 1024 * 1024
-"""A gzip stream gives its end only to who reads all of it: as much is read, in requests of 1 MiB."""
+"""Largest gzip stream that is read, in requests of 1 MiB: only a complete read reaches its end."""
 MAX_VOLUME_BYTES = 256 * 1024 * 1024
 """Unpacked; 17 cuts of 720 radials of 10 KB are 120 MB."""
 MAX_STARTS = 16
@@ -53,18 +53,18 @@ _RECORD_START = b"BZh"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VolumeEnd:
-    """What the end of a volume says."""
+    """The end of a volume."""
 
     radial: Radial | None = None
-    """The last one; None where it was not reached."""
+    """The last radial; None when it was not reached."""
     moments: tuple[str, ...] | None = None
-    """Of all cuts; None where what was read does not tell."""
+    """Moments of all cuts; None when the read radials do not show them all."""
     unchecked: str | None = None
-    """Why the volume may be incomplete; None where its last radial is the end of a volume."""
+    """Why the volume may be incomplete; None when its last radial has the status "end of volume"."""
 
 
 def end_of_records(stored: BlockCache, first: Radial) -> VolumeEnd:
-    """Find the last LDM record from the object's end: the size before it must lead exactly there. Raises ReadError."""
+    """Read the last LDM record: its size must lead exactly to the object's end. Raises ReadError."""
     size, near = stored.size, _tail_start(stored.size)
     far = max(min(near, size - MAX_RECORD_BYTES - 4), HEADER_BYTES)
     for start in dict.fromkeys((near, far)):
@@ -75,10 +75,10 @@ def end_of_records(stored: BlockCache, first: Radial) -> VolumeEnd:
 
 
 def end_of_frames(stored: BlockCache, first: Radial) -> VolumeEnd:
-    """Find the last messages of an uncompressed volume: one must end where the object ends. Raises ReadError."""
+    """Read an uncompressed volume's last messages: one must end with the object. Raises ReadError."""
     start = _tail_start(stored.size)
     tail = stored.read(start, stored.size - start)
-    # Where no message is of type 31, all are frames of one size from the volume header on.
+    # Without messages of type 31, all are frames of one size from the volume header on.
     frames = [(HEADER_BYTES - start) % FRAME_BYTES]
     for place in frames if first.message_type == 1 else _radial_starts(tail, first.icao):
         if _leads_to_the_end(tail, place):
@@ -87,21 +87,21 @@ def end_of_frames(stored: BlockCache, first: Radial) -> VolumeEnd:
 
 
 def end_of_gzip(source: ByteSource, stored: BlockCache, first: Radial, *, bzipped: bool) -> VolumeEnd:
-    """Read a gzipped volume to its end, if it is not too large for that. Raises ReadError."""
+    """Read a gzipped volume to its end, unless it is larger than MAX_GZIP_BYTES. Raises ReadError."""
     if source.size > MAX_GZIP_BYTES:
         return VolumeEnd(unchecked=f"{source.size} gzipped bytes; up to {MAX_GZIP_BYTES} are read to their end")
-    # The block that the head is in, then large ones that nothing keeps.
+    # The cached block with the head, then large blocks that are not kept.
     rest = pieces(source, READ_BYTES, source.size, step=GZIP_READ_BYTES)
     stream = Unpacked(chain([stored.read(0, READ_BYTES)], rest), Gunzip(), step=2 * READ_BYTES, limit=MAX_VOLUME_BYTES)
     stream.read(0, HEADER_BYTES)
     if bzipped:
-        found = _of_ends(first, messages_of_record(_chained_record(stream)))
+        volume_end = _of_ends(first, messages_of_record(_chained_record(stream)))
     else:
         last, moments = _survey(messages(stream, HEADER_BYTES))
-        found = VolumeEnd(radial=last, moments=_ordered(moments), unchecked=_unchecked(last))
+        volume_end = VolumeEnd(radial=last, moments=_ordered(moments), unchecked=_unchecked(last))
     if not stream.complete:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the {source.size} bytes")
-    return found
+    return volume_end
 
 
 def _tail_start(size: int) -> int:
@@ -109,11 +109,11 @@ def _tail_start(size: int) -> int:
 
 
 def _of_ends(first: Radial, found: Iterable[tuple[int, bytes]]) -> VolumeEnd:
-    """Return what the first radial and the last ones say of the volume.
+    """Return the volume's end by its first radial and its last ones.
 
     A cut is for surveillance (reflectivity and polarimetry), for Doppler (velocity and width), or for both (ICD
-    2620002, table XI, waveform): a volume begins with the first kind, so that its ends name all moments when they have
-    a velocity.
+    2620002, table XI, waveform): a volume begins with the first kind, so that its ends name all moments if one is a
+    velocity.
     """
     last, moments = _survey(found)
     moments |= set(first.moments)
@@ -125,7 +125,7 @@ def _of_ends(first: Radial, found: Iterable[tuple[int, bytes]]) -> VolumeEnd:
 
 
 def _survey(found: Iterable[tuple[int, bytes]]) -> tuple[Radial | None, set[str]]:
-    """Return the last radial, and the moments of the radials that begin or end a cut: those between have the same."""
+    """Return the last radial, and the moments of the cuts, by the radials that begin or end one."""
     last: tuple[int, bytes] | None = None
     moments: set[str] = set()
     for kind, body in found:

@@ -1,6 +1,6 @@
 """Byte sources: bytes in memory, and a block cache over another source.
 
-Belongs here: how bytes are requested and how many. Does not belong here: what the bytes mean.
+Belongs here: the ranges and number of requests. Does not belong here: what the bytes mean.
 
 Blocks are 64 KiB: real GOES ABI files keep their metadata in 2 to 5 of them, so a header costs that many requests.
 """
@@ -12,7 +12,7 @@ from kfm_dagster.readers.base import ByteSource, ReadError
 
 BLOCK_BYTES = 64 * 1024
 MAX_BLOCKS = 64
-"""Distinct blocks that one header read may touch (4 MiB): a hostile file cannot make us download it."""
+"""Most distinct blocks of one header read (4 MiB): a hostile file cannot force its download."""
 
 
 class BytesSource:
@@ -27,17 +27,16 @@ class BytesSource:
         return len(self._data)
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes [start, start + length), cut at the end."""
+        """Return bytes [start, start + length), cut at the end."""
         return self._data[start : start + length]
 
 
 class BlockCache:
     """A ByteSource that requests whole blocks of another one and keeps them; adjacent ones in one request.
 
-    The first of the last `tail_blocks` blocks that is needed brings the others along, but for the object's very first
-    block. One cache serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks`
-    distinct blocks are needed, and ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes than its size
-    promises.
+    A read of any of the last `tail_blocks` blocks requests all of them, except the object's very first block. A cache
+    serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct blocks are
+    needed, and ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes than its size promises.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class BlockCache:
         return len(self._blocks)
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes [start, start + length), cut at the end of the object."""
+        """Return bytes [start, start + length), cut at the end of the object."""
         first, offset = divmod(start, self._block_bytes)
         if offset + length <= self._block_bytes and (block := self._blocks.get(first)) is not None:
             return block[offset : offset + length]
@@ -100,11 +99,11 @@ class BlockCache:
             run = [index]
 
     def _fetch_run(self, run: list[int]) -> None:
-        start, wanted = run[0] * self._block_bytes, len(run) * self._block_bytes
-        data = self._source.read(start, wanted)
-        if len(data) < min(wanted, self._size - start):
+        start, length = run[0] * self._block_bytes, len(run) * self._block_bytes
+        data = self._source.read(start, length)
+        if len(data) < min(length, self._size - start):
             raise ReadError(
-                MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes at offset {start} of {self._size}, {wanted} asked"
+                MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes at offset {start} of {self._size}, {length} asked"
             )
         for number, index in enumerate(run):
             self._blocks[index] = data[number * self._block_bytes : (number + 1) * self._block_bytes]

@@ -1,7 +1,7 @@
-"""The readers by the name that contracts give them.
+"""The readers by their names in contracts.
 
-Belongs here: names, and the refusal of a contract that names none. Does not belong here: formats. A format's libraries
-(h5py, pyproj) are imported at the first object of it, so that commands that read no object start fast.
+Belongs here: names, and the refusal of a contract with an unknown name. Does not belong here: formats. A format's
+libraries (h5py, pyproj) are imported with its first object, so that commands that read no object start fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kfm_dagster.readers.base import TIMES, HeaderMetadata, ReadRequest
 
 @dataclass(frozen=True, slots=True)
 class LazyReader:
-    """A reader by its name, `goes-abi` for `read_goes_abi` of `goes_abi.py`, imported when it is first called."""
+    """A reader by name, `goes-abi` for `read_goes_abi` of `goes_abi.py`, imported on its first call."""
 
     name: str
 
@@ -28,9 +28,9 @@ class LazyReader:
         return import_module(f"kfm_dagster.readers.{self.name.replace('-', '_')}")
 
     def gives(self, name: str) -> bool:
-        """Tell whether an object can have the STAC property: the module's PROPERTIES name it, `*` for any prefix."""
-        given: frozenset[str] = self.module.PROPERTIES | TIMES
-        return not given.isdisjoint({name, "*:" + name.partition(":")[2]})
+        """Return whether the module's PROPERTIES have the STAC property, with `*` for any prefix."""
+        properties: frozenset[str] = self.module.PROPERTIES | TIMES
+        return not properties.isdisjoint({name, "*:" + name.partition(":")[2]})
 
     @property
     def first_bytes(self) -> int:
@@ -53,7 +53,7 @@ READERS: Mapping[str, LazyReader] = MappingProxyType({
 
 
 def refuse_orphans(contracts: Iterable[DatasetContract]) -> None:
-    """Refuse contracts whose objects no reader can read as they ask. Raises ContractError."""
+    """Raise ContractError for an unknown reader, and for properties that its reader never gives."""
     for contract in contracts:
         rules = contract.metadata_extract
         if rules.reader not in READERS:
