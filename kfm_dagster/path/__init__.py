@@ -1,1 +1,1 @@
-"""The path of a radar beam: refractivity, geometry, arrival time and phase, their uncertainty and their units."""
+"""The path of a radar beam: refractivity, geometry, arrival time, phase, uncertainty, units."""

@@ -1,14 +1,14 @@
-"""Arrival time and phase of a beam at the end of its path (pipeline card, chapter 7, section VIII).
+"""Arrival time and phase at the end of a beam (pipeline card, chapter 7, section VIII).
 
     T_arr = ( ∫ ( n_eff / c_ref ) d ell )            general
     T_arr = ( 1 / c_ref ) * ( ∫ n_eff d ell )        factored
     Phi   = ( 2π / λ_ref ) * ( ∫ n_eff d ell )
 
-One way, from the antenna to the path's end. What is integrated is aligned first, in this order: time (the volume's
+One way, from the antenna to the path's end. Three alignments precede the integrals, in this order: time (the volume's
 start against its reference, and f_s), path (gamma(ell), d ell and n_eff), phase (the reference window). Each step
-takes what the one before gives, so that another order is refused.
-Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: how a path comes
-about (`beam.py`), units as values (`quantities.py`), how sure a result is (`uncertainty.py`).
+takes the result of the step before, so that another order is refused.
+Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: tracing a path
+(`beam.py`), units as values (`quantities.py`), the uncertainty of a result (`uncertainty.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kfm_dagster.path.refractivity import PathError
 SPEED_OF_LIGHT_M_S = 299_792_458.0
 """In vacuum, exact (SI brochure, 9th edition, section 2.2)."""
 MIN_POINTS = 2
-"""Elements of a path at least (pipeline card, chapter 7, section II)."""
+"""Least number of a path's elements (pipeline card, chapter 7, section II)."""
 MIN_INDEX = 1 - 1e-9
-"""n_eff of air is never below 1 (ITU-R P.453-14: N >= 0) but for rounding."""
+"""n_eff of air is at least 1 (ITU-R P.453-14: N >= 0), except for rounding."""
 CLOSURE = 1e-9
-"""By how much of its length a path may fail to close: its elements' sum, and an ell out of its own element."""
+"""Tolerance as a share of the length: for the sum of the elements, and for an ell outside its own element."""
 
 _Step = TypeVar("_Step")
 
@@ -48,7 +48,7 @@ class DeltaForm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeAligned:
-    """First step: a volume's start, held against the time that it is to agree with, and how densely it is sampled."""
+    """First step: the offset of a volume's start from its reference, and the sampling rate."""
 
     offset_s: float
     """Seconds by which the start is behind the reference."""
@@ -66,16 +66,16 @@ class PathAligned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseAligned:
-    """Third step: a path with the window over whose mean its phase is zero."""
+    """Third step: a path with its reference window, where the mean of its phase is zero."""
 
     aligned: PathAligned
     lambda_ref_m: float
     reference_window_m: tuple[float, float]
-    """From the antenna: where the window begins, and where it ends."""
+    """Begin and end of the window, from the antenna."""
     elements_before: int
-    """Elements of the path that lie before the window."""
+    """Number of the path's elements before the window."""
     elements_within: int
-    """Those that follow, within the window."""
+    """Number of the following elements, within the window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +96,11 @@ class Arrival:
     t_arr_s: float
     phi_rad: float
     phi_aligned_rad: float
-    """Phi less its mean over the reference window, modulo 2π: in [0, 2π)."""
+    """Phi minus its mean over the reference window, modulo 2π: in [0, 2π)."""
 
 
 def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_hz: float) -> TimeAligned:
-    """Align the time. Raises PathError for naive datetimes, an offset beyond tau, and an f_s that is no rate."""
+    """Align the time. Raises PathError for naive times, an offset beyond tau, an invalid f_s."""
     if not (math.isfinite(f_s_hz) and f_s_hz > 0):
         raise PathError("f_s is no sampling rate", observed=f_s_hz, expected="hertz above zero")
     if ts_start.tzinfo is None or reference.tzinfo is None:
@@ -119,7 +119,7 @@ def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_h
 def align_path(
     time: TimeAligned, path: BeamPath, *, min_points: int = MIN_POINTS, c_ref_m_s: float = SPEED_OF_LIGHT_M_S
 ) -> PathAligned:
-    """Align the path after its time. Raises PathError with everything that `path_faults` finds."""
+    """Align the path after its time. Raises PathError with all faults of `path_faults`."""
     sample_m = c_ref_m_s / _after(time, TimeAligned).f_s_hz
     if faults := path_faults(path, min_points=min_points, sample_m=sample_m):
         raise PathError(
@@ -133,7 +133,7 @@ def align_path(
 def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_window_m: tuple[float, float]) -> PhaseAligned:
     """Align the phase after the path: its mean over the reference window is zero.
 
-    Raises PathError for a wavelength that is none, and for a window that holds no element or splits one.
+    Raises PathError for an invalid wavelength, and for a window that is empty or splits an element.
     """
     path = _after(aligned, PathAligned).path
     if not (math.isfinite(lambda_ref_m) and lambda_ref_m > 0):
@@ -163,16 +163,16 @@ def arrive(
     c_ref_m_s: float = SPEED_OF_LIGHT_M_S,
     delta_form: DeltaForm = DeltaForm.GENERAL,
 ) -> Arrival:
-    """Return T_arr and Phi of an aligned path. Raises PathError for steps out of order and for a c_ref that is none."""
+    """Return T_arr and Phi of a path. Raises PathError for steps out of order, an invalid c_ref."""
     phase = _after(aligned, PhaseAligned)
     path = phase.aligned.path
     optical = path.n_eff * path.d_ell
     total, wave_number = float(optical.sum()), 2 * math.pi / phase.lambda_ref_m
     first, last = phase.elements_before, phase.elements_before + phase.elements_within
     begin, end = phase.reference_window_m
-    # What the mean over the window leaves of each element: none before it, all beyond, within it what lies before it.
-    left = (path.ell[first:last] - begin) / (end - begin)
-    beyond = float(np.sum(left * optical[first:last]) + optical[last:].sum())
+    # Share of each element that the mean leaves: none before the window, all beyond, within it the part before it.
+    share = (path.ell[first:last] - begin) / (end - begin)
+    remaining = float(np.sum(share * optical[first:last]) + optical[last:].sum())
     return Arrival(
         elevation_deg=path.elevation_deg,
         geometry=path.geometry,
@@ -186,7 +186,7 @@ def arrive(
         optical_path_m=total,
         t_arr_s=arrival_time(phase.aligned, c_ref_m_s=c_ref_m_s, delta_form=delta_form),
         phi_rad=wave_number * total,
-        phi_aligned_rad=(wave_number * beyond) % (2 * math.pi),
+        phi_aligned_rad=(wave_number * remaining) % (2 * math.pi),
     )
 
 
@@ -196,7 +196,7 @@ def arrival_time(
     c_ref_m_s: float = SPEED_OF_LIGHT_M_S,
     delta_form: DeltaForm = DeltaForm.GENERAL,
 ) -> float:
-    """Return T_arr in seconds, in the form asked for. Raises PathError."""
+    """Return T_arr in seconds, in the form `delta_form`. Raises PathError."""
     path = _after(aligned, PathAligned).path
     if not (math.isfinite(c_ref_m_s) and c_ref_m_s > 0):
         raise PathError("c_ref is no speed", observed=c_ref_m_s, expected="metres per second above zero")
@@ -206,9 +206,9 @@ def arrival_time(
 
 
 def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float = math.inf) -> list[str]:
-    """Return what is wrong with a path's arrays, in words; nothing when they belong together.
+    """Return the faults of a path's arrays as texts; none when the arrays agree.
 
-    sample_m: c_ref / f_s, what light goes in a vacuum within a sample. No element is longer than what it goes along the
+    sample_m: c_ref / f_s, the way of light in a vacuum within a sample. No element is longer than its way along the
     path: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol Card Template v1.0, chapter 3, section III).
     """
     lengths = {
@@ -218,8 +218,8 @@ def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float
         "ell": {path.ell.shape},
     }
     if len(set().union(*lengths.values())) > 1 or path.ell.ndim != 1:
-        told = ", ".join(f"{name} {'/'.join(map(str, sorted(shapes)))}" for name, shapes in lengths.items())
-        return [f"shapes differ: {told}"]
+        shapes_text = ", ".join(f"{name} {'/'.join(map(str, sorted(shapes)))}" for name, shapes in lengths.items())
+        return [f"shapes differ: {shapes_text}"]
     if path.points < min_points:
         return [f"{path.points} points; at least {min_points} make a path"]
     if faults := _values_at_fault(path):
@@ -240,7 +240,7 @@ def _values_at_fault(path: BeamPath) -> list[str]:
 
 
 def _order_at_fault(path: BeamPath) -> list[str]:
-    """Hold every ell against its own element: the sums of d ell before it and with it.
+    """Check that every ell is in its own element, between the sums of d ell before and with it.
 
     True of rectangles and trapezoids, and of a Gauss rule by the separation theorem of Chebyshev, Markov and Stieltjes
     (Szego, Orthogonal Polynomials, section 3.41).
@@ -250,8 +250,8 @@ def _order_at_fault(path: BeamPath) -> list[str]:
     slack = CLOSURE * abs(path.extent_m)
     if not np.all(np.diff(path.ell) > 0):
         faults.append("ell does not ascend")
-    if strayed := int(np.sum((path.ell < ends - path.d_ell - slack) | (path.ell > ends + slack))):
-        faults.append(f"{strayed} points of ell outside of their own d_ell")
+    if outside := int(np.sum((path.ell < ends - path.d_ell - slack) | (path.ell > ends + slack))):
+        faults.append(f"{outside} points of ell outside of their own d_ell")
     if not abs(ends[-1] - path.extent_m) <= slack:
         faults.append(f"d_ell sums to {ends[-1]:.12g} m; the path has {path.extent_m:.12g} m")
     return faults

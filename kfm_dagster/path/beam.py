@@ -1,8 +1,8 @@
-"""The geometry of a radar beam: where it is after each metre of its way, gamma(ell), and that way's elements d ell.
+"""The geometry of a radar beam: its position by range, gamma(ell), and the elements d ell.
 
 Belongs here: tracing a ray at an elevation angle, by the effective-earth formula or through a profile, at the nodes of
 a composite Gauss-Legendre rule whose weights are d ell: the sum over f * d_ell is the integral of f along the beam.
-Does not belong here: profiles (`refractivity.py`), what is integrated (`arrival.py`).
+Does not belong here: profiles (`refractivity.py`), the integrands (`arrival.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EARTH_RADIUS_M = 6_371_000.0
 EFFECTIVE_EARTH_FACTOR = 4 / 3
 """k_e of Doviak and Zrnic (1993), section 2.2.3.1, for the standard gradient of refractivity near the ground."""
 MIN_ELEVATION_DEG, MAX_ELEVATION_DEG = -2.0, 90.0
-"""Beyond what the antenna can do (ICD 2620002, table XI: -1 to 45 degrees), up to the zenith."""
+"""Wider than the antenna's range (ICD 2620002, table XI: -1 to 45 degrees), up to the zenith."""
 NODES_PER_PANEL = 8
 PANEL_M = 30_000.0
 """Longest panel of the rule. The error of eight nodes grows with the 16th power of its length over the scale height: at
@@ -47,11 +47,11 @@ class Geometry(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BeamPath:
-    """One beam: gamma(ell) as height and ground distance, d ell and n_eff(ell), arrays of one shape (points,).
+    """One beam: gamma(ell) as height and ground distance, d ell, n_eff(ell); all (points,).
 
-    ell: metres from the antenna along the beam, ascending. d_ell: metres, the element that belongs to each ell; they
-    sum to extent_m, where the beam ends. height_m: above mean sea level. distance_m: along the ground at sea level.
-    n_eff: refractive index, dimensionless. Nothing is checked here: `arrival.align_path` does.
+    ell: metres from the antenna along the beam, ascending. d_ell: metres, the element of each ell; the elements sum to
+    extent_m, where the beam ends. height_m: above mean sea level. distance_m: along the ground at sea level. n_eff:
+    refractive index, dimensionless. `arrival.align_path` checks the arrays, not this class.
     """
 
     elevation_deg: float
@@ -76,7 +76,7 @@ class BeamPath:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quadrature:
-    """Nodes and weights along the beam, in metres; `ell` and `d_ell` have the shape (panels, nodes)."""
+    """Nodes and weights along the beam, in metres; `ell` and `d_ell` are (panels, nodes)."""
 
     ell: Floats
     d_ell: Floats
@@ -84,12 +84,12 @@ class Quadrature:
     """Half the length of each panel, shape (panels,)."""
 
     def integrals(self, values: Floats) -> Floats:
-        """Return the integrals of a function from 0 to each node; values and result (..., panels, nodes)."""
+        """Return the integrals from 0 to each node; values and result are (..., panels, nodes)."""
         totals = np.sum(values * self.d_ell, axis=-1)
         before = np.cumsum(totals, axis=-1) - totals
         within = self.half_m[:, None] * (values @ _partial_integrals().T)
-        found: Floats = before[..., None] + within
-        return found
+        integrals: Floats = before[..., None] + within
+        return integrals
 
 
 def trace(
@@ -102,17 +102,17 @@ def trace(
     splits_m: tuple[float, ...] = (),
     panel_m: float = PANEL_M,
 ) -> tuple[BeamPath, ...]:
-    """Trace the beams of one antenna, all at once, from it to range_m along each.
+    """Trace the beams of one antenna, all at once, up to range_m along each.
 
     antenna_height_m: of the feedhorn above mean sea level. splits_m: ascending ranges that must end a panel, so that an
-    integral may be split there. Raises PathError for what is no angle, height or range, and when a ray does not settle.
+    integral may be split there. Raises PathError for an invalid angle, height or range, and when a ray does not settle.
     """
     angles = np.radians(_checked(elevations_deg, antenna_height_m=antenna_height_m, range_m=range_m, splits_m=splits_m))
     rule = quadrature(range_m, splits_m=splits_m, panel_m=panel_m)
     if geometry is Geometry.EFFECTIVE_EARTH:
         height, distance = _effective_earth(rule.ell, angles[:, None, None], antenna_height_m)
     else:
-        # A ray that runs away is refused for not settling.
+        # A diverging ray is refused because it does not settle.
         with np.errstate(over="ignore", invalid="ignore"):
             height, distance = _ray_traced(rule, angles[:, None, None], antenna_height_m, profile)
     index = profile(height)
@@ -147,9 +147,9 @@ def quadrature(range_m: float, *, splits_m: tuple[float, ...] = (), panel_m: flo
 
 @lru_cache(maxsize=1)
 def _partial_integrals() -> Floats:
-    """Return A[i, j]: the integral from -1 to node i of the Lagrange polynomial of node j. Shape (nodes, nodes).
+    """Return A[i, j]: the integral from -1 to node i of the Lagrange polynomial of node j.
 
-    The polynomial of node j is the sum over k of (k + 1/2) w_j P_k(x_j) P_k, which the rule makes exact.
+    Shape (nodes, nodes). The polynomial of node j is the sum over k of (k + 1/2) w_j P_k(x_j) P_k, exact by the rule.
     """
     nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
     degrees = np.arange(NODES_PER_PANEL)
@@ -163,7 +163,10 @@ def _partial_integrals() -> Floats:
 
 
 def _effective_earth(ell: Floats, angles: Floats, antenna_height_m: float) -> tuple[Floats, Floats]:
-    """Doviak and Zrnic (1993), equations 2.28b and c, the height without the difference of two radii."""
+    """Return height and distance by Doviak and Zrnic (1993), equations 2.28b and c.
+
+    The height is computed without the difference of two radii.
+    """
     radius = EFFECTIVE_EARTH_FACTOR * EARTH_RADIUS_M
     square = ell * (ell + 2 * radius * np.sin(angles))
     rise = square / (np.sqrt(radius * radius + square) + radius)
@@ -184,9 +187,9 @@ def _ray_traced(rule: Quadrature, angles: Floats, antenna_height_m: float, profi
     for _ in range(_MAX_ROUNDS):
         radius = EARTH_RADIUS_M + height
         angle = angles + rule.integrals(np.cos(angle) * (1 / radius + profile.gradient(height) / profile(height)))
-        risen = antenna_height_m + rule.integrals(np.sin(angle))
-        change = float(np.max(np.abs(risen - height)))
-        height = risen
+        next_height = antenna_height_m + rule.integrals(np.sin(angle))
+        change = float(np.max(np.abs(next_height - height)))
+        height = next_height
         if change <= _SETTLED_M:
             distance = EARTH_RADIUS_M * rule.integrals(np.cos(angle) / (EARTH_RADIUS_M + height))
             return height, distance
@@ -220,7 +223,7 @@ def _checked(
 
 
 def _flat(values: Floats) -> Floats:
-    """Return the panels one after the other, read-only: beams of one volume share them."""
+    """Return the panels in one read-only array: beams of one volume share it."""
     flat = values.reshape(-1)
     flat.flags.writeable = False
     return flat

@@ -1,7 +1,7 @@
-"""Path quantities with their units, and the report on whether their dimensions close (gate G4).
+"""Path quantities with their units, and the report on their dimensions (gate G4).
 
 Belongs here: `pint` at the boundary; everything within the package computes with plain SI numbers. Does not belong
-here: what a failed report leads to (gates), or the file it is written to.
+here: the consequence of a failed report (gates), or the file of the report.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ QUANTITIES: Mapping[str, tuple[str, str, Callable[[Arrival], float]]] = {
     ),
     "f_s": ("Hz", "1 / [time]", lambda beam: beam.f_s_hz),
 }
-"""Quantity > the unit that a result carries, its dimension as pint writes it, and its value. `n_eff` is the mean along
-the path, `ell` the path's extent, `reference_window` its length."""
+"""Quantity > its unit, its dimension as pint writes it, and its value. `n_eff` is the mean along the path, `ell` the
+path's extent, `reference_window` its length."""
 
 EQUATIONS: Mapping[str, str] = {
     "( ∫ ( n_eff / c_ref ) d ell )": "T_arr",
     "( 1 / c_ref ) * ( ∫ n_eff d ell )": "T_arr",
     "( 2π / λ_ref ) * ( ∫ n_eff d ell )": "Phi",
 }
-"""Right side > the quantity whose dimension it must have (pipeline card, chapter 7, section VIII)."""
+"""Right side > the quantity of its dimension (pipeline card, chapter 7, section VIII)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class DimensionalEntry:
 
 
 def as_array_quantities(arrivals: Sequence[Arrival]) -> dict[str, pint.Quantity[Any]]:
-    """Return the results of several beams as arrays with a unit each, shape (beams,), by the names of QUANTITIES."""
+    """Return the results of several beams as pint arrays, shape (beams,), by QUANTITIES' names."""
     return {
         name: pint.Quantity(np.array([value(arrival) for arrival in arrivals]), _unit(name))
         for name, (_, _, value) in QUANTITIES.items()
@@ -69,10 +69,10 @@ def as_array_quantities(arrivals: Sequence[Arrival]) -> dict[str, pint.Quantity[
 
 
 def dimensional_report(quantities: Mapping[str, Any]) -> tuple[DimensionalEntry, ...]:
-    """Hold every quantity against its dimension, and every equation's right side against its left.
+    """Compare every quantity with its dimension, and every equation's right side with its left.
 
-    quantities: by the names of QUANTITIES, numbers or arrays; a missing one is observed as `missing`, an unknown one is
-    expected as `unknown`. Anything but a pint quantity has no dimension and fails.
+    quantities: by the names of QUANTITIES, numbers or arrays; a missing quantity is observed as `missing`, an unknown
+    quantity is expected as `unknown`. Anything but a pint quantity has no dimension and fails.
     """
     return _report(
         tuple((name, value.units if isinstance(value, pint.Quantity) else None) for name, value in quantities.items())
@@ -86,19 +86,19 @@ def _unit(name: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _report(units: tuple[tuple[str, Any], ...]) -> tuple[DimensionalEntry, ...]:
-    """Report on units, None for what has none. Dimensions do not depend on values, and pint takes its time."""
-    found = dict(units)
-    names = [*QUANTITIES, *(name for name in found if name not in QUANTITIES)]
+    """Report on units, None without a unit; cached: dimensions ignore values, and pint is slow."""
+    unit_of = dict(units)
+    names = [*QUANTITIES, *(name for name in unit_of if name not in QUANTITIES)]
     entries = [
         DimensionalEntry(
             quantity=name,
-            unit=_short(found.get(name)),
+            unit=_short(unit_of.get(name)),
             expected=QUANTITIES[name][1] if name in QUANTITIES else "unknown",
-            observed=_dimension(found.get(name)) if name in found else "missing",
+            observed=_dimension(unit_of.get(name)) if name in unit_of else "missing",
         )
         for name in names
     ]
-    inputs: list[Any] = [found.get(name) for name in ("n_eff", "ell", "c_ref", "lambda_ref")]
+    inputs: list[Any] = [unit_of.get(name) for name in ("n_eff", "ell", "c_ref", "lambda_ref")]
     sides: list[Any] = [None] * len(EQUATIONS)
     if None not in inputs:
         n_eff, ell, c_ref, lambda_ref = inputs

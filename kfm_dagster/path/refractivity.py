@@ -1,7 +1,7 @@
-"""Radio refractivity of the atmosphere along height: the profiles that a beam is traced through.
+"""Radio refractivity of the atmosphere by height: the profiles for tracing a beam.
 
 Belongs here: n and its gradient as functions of height, from ITU-R recommendations P.453-14 (08/2019) and P.835-6
-(12/2017). Does not belong here: what a beam does in them (`beam.py`).
+(12/2017). Does not belong here: the beam in them (`beam.py`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Floats = NDArray[np.float64]
 REFERENCE_N0 = 315.0
 """N-units: mean refractivity of the atmosphere, extrapolated to sea level (P.453-14, Annex 1, section 2.1)."""
 REFERENCE_SCALE_HEIGHT_M = 7350.0
-"""Scale height that goes with REFERENCE_N0 (P.453-14, Annex 1, section 2.1); both hold for terrestrial paths."""
+"""Scale height for REFERENCE_N0 (P.453-14, Annex 1, section 2.1); both hold for terrestrial paths."""
 
 _N_UNIT = 1e-6
 """n = 1 + N * 1e-6 (P.453-14, Annex 1, section 1)."""
 _COMPLEX_STEP_M = 1e-20
-"""Step of a derivative by complex numbers, which no difference cancels: exact to rounding for any step so small."""
+"""Step of a derivative by complex numbers: without cancellation, exact to rounding for any step so small."""
 
 _GEOPOTENTIAL_KM = 6356.766
 _LAYERS: tuple[tuple[float, float, float, float], ...] = (
@@ -45,17 +45,17 @@ _LAYERS: tuple[tuple[float, float, float, float], ...] = (
 _HYDROSTATIC = 34.1632
 """K/km: gravity over the gas constant of dry air (P.835-6, Annex 1, equations 3a to 3g)."""
 _UPPER_KM, _TOP_KM = 86.0, 100.0
-"""Geometric heights between which the second regime holds (P.835-6, Annex 1, section 1.1)."""
+"""Geometric heights of the second regime (P.835-6, Annex 1, section 1.1)."""
 _UPPER_PRESSURE = (95.571899, -4.011801, 6.424731e-2, -4.789660e-4, 1.340543e-6)
 """Coefficients of the pressure's logarithm over km, lowest power first (P.835-6, Annex 1, equation 5)."""
 _VAPOUR_G_M3, _VAPOUR_SCALE_KM = 7.5, 2.0
 """Water vapour density at sea level and its scale height (P.835-6, Annex 1, section 1.2)."""
 _MIN_MIXING_RATIO = 2e-6
-"""Of vapour pressure to total pressure: constant above the height where it is reached (P.835-6, Annex 1, 1.2)."""
+"""Ratio of vapour pressure to total pressure, constant above the height of its minimum (P.835-6, Annex 1, 1.2)."""
 
 
 class Profile(Protocol):
-    """Refractive index over height above mean sea level; works on arrays of any shape, element by element."""
+    """Refractive index by height above mean sea level, element by element of any array."""
 
     def __call__(self, height_m: Floats) -> Floats:
         """Return n (dimensionless) at heights in metres."""
@@ -68,9 +68,9 @@ class Profile(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exponential:
-    """N(h) = N0 * exp(-h / h0), P.453's reference atmosphere for refraction (P.453-14, Annex 1, section 2.1).
+    """N(h) = N0 * exp(-h / h0), the reference atmosphere for refraction.
 
-    n0 in N-units, scale_height_m in metres.
+    P.453-14, Annex 1, section 2.1. n0 in N-units, scale_height_m in metres.
     """
 
     n0: float = REFERENCE_N0
@@ -90,45 +90,45 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanAnnualGlobal:
-    """P.835's mean annual global reference atmosphere with its water vapour (P.835-6, Annex 1, sections 1.1 and 1.2).
+    """P.835's mean annual global reference atmosphere with its water vapour.
 
-    Heights below the sea continue its lowest layer; above 100 km, where it ends with 1e-4 N-units, n is 1.
-    Its gradient has steps where its layers meet: an integral of n through it is good to 1e-10 in panels of 5 km.
+    P.835-6, Annex 1, sections 1.1 and 1.2. Heights below the sea continue its lowest layer; above 100 km, where it ends
+    with 1e-4 N-units, n is 1. Its gradient has steps between layers: integrals of n in 5 km panels are exact to 1e-10.
     """
 
     def __call__(self, height_m: Floats) -> Floats:
         """Return n."""
-        found: Floats = 1 + _N_UNIT * _reference_refractivity(height_m)
-        return found
+        index: Floats = 1 + _N_UNIT * _reference_refractivity(height_m)
+        return index
 
     def gradient(self, height_m: Floats) -> Floats:
         """Return dn/dh."""
         stepped = _reference_refractivity(height_m + 1j * _COMPLEX_STEP_M)
-        found: Floats = _N_UNIT * stepped.imag / _COMPLEX_STEP_M
-        return found
+        gradient: Floats = _N_UNIT * stepped.imag / _COMPLEX_STEP_M
+        return gradient
 
 
 def refractivity(*, pressure_hpa: Any, temperature_k: Any, vapour_pressure_hpa: Any) -> Any:
-    """Return N in N-units from total pressure (hPa), temperature (K) and water vapour pressure (hPa).
+    """Return N in N-units; total and water vapour pressure in hPa, temperature in K.
 
-    N = 77.6 (P - e) / T + 72 e / T + 3.75e5 e / T^2 (P.453-14, Annex 1, section 1); good to 0.5 % up to 100 GHz. Takes
-    numbers and arrays, complex ones among them.
+    N = 77.6 (P - e) / T + 72 e / T + 3.75e5 e / T^2 (P.453-14, Annex 1, section 1); exact to 0.5 % up to 100 GHz. Takes
+    real and complex numbers and arrays.
     """
     dry = 77.6 * (pressure_hpa - vapour_pressure_hpa) / temperature_k
     return dry + (72 + 3.75e5 / temperature_k) * vapour_pressure_hpa / temperature_k
 
 
 def reference_state(height_m: Any) -> tuple[Any, Any, Any]:
-    """Return temperature (K), pressure (hPa) and water vapour pressure (hPa) of P.835's mean annual global atmosphere.
+    """Return temperature (K), pressure (hPa) and water vapour pressure (hPa) by P.835.
 
-    Heights in metres up to 100 km; an array, complex ones among them.
+    For the mean annual global atmosphere; an array of heights in metres up to 100 km, real or complex.
     """
     height_km = height_m / 1000
     upper = height_km.real >= _UPPER_KM
     below = np.where(upper, 0.0, height_km)
     temperature, pressure = _lower(_GEOPOTENTIAL_KM * below / (_GEOPOTENTIAL_KM + below))
     if upper.any():
-        # What lies below the regime must not reach its square root.
+        # Heights below the regime must not reach its square root.
         above = np.clip(height_km.real, _UPPER_KM, _TOP_KM) + 1j * np.imag(height_km)
         high_temperature, high_pressure = _upper(above if np.iscomplexobj(height_m) else above.real)
         temperature = np.where(upper, high_temperature, temperature)
@@ -141,12 +141,12 @@ def reference_state(height_m: Any) -> tuple[Any, Any, Any]:
 
 def _reference_refractivity(height_m: Any) -> Any:
     temperature, pressure, vapour = reference_state(height_m)
-    found = refractivity(pressure_hpa=pressure, temperature_k=temperature, vapour_pressure_hpa=vapour)
-    return np.where(np.real(height_m) > _TOP_KM * 1000, 0.0, found)
+    below_top = refractivity(pressure_hpa=pressure, temperature_k=temperature, vapour_pressure_hpa=vapour)
+    return np.where(np.real(height_m) > _TOP_KM * 1000, 0.0, below_top)
 
 
 def _lower(geopotential_km: Any) -> tuple[Any, Any]:
-    """First regime: temperature is linear in geopotential height within each layer, and the pressure hydrostatic."""
+    """First regime: per layer, temperature linear in geopotential height, pressure hydrostatic."""
     table = np.array(_LAYERS)
     layer = np.searchsorted(table[1:, 0], geopotential_km.real, side="right")
     base, temperature_at_base, slope, pressure_at_base = table[layer].transpose(-1, *range(layer.ndim))

@@ -1,9 +1,9 @@
-"""How sure arrival times and phases are: covariances from the uncertainties of what they are computed from.
+"""Uncertainty of arrival times and phases: covariances from the uncertainties of the inputs.
 
 Belongs here: propagation through the Jacobian, and the check that a matrix can be a covariance. Does not belong here:
-what follows when it cannot (gate G7).
+the consequence when it cannot (gate G7).
 
-Between beams of one volume the atmosphere and the clock are common; where in its gate a target stands is each beam's
+Beams of one volume have the atmosphere and the clock in common; the place of a target within its gate is each beam's
 own. Time and phase of one beam differ by the clock and by the wavelength.
 """
 
@@ -20,9 +20,9 @@ from kfm_dagster.path.refractivity import Exponential, Floats
 GATE_M = 250.0
 """Length of a range gate (ICD 2620002, table XVII-B), where the volume does not state it."""
 SYMMETRY = 1e-12
-"""Difference of two mirrored correlations that is rounding."""
+"""Difference of two mirrored correlations that counts as rounding."""
 LEAST_EIGENVALUE = 1e-12
-"""Of the correlation matrix, below which a covariance counts as singular: rounding of some dozen rows."""
+"""Least eigenvalue of correlations; below it a covariance counts as singular: rounding of some dozen rows."""
 
 _STEP = 1e-3
 """Relative step of the central differences: their error is its square, a millionth."""
@@ -47,9 +47,9 @@ OpticalPaths = Callable[[Exponential], Floats]
 
 
 def sensitivities(optical_paths: OpticalPaths, profile: Exponential) -> Floats:
-    """Return the derivatives of the optical paths by N0 and by the scale height, the beam's bending among them.
+    """Return the derivatives of the optical paths by N0 and by the scale height.
 
-    Shape (beams, 2), in m per N-unit and m per m; by central differences.
+    The bending of the beam is included. Shape (beams, 2), in m per N-unit and m per m; by central differences.
     """
     columns = []
     for name in ("n0", "scale_height_m"):
@@ -66,14 +66,14 @@ def path_covariance(by_input: Floats, *, end_index: Floats, sigmas: Sigmas) -> F
     by_input: as from `sensitivities`; end_index: n_eff at the end of each beam, shape (beams,).
     """
     scaled = by_input * (sigmas.n0, sigmas.scale_height_m)
-    found: Floats = scaled @ scaled.T + np.diag((end_index * sigmas.range_m) ** 2)
-    return found
+    covariance: Floats = scaled @ scaled.T + np.diag((end_index * sigmas.range_m) ** 2)
+    return covariance
 
 
 def atmosphere_sigmas(by_input: Floats, sigmas: Sigmas) -> Floats:
-    """Return the part of the optical paths' standard uncertainties that the atmosphere has, in m, shape (beams,)."""
-    found: Floats = np.linalg.norm(by_input * (sigmas.n0, sigmas.scale_height_m), axis=1)
-    return found
+    """Return the optical paths' standard uncertainties by the atmosphere, in m, shape (beams,)."""
+    deviations: Floats = np.linalg.norm(by_input * (sigmas.n0, sigmas.scale_height_m), axis=1)
+    return deviations
 
 
 def arrival_covariance(of_paths: Floats, *, c_ref_m_s: float, sigmas: Sigmas) -> Floats:
@@ -84,23 +84,23 @@ def arrival_covariance(of_paths: Floats, *, c_ref_m_s: float, sigmas: Sigmas) ->
 def phase_covariances(
     of_paths: Floats, *, c_ref_m_s: float, lambda_ref_m: float, lambda_sigma: float, phi_rad: Floats, sigmas: Sigmas
 ) -> Floats:
-    """Return the covariance of (T_arr, Phi) of each beam, shape (beams, 2, 2), in s^2, s rad and rad^2.
+    """Return the covariance of (T_arr, Phi) of each beam, in s^2, s rad and rad^2.
 
-    lambda_sigma: relative standard uncertainty of the wavelength; phi_rad: shape (beams,).
+    Shape (beams, 2, 2). lambda_sigma: relative standard uncertainty of the wavelength; phi_rad: shape (beams,).
     """
     variances = np.diag(of_paths)
     wave_number = 2 * math.pi / lambda_ref_m
-    found = np.empty((len(variances), 2, 2))
-    found[:, 0, 0] = variances / c_ref_m_s**2 + sigmas.clock_s**2
-    found[:, 0, 1] = found[:, 1, 0] = variances * wave_number / c_ref_m_s
-    found[:, 1, 1] = variances * wave_number**2 + (phi_rad * lambda_sigma) ** 2
-    return found
+    covariances = np.empty((len(variances), 2, 2))
+    covariances[:, 0, 0] = variances / c_ref_m_s**2 + sigmas.clock_s**2
+    covariances[:, 0, 1] = covariances[:, 1, 0] = variances * wave_number / c_ref_m_s
+    covariances[:, 1, 1] = variances * wave_number**2 + (phi_rad * lambda_sigma) ** 2
+    return covariances
 
 
 def covariance_faults(matrix: Floats) -> list[str]:
-    """Return what keeps a matrix from being a covariance, in words; nothing when it is symmetric and positive definite.
+    """Return as texts why a matrix cannot be a covariance; none when it can.
 
-    Looked at as correlations, so that the rows' units do not matter.
+    A covariance is symmetric and positive definite. Checked as correlations, so that the rows' units do not matter.
     """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         return [f"the shape {matrix.shape} is not square"]

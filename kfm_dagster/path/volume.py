@@ -1,7 +1,7 @@
-"""The beams of one NEXRAD volume: from what its Item says to arrival times, phases and their covariance.
+"""The beams of a NEXRAD volume: from its Item to arrival times, phases and their covariance.
 
-Belongs here: which facts of a volume matter, and where they come from when it does not state them. Does not belong
-here: reading a volume (`readers/`), integrals (`arrival.py`), storing results.
+Belongs here: the relevant facts of a volume, and their sources when it does not state them. Does not belong here:
+reading a volume (`readers/`), integrals (`arrival.py`), storing results.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from kfm_dagster.path.uncertainty import (
 RANGE_M = 460_000.0
 """Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
 REFERENCE_RANGE_M = 2_000.0
-"""Where the first gate, the reference window, begins: its middle is at 2,125 m (ICD 2620002, table XVII-B, in every
-volume seen)."""
+"""Begin of the first gate, the reference window: its middle is at 2,125 m (ICD 2620002, table XVII-B, in every volume
+seen)."""
 BAND_MHZ = (2700.0, 3000.0)
-"""What a WSR-88D may transmit at (Federal Meteorological Handbook 11, part B): wavelengths of 10.0 to 11.1 cm."""
+"""Transmitter band of a WSR-88D (Federal Meteorological Handbook 11, part B): wavelengths of 10.0 to 11.1 cm."""
 HELD_AGAINST = MeanAnnualGlobal()
-"""Another atmosphere than the one that a beam is traced through, with a water vapour of its own: what is declared of
-the uncertainty has to hold their difference."""
+"""Atmosphere for comparison, with its own water vapour: the declared uncertainty has to cover its difference from the
+atmosphere of the tracing."""
 _STATED_MHZ = 1.0
 """A volume states its frequency in whole MHz (ICD 2620002, table XV)."""
 
 _PANEL_GATES = 10
-"""Gates to a panel of a beam's rule: its longest element is 0.18 of it, and light goes two gates within a sample."""
+"""Gates per panel of a beam's rule: its longest element is 0.18 of it, and light travels two gates within a sample."""
 _VCP_11 = (0.5, 1.45, 2.4, 3.35, 4.3, 5.25, 6.2, 7.5, 8.7, 10.0, 12.0, 14.0, 16.7, 19.5)
 _VCP_12 = (0.5, 0.9, 1.3, 1.8, 2.4, 3.1, 4.0, 5.1, 6.4, 8.0, 10.0, 12.5, 15.6, 19.5)
 _VCP_21 = (0.5, 1.45, 2.4, 3.35, 4.3, 6.0, 9.9, 14.6, 19.5)
@@ -68,15 +68,15 @@ PATTERNS: Mapping[int, tuple[float, ...]] = {
     31: _VCP_31,
     32: _VCP_31,
 }
-"""Elevations in degrees of the patterns that volumes without message 5 name by number (Federal Meteorological Handbook
-11, part C, volume coverage patterns)."""
+"""Elevations in degrees by pattern number, for volumes without message 5 (Federal Meteorological Handbook 11, part C,
+volume coverage patterns)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VolumeFacts:
-    """What the beams of a volume depend on. Elevations distinct and ascending; frequency_mhz None when not stated.
+    """The facts of a volume that its beams depend on. Elevations are distinct and ascending.
 
-    gate_m: between the middles of two range gates.
+    frequency_mhz: None when not stated. gate_m: distance between the middles of two range gates.
     """
 
     site: str
@@ -107,7 +107,7 @@ class VolumeFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathOptions:
-    """How beams are computed: every setting that changes a result."""
+    """Settings of the computation, all that change a result."""
 
     range_m: float = RANGE_M
     reference_range_m: float = REFERENCE_RANGE_M
@@ -121,7 +121,7 @@ class PathOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PathArrival:
-    """The arrivals of one volume, one for each beam. Those with the same facts share beams and covariances.
+    """The arrivals of one volume, one for each beam. Equal facts share beams and covariances.
 
     t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
     shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: of the optical paths through
@@ -142,10 +142,10 @@ class PathArrival:
 
 
 def elevations_of(properties: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the distinct elevations of a volume in degrees, ascending; none when nothing tells them.
+    """Return the distinct elevations of a volume in degrees, ascending; none when unknown.
 
-    properties: those of a NEXRAD Item. The cuts that were made win, then the volume's own pattern (message 5); else its
-    number names one. Angles that no antenna has, as in a message 5 of noise, are left out.
+    properties: those of a NEXRAD Item. The recorded cuts have priority, then the volume's own pattern (message 5), then
+    the pattern of its number. Impossible angles, as in a message 5 of noise, are left out.
     """
     stated: Iterable[Any] = (
         properties.get("nexrad:elevations")
@@ -156,7 +156,7 @@ def elevations_of(properties: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def facts_of(properties: Mapping[str, Any]) -> VolumeFacts:
-    """Return what an Item's properties say of its beams. Raises PathError when they tell no beam."""
+    """Return the facts of an Item's beams. Raises PathError when its properties define no beam."""
     site, height = properties.get("nexrad:site"), properties.get("nexrad:height-m")
     elevations = elevations_of(properties)
     if not elevations or height is None:
@@ -184,24 +184,24 @@ def path_arrival(
 ) -> PathArrival:
     """Return the arrivals of a volume at the end of each of its beams. Raises PathError.
 
-    ts_start: when the volume began; reference: the time that it is to agree with, within tau.
+    ts_start: begin of the volume; reference: the time that it must agree with, within tau.
     """
     time = align_time(ts_start=ts_start, reference=reference, tau=tau, f_s_hz=facts.f_s_hz)
-    found = _in_time(facts, options)
-    arrivals = tuple(replace(each, time_offset_s=time.offset_s) for each in found.arrivals)
-    return replace(found, arrivals=arrivals)
+    in_time = _in_time(facts, options)
+    arrivals = tuple(replace(arrival, time_offset_s=time.offset_s) for arrival in in_time.arrivals)
+    return replace(in_time, arrivals=arrivals)
 
 
 @lru_cache(maxsize=64)
 def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
-    """Return the arrivals of a volume that begins at its reference; of another one all but the offset is the same.
+    """Return the arrivals of a volume that begins at its reference; others differ by the offset.
 
     Cached because a network has 160 sites and a handful of patterns, and a day 40,000 volumes, site by site; an entry
     takes 1 MB.
     """
     time = TimeAligned(offset_s=0.0, f_s_hz=facts.f_s_hz)
     window = (options.reference_range_m, options.reference_range_m + facts.gate_m)
-    beams, of_paths, residuals = _beams(facts, window, options)
+    beams, covariance, residuals = _beams(facts, window, options)
     arrivals = tuple(
         arrive(
             align_phase(
@@ -218,9 +218,9 @@ def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
         facts=facts,
         beams=beams,
         arrivals=arrivals,
-        t_covariance=arrival_covariance(of_paths, c_ref_m_s=options.c_ref_m_s, sigmas=options.sigmas),
+        t_covariance=arrival_covariance(covariance, c_ref_m_s=options.c_ref_m_s, sigmas=options.sigmas),
         phase_covariance=phase_covariances(
-            of_paths,
+            covariance,
             c_ref_m_s=options.c_ref_m_s,
             lambda_ref_m=facts.lambda_ref_m,
             lambda_sigma=facts.lambda_sigma,
@@ -234,9 +234,9 @@ def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
 def _beams(
     facts: VolumeFacts, window_m: tuple[float, float], options: PathOptions
 ) -> tuple[tuple[BeamPath, ...], Floats, Floats]:
-    """Trace the beams; return them, the covariance of their optical paths in m^2, and the residuals.
+    """Return the traced beams, the covariance of their optical paths in m^2, and the residuals.
 
-    window_m: the reference window, the first range gate, in whose multiples the beam is cut.
+    window_m: the reference window, the first range gate; panels are multiples of its length.
     """
 
     def traced(profile: Profile, *, panel_m: float = PANEL_M) -> tuple[BeamPath, ...]:
@@ -255,10 +255,10 @@ def _beams(
 
     beams = traced(options.profile, panel_m=_PANEL_GATES * (window_m[1] - window_m[0]))
     by_input = sensitivities(optical_paths, options.profile)
-    of_paths = path_covariance(
+    covariance = path_covariance(
         by_input,
         end_index=np.array([beam.n_eff[-1] for beam in beams]),
         sigmas=options.sigmas,
     )
     residuals = optical_paths(HELD_AGAINST) - optical_paths(options.profile)
-    return beams, of_paths, residuals / atmosphere_sigmas(by_input, options.sigmas)
+    return beams, covariance, residuals / atmosphere_sigmas(by_input, options.sigmas)
