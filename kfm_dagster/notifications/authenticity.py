@@ -1,7 +1,7 @@
-"""Authenticity: whether a message was sent by the SNS topic that it names.
+"""Authenticity: whether the SNS topic that a message names has sent it.
 
-Belongs here: which messages have to be signed, and the verdict on a batch of them, for which each certificate is
-fetched once at most. Does not belong here: what a signature is (`signatures.py`) and keeping the verdict (`ledger/`).
+Belongs here: which messages must be signed, and the verdicts on a batch; each certificate is fetched at most once per
+batch. Does not belong here: checking a signature (`signatures.py`) and storing the verdict (`ledger/`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kfm_dagster.settings import Settings
 
 PERIOD_SECONDS = 60.0
 MAX_FETCHES = 8
-"""Certificates that are asked for in a period: a topic has one, two while it changes; forged messages can name any."""
+"""Limit of fetches in a period: a topic has one certificate, two during a change; forged messages can name any URL."""
 FETCH_SECONDS = 10.0
-"""What asking may last in a period, however slowly a server answers: a tick has a minute for everything."""
+"""Limit of the time spent fetching in a period, even from slow servers: a tick has a minute for everything."""
 
 RAW = "no SNS envelope, so nobody signed it; KFM_SNS_VERIFY=off accepts raw delivery"
 
 
 class Signatures:
-    """Verifies messages under the settings. Never raises for what a message holds."""
+    """Verifies messages under the settings. No content of a message makes it raise."""
 
     def __init__(self, settings: Settings, *, certificates: Certificates | None = None) -> None:
         self._required = settings.verifies_signatures
@@ -47,30 +47,30 @@ class Signatures:
         self._period, self._fetches, self._spent = -math.inf, 0, 0.0
 
     def verdicts(self, messages: Sequence[SqsMessage], *, verified: Collection[str] = ()) -> list[SenderVerdict]:
-        """Return a verdict on each message, in their order; those of ids that were `verified` before stay so."""
+        """Return a verdict on each message, in their order; `verified` ids are not verified again."""
         if not self._required:
             return [VERIFIED if message.message_id in verified else UNCHECKED for message in messages]
         pending: dict[int, SignedMessage] = {}
-        found: list[SenderVerdict] = []
+        verdicts: list[SenderVerdict] = []
         for index, message in enumerate(messages):
             if message.message_id in verified:
-                found.append(VERIFIED)
+                verdicts.append(VERIFIED)
                 continue
             try:
-                claim = self._claimed(message)
+                signature = self._claimed(message)
             except SignatureError as error:
-                found.append(_invalid(error))
+                verdicts.append(_invalid(error))
                 continue
-            found.append(UNCHECKED)
-            if claim is not None:
-                pending[index] = claim
-        chains = self._chains(Counter(claim.url for claim in pending.values()))
-        for index, claim in pending.items():
-            found[index] = self._verdict(claim, chains[claim.url])
-        return found
+            verdicts.append(UNCHECKED)
+            if signature is not None:
+                pending[index] = signature
+        chains = self._chains(Counter(signature.url for signature in pending.values()))
+        for index, signature in pending.items():
+            verdicts[index] = self._verdict(signature, chains[signature.url])
+        return verdicts
 
     def _claimed(self, message: SqsMessage) -> SignedMessage | None:
-        """Return what is said to be signed, and by whom; None for a body that is no unit, no matter who sent it."""
+        """Return the claimed signature; None for a body that gives no unit, signed or not."""
         try:
             body: Mapping[str, Any] = json_object(message.body, "the body")
         except MessageError:
@@ -82,17 +82,17 @@ class Signatures:
         return signed(body, extra_url=self._extra_url)
 
     def _chains(self, urls: Counter[str]) -> dict[str, Chain | str]:
-        """Return each certificate, or why it cannot be had now; those that most messages name are fetched first."""
+        """Return each certificate, or why it is unavailable; the URLs of most messages are fetched first."""
         chains: dict[str, Chain | str] = {}
         for url, _ in urls.most_common():
-            known = self._certificates.known(url)
-            chains[url] = self._fetched(url) if known is None else known
+            chain = self._certificates.known(url)
+            chains[url] = self._fetched(url) if chain is None else chain
         return chains
 
     def _fetched(self, url: str) -> Chain | str:
-        begun = time.monotonic()
-        if begun - self._period >= PERIOD_SECONDS:
-            self._period, self._fetches, self._spent = begun, 0, 0.0
+        start = time.monotonic()
+        if start - self._period >= PERIOD_SECONDS:
+            self._period, self._fetches, self._spent = start, 0, 0.0
         if self._fetches >= MAX_FETCHES or self._spent >= FETCH_SECONDS:
             return "other certificates are asked for before its own"
         self._fetches += 1
@@ -101,7 +101,7 @@ class Signatures:
         except CertificateUnavailableError as error:
             return str(error)
         finally:
-            self._spent += time.monotonic() - begun
+            self._spent += time.monotonic() - start
 
     def _verdict(self, claim: SignedMessage, chain: Chain | str) -> SenderVerdict:
         if isinstance(chain, str):
@@ -114,7 +114,7 @@ class Signatures:
         return VERIFIED
 
     def _anchors(self, url: str) -> Sequence[x509.Certificate]:
-        """Return who vouches for the certificate at a URL: neither kind of authority does for the other's."""
+        """Return the authorities for a URL's certificate: the extra ones for the extra URL, else the public ones."""
         if self._extra_url is not None and url.startswith(f"{self._extra_url.rstrip('/')}/"):
             return self._extra_authorities
         return public_authorities()

@@ -1,8 +1,8 @@
-"""Certificates of SNS's signers: fetched once, kept in memory and in a folder, and the authorities that vouch for them.
+"""Certificates of SNS's signers: fetched once, cached in memory and in a folder; and the authorities that sign them.
 
-Belongs here: the requests, which follow no redirect and read a bounded answer, and the cache. Does not belong here:
-whether a certificate is good (`signatures.py`): the cache keeps only what that has found good, and asks again each
-time, so that whatever else stands in its folder is of no use to anybody.
+Belongs here: the requests, which follow no redirect and read a bounded response, and the cache. Does not belong here:
+validating a certificate (`signatures.py`). The cache stores valid chains only, and each use validates them again: a
+file that somebody else puts into the folder is not trusted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyreqwest.exceptions import PyreqwestError
 from kfm_dagster.storage.private import private_folder
 
 MAX_CERTIFICATE_BYTES = 64 * 1024
-"""A certificate has 2 kB; more is none."""
+"""Limit of a response: a certificate has 2 kB."""
 MAX_CHAIN = 4
 """Certificates below the authority: SNS's own and one issuer today."""
 MAX_KEPT = 32
@@ -37,8 +37,8 @@ MAX_KEPT = 32
 CONNECT_SECONDS = 3.0
 
 _ISSUER = re.compile(r"http://crt\.[a-z0-9]{1,20}\.amazontrust\.com/[a-z0-9]{1,20}\.cer")
-"""Where Amazon Trust Services publishes its issuing certificates; SNS's file holds its own certificate alone. Plain
-HTTP is the authority's choice (RFC 5280, 4.2.2.1): what comes is believed only as part of a chain."""
+"""URLs of Amazon Trust Services' issuing certificates; SNS's file holds only its own certificate. Plain HTTP is the
+authority's choice (RFC 5280, 4.2.2.1): the response is trusted only as part of a valid chain."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 Chain = tuple[x509.Certificate, ...]
@@ -61,7 +61,7 @@ class Certificates:
         self._kept: dict[str, Chain] = {}
 
     def known(self, url: str) -> Chain | None:
-        """Return a chain that was found good before, here or by another process."""
+        """Return a chain that this or another process validated before."""
         if url not in self._kept:
             with suppress(OSError, ValueError):
                 content = self._file(url).read_bytes()
@@ -69,7 +69,7 @@ class Certificates:
         return self._kept.get(url)
 
     def fetch(self, url: str, *, within: float) -> Chain:
-        """Fetch a certificate and the issuers between it and an authority, within so many seconds.
+        """Fetch a certificate and the issuers between it and an authority, in at most `within` seconds.
 
         Raises CertificateUnavailableError.
         """
@@ -83,7 +83,7 @@ class Certificates:
         return tuple(chain)
 
     def keep(self, url: str, chain: Chain) -> None:
-        """Keep a chain that was found good; a folder that cannot be written costs further requests, nothing else."""
+        """Cache a valid chain; if the folder cannot be written, later processes fetch it again."""
         if self._kept.get(url) == chain:
             return
         self._kept[url] = chain
@@ -100,15 +100,15 @@ class Certificates:
 
 
 def get(url: str, seconds: float) -> bytes:
-    """Get a small file by one request, which follows no redirect, carries no credentials and ends in time."""
+    """Get a small file by one request without redirects and credentials, in at most `seconds`."""
     off, content = False, bytearray()
     try:
         limit = timedelta(seconds=max(seconds, 0))
         client = SyncClientBuilder().follow_redirects(off).connect_timeout(timedelta(seconds=CONNECT_SECONDS))
-        # From the first byte that is sent to the last one that is read: a server cannot hold it by single bytes.
-        with client.timeout(limit).build() as opened, opened.get(url).build_streamed() as answer:
-            status = answer.status
-            while len(content) <= MAX_CERTIFICATE_BYTES and (part := answer.body_reader.read_chunk()) is not None:
+        # The timeout covers the whole exchange: a server that sends single bytes cannot prolong it.
+        with client.timeout(limit).build() as session, session.get(url).build_streamed() as response:
+            status = response.status
+            while len(content) <= MAX_CERTIFICATE_BYTES and (part := response.body_reader.read_chunk()) is not None:
                 content += part
     except (PyreqwestError, OSError) as error:
         raise CertificateUnavailableError(f"{url} does not answer ({type(error).__name__})") from None
@@ -126,20 +126,20 @@ def public_authorities() -> Chain:
 
 
 def certificates_in(content: bytes) -> Chain:
-    """Return the certificates of a PEM file. Raises ValueError where it holds none."""
-    found: list[x509.Certificate] = []
+    """Return the certificates of a PEM file. Raises ValueError if it has none."""
+    certificates: list[x509.Certificate] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CryptographyDeprecationWarning)
         for block in _PEM.findall(content):
             with suppress(ValueError):
-                found.append(x509.load_pem_x509_certificate(block))
-    if not found:
+                certificates.append(x509.load_pem_x509_certificate(block))
+    if not certificates:
         raise ValueError("no certificate")
-    return tuple(found)
+    return tuple(certificates)
 
 
 def _issuer(certificate: x509.Certificate) -> str | None:
-    """Return where a certificate's issuer is published, unless that is an authority already."""
+    """Return the URL of a certificate's issuer, or None if an authority issued it."""
     if any(certificate.issuer == authority.subject for authority in public_authorities()):
         return None
     try:

@@ -1,7 +1,7 @@
-"""The landing zone: raw messages, kept under the hash of their bytes until retention takes them (docs/retention.md).
+"""The landing zone: raw messages, stored under the hash of their bytes until retention ends (docs/retention.md).
 
-Belongs here: writing a batch once and reading it back unchanged. Does not belong here: what the messages mean, and who
-landed which batch (the sensor's run keys).
+Belongs here: writing a batch once and reading it back unchanged. Does not belong here: the messages' meaning, and which
+tick landed a batch (the sensor's run keys).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kfm_dagster.storage.answering import answering
 from kfm_dagster.storage.s3 import Store
 
 MAX_BATCH_BYTES = 1024**3
-"""A landed batch is not unpacked beyond this: a corrupted file must not fill the memory."""
+"""Limit for unpacking a landed batch: a corrupted file must not fill the memory."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LandedBatch:
-    """Where a batch stands: digest of its bytes (`sha256:<hex>`), uri relative to the storage URL, messages in it."""
+    """A stored batch: digest of its bytes (`sha256:<hex>`), uri relative to the storage URL, number of messages."""
 
     digest: str
     uri: str
@@ -41,15 +41,15 @@ class LandedBatch:
 
 
 class Landing:
-    """Lands batches in a store of ours. Nothing is ever overwritten, nor deleted from here."""
+    """Stores batches in the deployment's store, and neither overwrites nor deletes any."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def land(self, messages: Sequence[SqsMessage]) -> LandedBatch:
-        """Write a batch, unless it stands already. The order of the messages, and their deliveries, make no difference.
+        """Write a batch unless it exists. The order of the messages and their delivery data do not change its digest.
 
-        The digest is that of the unpacked bytes, so it does not depend on the release of zlib.
+        The digest covers the unpacked bytes, so it does not depend on the release of zlib.
         """
         lines = sorted({_line(message) for message in messages})
         content = b"".join(lines)
@@ -62,7 +62,7 @@ class Landing:
         return LandedBatch(digest=digest, uri=_uri(digest), count=len(lines))
 
     def read(self, digest: str) -> tuple[SqsMessage, ...]:
-        """Read a batch back. Raises ArtifactError when it is gone or does not match its digest."""
+        """Read a batch. Raises ArtifactError if it is missing or does not match its digest."""
         if not _DIGEST.fullmatch(digest):
             raise ArtifactError("a landed batch has no such digest", observed=digest[:80], expected="sha256:<64 hex>")
         try:
@@ -84,7 +84,7 @@ def _uri(digest: str) -> str:
 
 
 def _line(message: SqsMessage) -> bytes:
-    # The receipt handle is a short-lived credential and the receive count belongs to one delivery: neither is kept.
+    # Without the receipt handle, a short-lived credential, and the receive count, which belongs to one delivery.
     return orjson.dumps(
         {
             "body": message.body,
@@ -105,10 +105,10 @@ def _unpacked(packed: bytes) -> bytes | None:
 
 
 def _message(line: bytes) -> SqsMessage:
-    found = orjson.loads(line)
-    sent_at = found["sent_at"]
+    fields = orjson.loads(line)
+    sent_at = fields["sent_at"]
     return SqsMessage(
-        message_id=found["message_id"],
-        body=found["body"],
+        message_id=fields["message_id"],
+        body=fields["body"],
         sent_at=None if sent_at is None else datetime.fromisoformat(sent_at),
     )

@@ -1,7 +1,7 @@
-"""What a queue gives: a message as SQS delivered it, what is known of its sender, and what the queue says of itself.
+"""Values of a queue: a message as SQS delivered it, the verdict on its sender, and the queue's depth and rules.
 
-Does not belong here: what the body means (`operators/message_parse.py`), the queue's protocol (`sqs.py`), or reaching a
-verdict (`authenticity.py`), for which the cryptography is loaded.
+Does not belong here: the body's meaning (`operators/message_parse.py`), the queue's protocol (`sqs.py`), or verifying
+a sender (`authenticity.py`), which loads the cryptography.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kfm_dagster.storage.text import storable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueDepth:
-    """Approximate numbers of messages: to be received, received and not deleted, and not yet due."""
+    """Approximate numbers of messages: visible, received but not deleted, and delayed."""
 
     visible: int
     in_flight: int
@@ -29,9 +29,9 @@ class QueueDepth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueRules:
-    """The attributes of a queue that decide when a message comes again, moves on, or is lost.
+    """The attributes of a queue that decide when a message is redelivered, moved to the DLQ, or lost.
 
-    `max_receive_count` and `dead_letter_arn` are those of its redrive policy, None where it has none.
+    `max_receive_count` and `dead_letter_arn` are of its redrive policy; None without one.
     """
 
     visibility_timeout: timedelta
@@ -42,7 +42,7 @@ class QueueRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendOutcome:
-    """What became of one message to be sent: the id that SQS gave it, or the code of the refusal."""
+    """The outcome of sending one message: SQS's id of it, or the code of the refusal."""
 
     message_id: str | None = None
     refusal: str | None = None
@@ -64,7 +64,7 @@ class Authenticity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SenderVerdict:
-    """What is known of one message's sender, and why it is not what the message says."""
+    """The verdict on one message's sender; `detail` is the reason of a refusal or delay."""
 
     authenticity: Authenticity
     detail: str = ""
@@ -82,9 +82,9 @@ MAX_MESSAGE_ID = 100
 class SqsMessage:
     """One delivery of one message.
 
-    `receipt_handle` is the short-lived right to delete this delivery, so it is not shown in a repr and never landed;
-    None for a message read back from the landing zone. `receive_count` counts deliveries from 1, 0 when unknown.
-    `sent_at` is aware UTC. Id and body are storable text: what is no Unicode could be neither landed nor hashed.
+    `receipt_handle` is the short-lived right to delete this delivery, so it is not in the repr and never landed; None
+    for a message from the landing zone. `receive_count` counts deliveries from 1, 0 if unknown. `sent_at` is aware UTC.
+    Id and body are storable text: text that is not valid Unicode could be neither landed nor hashed.
     """
 
     message_id: str

@@ -1,7 +1,7 @@
-"""Receiving: what the threads of one receive call share, and SQS's answer as our message.
+"""Receiving: the shared progress of one receive call's threads, and the conversion of SQS's messages to ours.
 
-Belongs here: the account of a call, by which no thread receives what nobody asked for. Does not belong here: requests
-(`sqs.py`).
+Belongs here: the account of a call, which keeps its threads from receiving more than requested. Does not belong here:
+requests (`sqs.py`).
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ BATCH = 10
 """Messages in one SQS request (SQS API reference, ReceiveMessage, SendMessageBatch and DeleteMessageBatch)."""
 
 MIN_BODY_BYTES = 16 * 1024
-"""A message may be as large as this although every one before was smaller."""
+"""Least size assumed for the next message, even if all messages before were smaller."""
 
 EMPTY_RECEIVES = 3
-"""Receives in a row without a message that end a call: a short poll asks some of SQS's servers, so one is no proof."""
+"""Empty receives in a row that end a call: a short poll queries only some of SQS's servers, so one proves nothing."""
 
 
 MAX_RECEIVED_BYTES = 32 * MAX_BODY_BYTES
-"""Bodies of one receive call, unless its caller says otherwise: ten thousand messages as NOAA sends them."""
+"""Default limit of the bodies of one receive call: ten thousand messages of NOAA's usual size."""
 
 PART_BYTES = 8 * MAX_BODY_BYTES
 PART_UNITS = 5_000
-"""Weight of what is landed, parsed and recorded at once: a unit takes about 10 KB on its way into the ledger."""
+"""Limits of a part, which is landed, parsed and recorded at once: a unit takes about 10 KB until it is recorded."""
 
 
 def announced(message: SqsMessage) -> int:
-    """Estimate, without parsing it, how many units a message has. A sender can make it too low, never the bytes."""
+    """Estimate a message's units without parsing. A sender can falsify this number, but not the bytes."""
     return message.body.count("eventTime")
 
 
 def weight(message: SqsMessage) -> tuple[int, int]:
-    """Return what a message counts for in a part of PART_BYTES and PART_UNITS."""
+    """Return a message's bytes and units, which PART_BYTES and PART_UNITS limit."""
     return len(message.body), announced(message)
 
 
 def in_parts(
     items: Iterable[Item], weight_of: Callable[[Item], tuple[int, ...]], bounds: tuple[int, ...]
 ) -> Iterator[list[Item]]:
-    """Split items into parts whose weights keep to the bounds, each to its own, or of one item that is heavier."""
+    """Split items into parts within every bound; an item that exceeds one is a part by itself."""
     part: list[Item] = []
-    left: Sequence[int] = bounds
+    room: Sequence[int] = bounds
     for item in items:
         weights = weight_of(item)
-        if part and any(map(operator.gt, weights, left)):
+        if part and any(map(operator.gt, weights, room)):
             yield part
-            part, left = [], bounds
+            part, room = [], bounds
         part.append(item)
-        left = list(map(operator.sub, left, weights))
+        room = list(map(operator.sub, room, weights))
     if part:
         yield part
 
 
 @dataclass(kw_only=True)
 class ReceiveProgress:
-    """What the threads of one receive call share.
+    """The shared state of one receive call's threads.
 
-    A request may bring ten messages of 1 MiB, so it reserves room for as many bytes as the largest message until then
-    had: the first ones 1 MiB each. A thread for which there is no room waits for another's request to end.
+    A request may bring ten messages of 1 MiB, so it reserves the size of the call's largest message so far for each:
+    1 MiB at first. A thread without room waits for another thread's request to end.
     """
 
     wanted: int
@@ -92,23 +92,23 @@ class ReceiveProgress:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def reserve(self) -> int:
-        """Places for one request, so that no thread receives what nobody asked for; 0 ends the thread."""
+        """Reserve and return the number of messages for one request; 0 ends the thread."""
         with self._changed:
             while not self._is_over():
-                number = min(BATCH, self.wanted - self._reserved, self._room())
-                if number > 0:
-                    self._reserved += number
+                places = min(BATCH, self.wanted - self._reserved, self._room())
+                if places > 0:
+                    self._reserved += places
                     self._requests += 1
-                    return number
+                    return places
                 if self._requests == 0:
                     return 0
                 self._changed.wait(max(0, self.deadline - time.monotonic()))
             return 0
 
     def add(self, messages: list[SqsMessage], *, reserved: int) -> None:
-        """Keep what came and give the places back that stayed empty.
+        """Store the messages and release the unused reservations.
 
-        A standard queue may deliver a message twice at once; the later delivery holds the receipt that deletes it.
+        A standard queue may deliver a message twice at once; only the later delivery's receipt deletes it.
         """
         with self._changed:
             before = len(self.messages)
@@ -124,7 +124,7 @@ class ReceiveProgress:
             self._empty = 0 if messages else self._empty + 1
 
     def fail(self, error: BotoCoreError | ClientError) -> None:
-        """Keep the error; the other threads end after the request that they are in."""
+        """Store the error; the other threads end after their current request."""
         with self._changed:
             self.error = error
             self._ended()
@@ -138,7 +138,7 @@ class ReceiveProgress:
         )
 
     def _room(self) -> int:
-        """Messages for which there is room besides the requests that are on their way."""
+        """Return the number of messages that fit beside the reservations of running requests."""
         size = self._largest or MAX_BODY_BYTES
         reserved = self._bytes + (self._reserved - len(self.messages)) * size
         return (self.max_bytes - reserved) // size
@@ -149,7 +149,7 @@ class ReceiveProgress:
 
 
 def as_message(found: MessageTypeDef) -> SqsMessage:
-    """Return a received message as our value."""
+    """Convert a message of SQS's response."""
     attributes = found.get("Attributes", {})
     sent = attributes.get("SentTimestamp")
     return SqsMessage(

@@ -1,8 +1,8 @@
-"""SNS signatures: what a topic signed, where its certificate may be, and whether both fit.
+"""SNS signatures: the signed text of a message, the allowed URLs of its certificate, and the verification.
 
 Belongs here: the text that SNS signs, the pin of the certificate's URL, and the checks of chain, name, dates and
-signature; the cryptography itself is the library's (`cryptography`). Pure: no request, no clock. Does not belong here:
-fetching (`certificates.py`) and which messages have to be signed (`authenticity.py`).
+signature; the library `cryptography` does the cryptography. Pure: no request, no clock. Does not belong here: fetching
+(`certificates.py`) and which messages must be signed (`authenticity.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIGNED_FIELDS: Mapping[str, tuple[str, ...]] = {
     "SubscriptionConfirmation": ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
     "UnsubscribeConfirmation": ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
 }
-"""SNS developer guide, "Verifying the signatures of Amazon SNS messages": in this order, each name and value a line."""
+"""In this order, each name and value a line. SNS developer guide, "Verifying the signatures of Amazon SNS messages"."""
 
 _OPTIONAL = "Subject"
 _DIGESTS: Mapping[str, hashes.HashAlgorithm] = {"1": hashes.SHA1(), "2": hashes.SHA256()}  # noqa: S303, SNS's default
@@ -47,24 +47,24 @@ class SignatureError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedMessage:
-    """One SNS message as it came: the text that was signed, when, the signature over it, by which digest and whom."""
+    """One SNS message as received: the signed text, its time, the signature with its digest, and the signer."""
 
     text: bytes
     at: datetime
     signature: bytes
     digest: hashes.HashAlgorithm
     url: str
-    """Where the signer's certificate is."""
+    """URL of the signer's certificate."""
     names: tuple[str, ...]
-    """For which of these names it must be issued."""
+    """Names of which the certificate must have one."""
 
 
 def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return URL and names of the certificate that a message says it has, by its topic's region.
+    """Return URL and allowed names of the certificate that a message claims, by its topic's region.
 
-    The URL is AWS's own host of that region, `sns.<region>.amazonaws.com` (China: `.com.cn`), or below `extra_url`, to
-    the letter: no other scheme, port, user, path or query. The names are those that AWS issues (aws-sdk-java-v2,
-    sns-message-manager): the service's, the region's, and for regions that are opted into, China and GovCloud others.
+    The URL must be on AWS's host of that region, `sns.<region>.amazonaws.com` (China: `.com.cn`), or below `extra_url`,
+    exactly: no other scheme, port, user, path or query. The names are AWS's (aws-sdk-java-v2, sns-message-manager): the
+    service's, the region's, and further ones for opt-in regions, China and GovCloud.
     """
     topic = _TOPIC.fullmatch(_text(message, "TopicArn"))
     if topic is None:
@@ -82,7 +82,7 @@ def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tup
 
 
 def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> SignedMessage:
-    """Return what the topic signed, and who. Raises SignatureError for a message that no topic can have signed."""
+    """Return the signed text and its signer. Raises SignatureError for a message that no topic can have signed."""
     lines: list[str] = []
     for name in SIGNED_FIELDS[_text(message, "Type")]:
         if name == _OPTIONAL and message.get(name) is None:
@@ -90,7 +90,7 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
         value = message.get(name)
         if not isinstance(value, str):
             raise SignatureError(f"{name} is missing or of a wrong type")
-        # A line break would let one signed text be cut into other fields; only the message itself may hold any.
+        # With line breaks, one signed text could be split into other fields; only the message itself may have them.
         if name != "Message" and ("\n" in value or "\r" in value):
             raise SignatureError(f"{name} holds a line break")
         lines += [name, value]
@@ -115,10 +115,10 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
 
 
 def verify(message: SignedMessage, chain: Sequence[x509.Certificate], *, anchors: Sequence[x509.Certificate]) -> None:
-    """Check that the chain leads to an anchor at the message's own time, and that its first certificate signed it.
+    """Check that the chain leads to an anchor at the message's time, and that its first certificate signed the message.
 
-    At that time and not now, so that a message that waited, or is read again, is as good as on its day; the time is
-    part of what was signed. Raises SignatureError.
+    The message's time, which is signed, and not the present: messages that waited or are read again stay valid. Raises
+    SignatureError.
     """
     leaf = chain[0]
     issued_for = _dns_names(leaf)

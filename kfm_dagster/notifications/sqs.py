@@ -1,7 +1,7 @@
-"""A queue: receive in parallel, look and give back, send, delete, postpone, and ask for its depth and rules.
+"""An SQS queue: receive in parallel, peek, send, delete, postpone, and read its depth and rules.
 
-Belongs here: the protocol of SQS, and its failures in our words. Does not belong here: what messages mean, and when one
-may be deleted (the ledger decides that).
+Belongs here: the protocol of SQS, and its failures as our errors. Does not belong here: the meaning of messages, and
+when a message may be deleted (the ledger decides that).
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
     from mypy_boto3_sqs.literals import QueueAttributeFilterType
 
 MAX_SEND_BYTES = 256 * 1024
-"""Bodies of one SendMessageBatch together; SQS took no more until 2025, and some endpoints still do not."""
+"""Total size of the bodies in one SendMessageBatch: SQS's limit until 2025, and still that of some endpoints."""
 
 LOOK_MARGIN_SECONDS = 30
-"""A message that is looked at stays hidden this much longer than the look may last, so that none is seen twice."""
+"""A look hides its messages for this much longer than it may last, so that it sees no message twice."""
 
 FIRST_WAIT_SECONDS = 1
-"""Of a receive call's first request (SQS API reference, ReceiveMessage, WaitTimeSeconds): any wait asks all servers."""
+"""Wait of a receive call's first request: any wait queries all servers (SQS API, ReceiveMessage, WaitTimeSeconds)."""
 
 MAX_VISIBILITY_SECONDS = 39_600
-"""SQS allows 12 hours counted from the receipt (API reference, ChangeMessageVisibility); one is left to the run."""
+"""11 hours: SQS allows 12 from the receipt (API reference, ChangeMessageVisibility); the run has the other hour."""
 
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 
 DEFAULT_REGION = "us-east-1"
-"""Where NOAA's topics are; a queue elsewhere is named by AWS_REGION."""
+"""The region of NOAA's topics; AWS_REGION names another one."""
 
 
 def connect(settings: Settings, *, name: str | None = None, client: SQSClient | None = None) -> Queue:
-    """Make a Queue for the settings' primary queue, or the named one; makes no request.
+    """Return a Queue for the settings' primary queue or for the named queue, without a request.
 
     Endpoint, credentials and region come from the AWS environment. Timeouts and retries are bounded, so that a sensor's
-    tick ends whatever the endpoint does.
+    tick ends even if the endpoint does not answer.
     """
     if client is None:
-        # 0.8 CPU-seconds, which a command that asks no queue does not spend.
+        # Importing boto3 takes 0.8 CPU-seconds, which commands without a queue save.
         import boto3  # noqa: PLC0415
 
         session = boto3.session.Session()
@@ -63,12 +63,12 @@ def connect(settings: Settings, *, name: str | None = None, client: SQSClient | 
 
 
 def connect_dead_letters(settings: Settings) -> Queue:
-    """Make a Queue for the settings' dead-letter queue; makes no request."""
+    """Return a Queue for the settings' dead-letter queue, without a request."""
     return connect(settings, name=settings.sqs_dlq_queue)
 
 
 def bounded(threads: int, *, max_attempts: int = 3) -> Config:
-    """Return the client configuration under which every request of `threads` threads ends in bounded time."""
+    """Return a client configuration with bounded timeouts and a connection for each thread."""
     from botocore.config import Config  # noqa: PLC0415, with boto3
 
     return Config(
@@ -80,7 +80,7 @@ def bounded(threads: int, *, max_attempts: int = 3) -> Config:
 
 
 class Queue:
-    """One SQS queue. Thread-safe. Methods that cannot do their work at all raise QueueUnavailableError."""
+    """One SQS queue. Thread-safe. Methods raise QueueUnavailableError when the queue does not answer."""
 
     def __init__(self, client: SQSClient, *, name: str, threads: int) -> None:
         self._client = client
@@ -111,16 +111,16 @@ class Queue:
         max_units: int | None = None,
         wait_seconds: int = FIRST_WAIT_SECONDS,
     ) -> list[SqsMessage]:
-        """Receive up to `max_messages`, each once, until the queue looks empty or a budget is over.
+        """Receive up to `max_messages`, each once, until the queue looks empty or a budget is used up.
 
-        One request goes first, and waits for a message, so that it asks all of SQS's servers: where it brings none, it
-        is the only one. It waits fewer seconds than the client waits for an answer; the budget begins when it is over.
+        The first request waits for a message, so it queries all of SQS's servers. If it returns none, the call ends.
+        It waits for less time than the client's read timeout; the budget in seconds begins after it.
 
-        The budgets are seconds, bytes of all bodies (a request that is on its way may bring more, and at least one is
+        The budgets are seconds, bytes of all bodies (a running request may exceed them, and at least one request is
         made) and units that the messages announce.
 
-        They stay hidden for `visibility_seconds`, by default as long as the queue's rules say. An error after the first
-        messages ends the call with those: they are in flight already, and only their receiver can delete them.
+        Messages stay hidden for `visibility_seconds`, by default for the queue's own timeout. An error after the first
+        messages ends the call and returns these: they are in flight, and only their receiver can delete them.
         """
         url, workers = self.url, threads or self._threads
         hidden: dict[str, int] = (
@@ -139,23 +139,23 @@ class Queue:
         return list(progress.messages.values())
 
     def look(self, max_messages: int, *, budget_seconds: float) -> list[SqsMessage]:
-        """Receive up to `max_messages` and give them back at once; their receive counts have risen by one.
+        """Receive up to `max_messages` and make them visible again; their receive counts rise by one.
 
-        The receipts still delete what was seen, until somebody else receives it.
+        Each receipt still deletes its message until the message is received again.
         """
         hidden = int(budget_seconds) + LOOK_MARGIN_SECONDS
-        seen = self.receive(max_messages, budget_seconds=budget_seconds, visibility_seconds=hidden)
-        self.give_back(seen)
-        return seen
+        messages = self.receive(max_messages, budget_seconds=budget_seconds, visibility_seconds=hidden)
+        self.give_back(messages)
+        return messages
 
     def give_back(self, messages: Sequence[SqsMessage]) -> None:
-        """Make received messages visible again; one that SQS does not give back comes when its timeout is over."""
+        """Make received messages visible again; after a refusal, a message reappears at its timeout."""
         self.change_visibility([(message.receipt_handle or "", 0) for message in messages])
 
     def send(self, bodies: Sequence[str]) -> list[SendOutcome]:
-        """Send messages; returns what became of each, in their order.
+        """Send messages and return the outcome of each, in their order.
 
-        A message whose request got no answer counts as refused and may stand on the queue all the same.
+        A message whose request got no answer counts as refused, although it may be on the queue.
         """
         url = self.url
 
@@ -178,7 +178,7 @@ class Queue:
             return [outcome for done in pool.map(send_batch, sendable) for outcome in done]
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
-        """Delete deliveries; returns the receipts that could not be, whose messages will come again."""
+        """Delete deliveries and return the receipts that failed; their messages will come again."""
         url = self.url
 
         def delete_batch(batch: Sequence[str]) -> list[str]:
@@ -191,7 +191,7 @@ class Queue:
         return self._in_batches(receipts, delete_batch)
 
     def change_visibility(self, changes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Let deliveries come again after so many seconds; returns the changes that could not be made."""
+        """Set after how many seconds each delivery becomes visible; return the changes that failed."""
         url = self.url
 
         def change_batch(batch: Sequence[tuple[str, int]]) -> list[str]:
@@ -209,32 +209,32 @@ class Queue:
         return self._in_batches(changes, change_batch)
 
     def depth(self) -> QueueDepth:
-        """Ask how many messages there are; SQS counts them approximately."""
-        found = self._attributes(
+        """Return the number of messages, as SQS approximates it."""
+        attributes = self._attributes(
             "ApproximateNumberOfMessages",
             "ApproximateNumberOfMessagesNotVisible",
             "ApproximateNumberOfMessagesDelayed",
         )
         return QueueDepth(
-            visible=int(found["ApproximateNumberOfMessages"]),
-            in_flight=int(found["ApproximateNumberOfMessagesNotVisible"]),
-            delayed=int(found["ApproximateNumberOfMessagesDelayed"]),
+            visible=int(attributes["ApproximateNumberOfMessages"]),
+            in_flight=int(attributes["ApproximateNumberOfMessagesNotVisible"]),
+            delayed=int(attributes["ApproximateNumberOfMessagesDelayed"]),
         )
 
     def rules(self) -> QueueRules:
-        """Ask how the queue hides, keeps and moves its messages."""
-        found = self._attributes("VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy")
-        redrive = json.loads(found.get("RedrivePolicy", "{}"))
+        """Return the queue's visibility timeout, retention and redrive policy."""
+        attributes = self._attributes("VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy")
+        redrive = json.loads(attributes.get("RedrivePolicy", "{}"))
         count = redrive.get("maxReceiveCount")
         return QueueRules(
-            visibility_timeout=timedelta(seconds=int(found["VisibilityTimeout"])),
-            retention=timedelta(seconds=int(found["MessageRetentionPeriod"])),
-            max_receive_count=None if count is None else int(count),  # SQS takes it as a number or as text
+            visibility_timeout=timedelta(seconds=int(attributes["VisibilityTimeout"])),
+            retention=timedelta(seconds=int(attributes["MessageRetentionPeriod"])),
+            max_receive_count=None if count is None else int(count),  # SQS accepts a number or a text
             dead_letter_arn=redrive.get("deadLetterTargetArn"),
         )
 
     def described(self) -> Mapping[str, str]:
-        """Return every attribute of the queue, as SQS names and writes them."""
+        """Return every attribute of the queue under SQS's name and in its format."""
         return self._attributes("All")
 
     def _attributes(self, *names: QueueAttributeFilterType) -> Mapping[str, str]:
@@ -251,14 +251,14 @@ class Queue:
     def _receive_once(
         self, url: str, progress: ReceiveProgress, hidden: Mapping[str, int], *, wait_seconds: int
     ) -> bool:
-        """Make one request; tell whether there may be another one."""
-        if (number := progress.reserve()) == 0:
+        """Make one request and return whether another may follow."""
+        if (reserved := progress.reserve()) == 0:
             return False
         try:
             hit(Failpoint.QUEUE_RECEIVE_BEFORE)
             answer = self._client.receive_message(
                 QueueUrl=url,
-                MaxNumberOfMessages=number,
+                MaxNumberOfMessages=reserved,
                 WaitTimeSeconds=wait_seconds,
                 MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
                 **hidden,  # type: ignore[arg-type]
@@ -267,11 +267,11 @@ class Queue:
         except (BotoCoreError, ClientError) as error:
             progress.fail(error)
             return False
-        progress.add([as_message(found) for found in answer.get("Messages", [])], reserved=number)
+        progress.add([as_message(message) for message in answer.get("Messages", [])], reserved=reserved)
         return True
 
     def _in_batches(self, items: Sequence[Item], request: Callable[[Sequence[Item]], list[str]]) -> list[Item]:
-        """Send items ten at a time, in parallel; returns those that failed, alone or with their request."""
+        """Send items in parallel batches of ten; return the items that failed, alone or with their request."""
 
         def send(batch: Sequence[Item]) -> list[Item]:
             try:
