@@ -1,7 +1,7 @@
-"""The resident worker: receive by long polling, record, run the chain, look after the ledger; rest while nothing comes.
+"""The resident worker: receive by long polling, record, run the chain, maintain the ledger; rest while idle.
 
-It shares the ledger's work with sensors and runs: claims decide. Belongs here: when what is done. Does not belong here:
-how (`ingest/`), how its runs are known to be dead (`run_locks.py`), or what Dagster shows of it (`defs/runless.py`).
+It shares the ledger's work with sensors and runs: claims decide. Belongs here: the schedule. Does not belong here: the
+work (`ingest/`), detecting dead runs (`run_locks.py`), or reporting to Dagster (`defs/runless.py`).
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.worker.run_locks import RunLocks
 
 LONG_POLL_SECONDS = 5
-"""How long a request waits for a message: less than the client waits for an answer (10 s), and no longer than the
-ledger goes without a look. An idle worker makes so few requests that they cost no CPU worth naming."""
+"""How long a request waits for a message: shorter than the client's read timeout (10 s), and at most the pause between
+two looks at the ledger. The requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
-"""What comes within so long after the first message is one batch: a run costs a tenth of a second whatever it holds."""
+"""Messages within this time after the first one are one batch: a run costs a tenth of a second, whatever its size."""
 UNITS_PER_READ = 16
-"""Units that a worker takes on at a time, for each object that it reads at a time: work for some seconds. What it does
-not take waits on the queue for whichever worker is free: one that took all would leave the others idle."""
+"""Units of a batch for each object read in parallel: work for some seconds. Other messages stay on the queue for other
+workers, which would be idle if one worker took all."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
-"""The longest time between two collections of evidence; a worker that has nothing to do collects it at once."""
+"""The longest time between two collections of evidence; an idle worker collects it at once."""
 LEFT_SECONDS = 30.0
-"""What is pending for so long nobody comes for: a sensor has asked for its run within two ticks, and a run starts in
-seconds."""
+"""A day with units pending for this long is the worker's: a sensor would have requested a run within two ticks, and a
+run starts in seconds."""
 FIRST_PAUSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 600.0
-"""Pauses after failures in a row: the first one, and the longest that doubling it leads to."""
+"""Pauses after failures in a row: the first pause, and the limit of its doubling."""
 REST_STEP_SECONDS = 0.2
-"""How soon a rest ends once the worker is to stop."""
+"""The longest delay until a resting worker notices that it has to stop."""
 
 DayKey = tuple[str, str]
 """A dataset and a partition."""
@@ -52,7 +52,7 @@ DayKey = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkedBatch:
-    """One run of a worker: what each step of the chain put out, upstream first."""
+    """One run of a worker: the output of each step of the chain, upstream first."""
 
     dataset: str
     partition: str
@@ -66,16 +66,16 @@ class WorkedBatch:
         return len(self.outputs[0].envelopes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the run and how its units ended, as the ledger counted them; a retrying one was given another try."""
+        """Return the run and its units by outcome, as the ledger counted them; retrying units get another attempt."""
         summary = self.outputs[-1].state.validation_summary
-        ends = {name: summary.get(name, 0) for name in ("succeeded", "retrying", "quarantined", "lost")}
-        named = {"dataset": self.dataset, "partition": self.partition, "run_id": self.run_id}
-        return {**named, "units": self.units, **ends, "seconds": round(self.seconds, 3)}
+        outcomes = {name: summary.get(name, 0) for name in ("succeeded", "retrying", "quarantined", "lost")}
+        run = {"dataset": self.dataset, "partition": self.partition, "run_id": self.run_id}
+        return {**run, "units": self.units, **outcomes, "seconds": round(self.seconds, 3)}
 
 
 @dataclass
 class _Failures:
-    """Failures in a row, and when the next try is due on the monotonic clock."""
+    """Failures in a row, and the time of the next try on the monotonic clock."""
 
     number: int = 0
     until: float = 0.0
@@ -89,7 +89,7 @@ class _Failures:
 
 @dataclass(kw_only=True)
 class Worker:
-    """Ingests until told to stop. `report` hears of every batch that has claimed units, `warn` of what goes wrong."""
+    """Ingests until stopped. `report` receives every batch with claimed units, `warn` a line for each failure."""
 
     pipeline: Pipeline
     locks: RunLocks
@@ -97,15 +97,15 @@ class Worker:
     warn: Callable[[str], None]
     state: ProcessState = field(default_factory=ProcessState, init=False)
     batches: int = field(default=0, init=False)
-    """Batches that have claimed units."""
+    """Number of batches with claimed units."""
     _last_batch: int | None = field(default=None, init=False)
     _stopping: bool = field(default=False, init=False)
     _next_look: float = field(default=0.0, init=False)
     _next_evidence: float = field(default=0.0, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
-    """Runs that failed: what they still hold is nobody's."""
+    """Failed runs, whose remaining claims can be released."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
-    """Since when something of a day has been pending, as far as the looks saw."""
+    """By day, the time of the first look since which units have been pending."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
     @property
@@ -114,18 +114,18 @@ class Worker:
         return self._stopping
 
     def stop(self) -> None:
-        """End after the batch in work. May be called by a signal's handler."""
-        # No threading.Event: a handler that interrupts a wait for one would wait for its lock for ever.
+        """End after the current batch. Signal handlers may call this."""
+        # Not a threading.Event: a handler that interrupts its wait would wait for its lock for ever.
         self._stopping = True
 
     def work(self, *, until_empty: bool = False, max_batches: int | None = None) -> None:
-        """Ingest until told to stop; until nothing is left to do; or until so many batches are done."""
+        """Ingest until stopped, with `until_empty` until no work is left, or for `max_batches` batches."""
         outside = _Failures()
         self._last_batch = max_batches
         while not self._done:
             try:
                 idle = self._round()
-            except Exception as error:  # what it works with may come back, and the next round asks for it again
+            except Exception as error:  # a database or queue may be back in the next round
                 pause = outside.add()
                 self.warn(f"{_line(error)}; again in {pause:.0f} s")
                 self._rest(pause)
@@ -135,41 +135,41 @@ class Worker:
                 break
         try:
             self._look()
-        except Exception as error:  # whoever looks next does what it could not
+        except Exception as error:  # the next worker's or sensor's look does the rest
             self.warn(_line(error))
 
     def _round(self) -> bool:
-        """Take in and work once; return whether there was nothing to do."""
+        """Take in messages and work once; return whether there was nothing to do."""
         self.state.ensure_ready(self.pipeline.settings, self.pipeline.database)
-        left = self._look() if time.monotonic() >= self._next_look else set()
-        wait = 0 if left else LONG_POLL_SECONDS
-        taken = take_in(self.pipeline, self.state, wait_seconds=wait, budget_seconds=GATHER_SECONDS, most=self._most)
-        # What is of tomorrow waits until its day begins.
-        for key in sorted(key for key in taken.work | left if key[1] <= self._today):
+        overdue = self._look() if time.monotonic() >= self._next_look else set()
+        wait = 0 if overdue else LONG_POLL_SECONDS
+        report = take_in(self.pipeline, self.state, wait_seconds=wait, budget_seconds=GATHER_SECONDS, most=self._most)
+        # Units of tomorrow wait until their day begins.
+        for key in sorted(key for key in report.work | overdue if key[1] <= self._today):
             self._work_off(key)
-        idle = not left and taken.received == 0 and not taken.full
+        idle = not overdue and report.received == 0 and not report.full
         if idle or time.monotonic() >= self._next_evidence:
             EvidenceCollector(self.pipeline).collect()
             self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
-        if taken.off or taken.full:
-            # Nothing was received, so nothing was waited for.
+        if report.off or report.full:
+            # The tick received nothing, so it did not wait at the queue.
             self._rest(LONG_POLL_SECONDS)
         return idle
 
     def _look(self) -> set[DayKey]:
-        """Look after the ledger; return the days of which something is due, or was left pending by others."""
-        gone = {*self.locks.dead(), *self._ended}
+        """Maintain the ledger; return the days with due retries or overdue pending units."""
+        dead = {*self.locks.dead(), *self._ended}
         ledger = self.pipeline.ledger
         due = look_after(
-            self.pipeline, self.state, ledger, dead=lambda runs: [one for one in runs if one in gone], warn=self.warn
+            self.pipeline, self.state, ledger, dead=lambda runs: [run for run in runs if run in dead], warn=self.warn
         )
-        self.locks.forget(gone)
-        self._ended -= gone
+        self.locks.forget(dead)
+        self._ended -= dead
         now = time.monotonic()
         self._next_look = now + LOOK_SECONDS
-        # What was there when the worker began may be what it left when it was killed.
+        # Units that are pending at the start may be left from an earlier worker that was killed.
         before = self._waiting or {}
-        first = now - LEFT_SECONDS if self._waiting is None or gone else now
+        first = now - LEFT_SECONDS if self._waiting is None or dead else now
         self._waiting = {key: before.get(key, first) for key in self._pending()}
         return {key for key, since in self._waiting.items() if key in due or now - since >= LEFT_SECONDS}
 
@@ -196,7 +196,7 @@ class Worker:
         return self.pipeline.clock().date().isoformat()
 
     def _work_off(self, key: DayKey) -> None:
-        """Run the chain over what is pending of a day, until a run finds less than it may take."""
+        """Run the chain over a day's pending units until a run claims fewer than its limit."""
         failures = self._failures.setdefault(key, _Failures())
         units = self._most
         while units >= self._most and not self._done and time.monotonic() >= failures.until:
@@ -238,10 +238,10 @@ class Worker:
 
     def _rest(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, REST_STEP_SECONDS))
+        while not self._stopping and (remaining := until - time.monotonic()) > 0:
+            time.sleep(min(remaining, REST_STEP_SECONDS))
 
 
 def _line(error: Exception) -> str:
-    """Return an error as a line: ours say what was observed, of others the class says most."""
+    """Return an error as one line: the text of our errors, `error_text` of others."""
     return " ".join(str(error).split()) if is_own(error) else error_text(error)

@@ -1,8 +1,8 @@
-"""Run locks: which runs of this machine's workers died, told by the locks that end with a process.
+"""Run locks: detect dead runs of this machine's workers by file locks, which end with their process.
 
-A run of a worker is unknown to Dagster, and its lease lasts for minutes after a kill. So each has a file, locked while
-it is at work: one that nobody holds is of a run whose process is gone. Only this machine's files are looked at, because
-a lock may not be seen over a network file system. Does not belong here: what dead runs held (`ingest/maintenance.py`).
+Dagster does not know a worker's runs, and their leases last for minutes after a kill. So each run has a file, locked
+while it works: a file without a lock belongs to a run whose process is gone. Only this machine's files are examined,
+as locks may not work over a network file system. Does not belong here: claims of dead runs (`ingest/maintenance.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.private import private_folder
 
 _COMING = "."
-"""Begins the name of a file that is not locked yet."""
+"""Prefix of the name of a file that is not locked yet."""
 
 
 class RunLocks:
@@ -30,7 +30,7 @@ class RunLocks:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Make the folder `$KFM_HOME/workers/<host>`. Raises ConfigurationError."""
+        """Create the folder `$KFM_HOME/workers/<host>`. Raises ConfigurationError."""
         folder = settings.home.absolute() / "workers" / socket.gethostname()
         try:
             private_folder(folder)
@@ -44,12 +44,12 @@ class RunLocks:
 
     @contextmanager
     def hold(self, run_id: str) -> Iterator[None]:
-        """Hold a run's file while the block runs; it stays, and nobody holds it, where the process dies in there."""
-        file, coming = self._folder / run_id, self._folder / f"{_COMING}{run_id}"
-        with coming.open("xb") as held:
-            # Locked before others see it: they would take a run that is about to begin for dead.
-            fcntl.flock(held, fcntl.LOCK_EX)
-            coming.rename(file)
+        """Lock a run's file while the block runs; if the process dies meanwhile, the file stays without a lock."""
+        file, hidden = self._folder / run_id, self._folder / f"{_COMING}{run_id}"
+        with hidden.open("xb") as lock:
+            # Locked before others see it: without the lock, they would regard the new run as dead.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            hidden.rename(file)
             try:
                 yield
             finally:
@@ -67,7 +67,7 @@ class RunLocks:
 
 
 def _is_free(file: Path) -> bool:
-    with suppress(FileNotFoundError, BlockingIOError), file.open("r+b") as looked:
-        fcntl.flock(looked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with suppress(FileNotFoundError, BlockingIOError), file.open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
