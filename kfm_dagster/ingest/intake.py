@@ -1,11 +1,11 @@
 """Intake: one tick of taking messages in - receive, land, parse, record.
 
-A tick lands the raw messages before it looks at them, keeps what cannot be parsed with its reason, and makes a pending
-ledger record for every unit in the same transaction as its delivery. So a message that has been received is never
-without a record, whatever dies next, and back-pressure can count. Runs are planned elsewhere (`ingest/plan.py`).
+A tick lands the raw messages before it parses them, records rejections with their reasons, and creates a pending
+ledger record for every unit in the same transaction as its delivery. So each received message has a record, even after
+a crash, and back-pressure can count it. Does not belong here: planning runs (`ingest/plan.py`).
 
-While everything that the queue brings is switched off, nothing is received. Where it brings other datasets as well,
-units of one that is off are recorded and wait; their messages are put out of sight for as long as SQS allows.
+While all datasets of the queue are switched off, the tick receives nothing. If only some are off, their units are
+recorded and wait; their messages are hidden for as long as SQS allows.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from kfm_dagster.notifications.authenticity import Signatures
 
 CERTIFICATE_WAIT_SECONDS = 60.0
-"""How long a message waits for its certificate at first (KFM_RETRY_BACKOFF_SECONDS overrides it)."""
+"""First wait of a message for its certificate (KFM_RETRY_BACKOFF_SECONDS overrides it)."""
 WAIT_FACTOR = 4
-"""Each wait is so many times the one before: five receives, after which a queue gives up, last for almost six hours."""
+"""Ratio of each wait to the wait before: five receives, the usual limit of a queue, take almost six hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntakeReport:
-    """What one tick took in.
+    """The result of one tick.
 
-    `completions` units read an object again, with a sidecar that came late, and `closings` a volume's newest chunk, as
-    its last. `work` names dataset and partition of units that wait for a run; `full` says that nothing was received
-    because too many live units are in flight, `off` by which switches nothing may be received. `policy` has all
-    switches that the tick saw. `unverified` messages wait on the queue until the certificate that they name can be
-    fetched; nothing of them is recorded.
+    `completions` counts units that read an object again with a late sidecar, `closings` units that read a volume's
+    newest chunk again as its last. `work` has dataset and partition of units that wait for a run. `full`: nothing was
+    received, because too many live units are in flight; `off`: the switches by which nothing may be received. `policy`
+    has all switches that the tick saw. `unverified` messages wait on the queue, unrecorded, until their certificate can
+    be fetched.
     """
 
     received: int = 0
@@ -90,15 +90,15 @@ def take_in(
     budget_seconds: float | None = None,
     most: int | None = None,
 ) -> IntakeReport:
-    """Receive one run's worth of messages at most, unless too many live units are in flight, and record them.
+    """Receive and record messages for at most one run, unless too many live units are in flight.
 
-    Receiving stops, too, at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK; what a request brought is taken in.
-    Bulk units do not count: a backfill must not stop what is announced today. `wait_seconds` is how long to wait at an
-    empty queue; `budget_seconds` replaces KFM_TICK_BUDGET_SECONDS, `most` bounds messages and units further.
+    Receiving also stops at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK, after the current requests. Bulk units do
+    not count: a backfill must not stop live data. `wait_seconds` is the wait at an empty queue; `budget_seconds`
+    replaces KFM_TICK_BUDGET_SECONDS, and `most` limits messages and units further.
 
     One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
-    DatabaseUnavailableError; what was received and not recorded comes back after its visibility timeout. Raises
-    StoreAccessError where the landing zone refuses it; then it is visible again at once.
+    DatabaseUnavailableError; unrecorded messages come back after their visibility timeout. Raises StoreAccessError if
+    the landing zone refuses a batch; then all its messages are visible again at once.
     """
     settings = pipeline.settings
     deleted = pipeline.acknowledger.acknowledge()
@@ -124,7 +124,7 @@ def take_in(
     try:
         report = record(pipeline, messages, off)
     except StoreAccessError:
-        # What is not stored waits in the queue, and the preflight of the next tick receives nothing.
+        # The messages wait on the queue, and the next tick receives only after a successful preflight.
         state.ready = False
         pipeline.queue.change_visibility([(message.receipt_handle or "", 0) for message in messages])
         raise
@@ -132,10 +132,10 @@ def take_in(
 
 
 def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPolicy) -> IntakeReport:
-    """Land messages, parse them, and record deliveries, units and rejections, in parts of bounded weight.
+    """Land and parse messages, and record deliveries, units and rejections, in parts of bounded weight.
 
-    A part is landed and recorded in one transaction before the next one is parsed. First of all it is asked who sent
-    its messages: what waits for its certificate is neither landed nor recorded.
+    Each part is landed and recorded in one transaction before the next part is parsed. Its senders are verified first:
+    messages that wait for a certificate are neither landed nor recorded.
     """
     report = IntakeReport(policy=off)
     for part in in_parts(messages, weight, (PART_BYTES, PART_UNITS)):
@@ -171,7 +171,7 @@ def _record(
         pipeline.queue.change_visibility(changes)
     work = (ensured.created - ensured.stale) | requeued
     if is_tracing():
-        for unit in (unit for one in parsed for unit in one.envelopes if unit.wal_id in ensured.created & work):
+        for unit in (unit for result in parsed for unit in result.envelopes if unit.wal_id in ensured.created & work):
             record_receive(unit, dataset=pipeline.registry.public_id(unit.dataset), began=began)
     return IntakeReport(
         received=len(messages),
@@ -180,20 +180,20 @@ def _record(
         closings=closings,
         requeued=len(requeued),
         known=len(ensured.existing) - len(requeued),
-        ignored=sum(len(one.ignored) for one in parsed),
-        rejected=sum(rejection.records for one in parsed for rejection in one.rejections),
+        ignored=sum(len(result.ignored) for result in parsed),
+        rejected=sum(rejection.records for result in parsed for rejection in result.rejections),
         postponed=sum(seconds > 0 for _, seconds in changes),
         work=frozenset(
             (unit.dataset, unit.partition)
-            for one in parsed
-            for unit in one.envelopes
+            for result in parsed
+            for unit in result.envelopes
             if unit.wal_id in work and off.of(unit.dataset) is None
         ),
     )
 
 
 def _ended(ensured: EnsureResult) -> frozenset[WalId]:
-    """Units of a batch that need no run any more, so that their message goes by itself."""
+    """Return the units that need no further run, so that their messages can be deleted."""
     return ensured.stale | {
         wal_id for wal_id, status in ensured.existing.items() if status in {Status.SUCCEEDED, Status.QUARANTINED}
     }
@@ -207,18 +207,18 @@ def _visibility(
     ended: Collection[WalId],
     now: datetime,
 ) -> list[tuple[str, int]]:
-    """Return the receipts of messages that must not come again when the queue says, and in how many seconds they may.
+    """Return the receipts of messages whose visibility timeout must change, with the new timeout in seconds.
 
-    A message that gave nothing but rejections comes at once, so that the redrive policy takes it to the DLQ. One that
-    waits for a dataset to be switched on stays away, so that it does not come again and again until that policy has it.
+    A message with rejections only reappears at once, so that the redrive policy moves it to the DLQ. A message of a
+    dataset that is switched off stays hidden, so that its receives do not lead it to the DLQ meanwhile.
     """
     changes = []
-    for message, one in zip(messages, parsed, strict=True):
-        waiting = {unit.dataset for unit in one.envelopes if unit.wal_id not in ended}
+    for message, result in zip(messages, parsed, strict=True):
+        waiting = {unit.dataset for unit in result.envelopes if unit.wal_id not in ended}
         hidden = [seconds for name in waiting if (seconds := off.hidden_seconds(name, now=now)) is not None]
         if hidden:
             changes.append((message.receipt_handle or "", max(hidden)))
-        elif one.rejections and not one.envelopes:
+        elif result.rejections and not result.envelopes:
             changes.append((message.receipt_handle or "", 0))
     return changes
 
@@ -226,7 +226,7 @@ def _visibility(
 def verdicts_on(
     messages: Sequence[SqsMessage], *, deliveries: Deliveries, signatures: Signatures
 ) -> list[SenderVerdict]:
-    """Return a verdict on each message, in their order; one that was verified before is not verified again."""
+    """Return a verdict on each message, in their order; verified messages are not verified again."""
     verified = deliveries.verified(message.message_id for message in messages)
     return signatures.verdicts(messages, verified=verified)
 
@@ -234,13 +234,13 @@ def verdicts_on(
 def _of_known_senders(
     judged: Iterable[tuple[SqsMessage, SenderVerdict]], *, queue: Queue, first_wait: float | None
 ) -> list[tuple[SqsMessage, SenderVerdict]]:
-    """Return the messages on which there is a verdict; the others go back to the queue and wait."""
+    """Return the messages with a verdict; the others go back to the queue and wait."""
     known: list[tuple[SqsMessage, SenderVerdict]] = []
     waits: list[tuple[str, int]] = []
     for message, verdict in judged:
         if verdict.authenticity is Authenticity.UNKNOWN:
             first = CERTIFICATE_WAIT_SECONDS if first_wait is None else first_wait
-            # The queue bounds it to what SQS allows.
+            # The queue limits it to SQS's maximum.
             wait = int(first * WAIT_FACTOR ** min(max(message.receive_count - 1, 0), 8))
             waits.append((message.receipt_handle or "", wait))
         else:

@@ -1,10 +1,10 @@
-"""The node `path_arrival`: when the beams of a day's radar volumes arrive, as one table per day.
+"""The node `path_arrival`: arrival times of the beams of a day's radar volumes, as one table per day.
 
-It reads what the chain's metadata nodes have stored, in whatever runs they did so, and stands beside the chain: no unit
-waits for it, and none fails by it. It is a stage as those of the chain are: the pipeline card says what G3, G4 and G7
-lead to. The batch that it hands on names the units and what took them out; what was computed is in the table.
-Belongs here: the node, and which days it is due for. Does not belong here: the table's form (`arrival_table.py`), the
-beams (`path/`), the gates' rules (`stages/gates/path_rules.py`), asking Dagster for a day (`defs/path_arrival.py`).
+It reads the stored outputs of all runs' metadata nodes, and is beside the chain: no unit waits for it or fails by it.
+It is a stage like the chain's: the pipeline card decides the effects of G3, G4 and G7. Its output batch has the units
+with their failures; the computed arrivals are in the table.
+Belongs here: the node, and its due days. Does not belong here: the table's form (`arrival_table.py`), the beams
+(`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/path_arrival.py`).
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from kfm_dagster.storage.database import Transaction
 
 NODE = "path_arrival"
 READER = "nexrad-level2"
-"""The reader whose datasets have beams."""
+"""The reader of datasets with beams."""
 LOOKS_BACK = timedelta(days=2)
-"""Metadata older than this have been asked for long since, or by a person."""
+"""Age limit of new metadata: older days were requested before, or a person requests them."""
 PAUSE = timedelta(minutes=10)
-"""Between two tables of one day, whose volumes may come one by one."""
+"""Between two tables of one day, whose volumes may arrive one by one."""
 AT_WORK = (Status.PENDING, Status.IN_PROGRESS, Status.FAILED)
 GATES = (Gate.G3, Gate.G4, Gate.G7)
-"""What the path quantities are held against."""
+"""The gates that check the path quantities."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathDay:
-    """A dataset's day to compute; `content_hash` is that of the metadata that were added last."""
+    """A dataset's day to compute; `content_hash` is of its newest metadata."""
 
     dataset: str
     day: str
@@ -88,21 +88,21 @@ class PathArrivals(ChainNode):
 
     @override
     def holds_units(self, tx: Transaction) -> bool:
-        # It claims none: made again, it is of what was extracted since.
+        # The node claims no units; a rerun reads the metadata extracted until then.
         return True
 
     @cached_property
     def batches(self) -> tuple[ArtifactReference, ...]:
         """The day's batches of metadata, oldest first; a retry takes those of the attempt before and no newer ones."""
         outputs = self.pipeline.nodes.outputs_of(f"{self.dataset}.{MetadataExtract.operator}@{self.partition}")
-        found = [
+        batches = [
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])
             for output in outputs
         ]
         with self.pipeline.database.snapshot() as tx:
-            before = self.pipeline.stages.lifecycle.store.newest(self.run_id, self.kind, tx=tx)
-        retried = before is not None and before.state is not StageState.SUCCEEDED
-        return tuple(one for one in found if before is None or not retried or one.sha256 in before.input_hashes)
+            last = self.pipeline.stages.lifecycle.store.newest(self.run_id, self.kind, tx=tx)
+        retried = last is not None and last.state is not StageState.SUCCEEDED
+        return tuple(batch for batch in batches if last is None or not retried or batch.sha256 in last.input_hashes)
 
     @override
     def inputs(self) -> Sequence[ManifestEntry]:
@@ -111,7 +111,7 @@ class PathArrivals(ChainNode):
     @override
     def params(self) -> Mapping[str, Any]:
         options: dict[str, Any] = orjson.loads(orjson.dumps(self.options))
-        # The contract has had its say over what is read here; nothing of it changes a beam.
+        # The contract has shaped the metadata already; nothing in it changes a beam.
         return {"partition": self.partition, "tau_s": TIME_TOLERANCE.total_seconds(), **options}
 
     @override
@@ -123,7 +123,7 @@ class PathArrivals(ChainNode):
         units = self._units()
         for unit in units:
             self._arrive(unit)
-        # Who wants a unit's metadata finds them where they were read.
+        # The metadata remain in the batches they came from.
         return [unit.evolve(integrity=None, metadata=None) for unit in units]
 
     @override
@@ -132,15 +132,15 @@ class PathArrivals(ChainNode):
         return of_every_gate(
             (
                 path_conventions(
-                    {wal_id: found.beams for wal_id, found in self._found.items()},
+                    {wal_id: volume.beams for wal_id, volume in self._found.items()},
                     refused=self._refused,
                     min_points=rules.G3.min_points,
-                    sample_m={wal_id: found.sample_m for wal_id, found in self._found.items()},
+                    sample_m={wal_id: volume.sample_m for wal_id, volume in self._found.items()},
                 ),
                 dimensional_closure_of_path(_quantities(self._found), min_p_dim=rules.G4.min_p_dim),
                 covariance_consistency(
                     _covariances(self._found),
-                    residuals={wal_id: found.residuals for wal_id, found in self._found.items()},
+                    residuals={wal_id: volume.residuals for wal_id, volume in self._found.items()},
                     k_sigma=rules.G7.k_sigma,
                     min_share=rules.G7.min_share,
                 ),
@@ -150,37 +150,37 @@ class PathArrivals(ChainNode):
 
     @override
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
-        """Store the tables of the units that are still in, under their digests, before the commit that names them."""
+        """Store the tables of the units that passed, under their digests, before the commit that names them."""
         rows = [(unit, self._found[unit.wal_id]) for unit in made if unit.wal_id in self._found and not unit.failure]
         table, paths = (self.pipeline.artifacts.put(content, suffix="parquet") for content in to_parquet(rows))
         self._made = {
             "rows": sum(len(arrival.arrivals) for _, arrival in rows),
             "product": {"uri": table.uri, "sha256": table.sha256},
             "paths": {"uri": paths.uri, "sha256": paths.sha256},
-            "quantities": path_dim_report(_quantities({unit.wal_id: found for unit, found in rows})),
+            "quantities": path_dim_report(_quantities({unit.wal_id: volume for unit, volume in rows})),
         }
         return made
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the units whose beams could not be computed."""
-        # What a gate has made leave is counted by the run contract.
+        # The run contract counts the units that a gate dropped.
         failed = sum(1 for unit in batch if unit.wal_id in self._refused and unit.failure is None)
         return ValidationSummary(checks=len(batch), passed=len(batch) - failed, failed=failed, extra=self._made)
 
     def _units(self) -> list[Envelope]:
-        """Return the day's WSR-88D volumes with sound metadata that are in the chain, as last seen, by site and time.
+        """Return the day's WSR-88D volumes without failure, in their newest version, by site and time.
 
-        Of other radars neither band nor gates are those that a path is computed by (`path/volume.py`).
+        Other radars have another band and other range gates than paths are computed for (`path/volume.py`).
         """
-        last = {
+        newest = {
             unit.wal_id: unit
             for batch in self.batches
             for unit in from_parquet(self.pipeline.artifacts.get(batch))
             if unit.metadata is not None and unit.metadata.stac_properties.get("platform") == WSR_88D.name
         }
         return sorted(
-            (unit for unit in last.values() if unit.failure is None),
+            (unit for unit in newest.values() if unit.failure is None),
             key=lambda unit: (unit.key, unit.wal_id),
         )
 
@@ -199,38 +199,38 @@ class PathArrivals(ChainNode):
 
 
 def product_of(summary: Mapping[str, Any], table: str = "product") -> ArtifactReference:
-    """Return the table of arrivals that a validation summary of the node names, or that of its `paths`."""
+    """Return a table that a validation summary of the node names: of arrivals, or `paths`."""
     return ArtifactReference(**summary[table])
 
 
 def quantities_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the lines of the dimensional report that a validation summary of the node holds; earlier ones had none."""
+    """Return the dimensional report of a validation summary of the node; earlier releases had none."""
     return list(summary.get("quantities", ()))
 
 
 def _quantities(found: Mapping[WalId, PathArrival]) -> dict[WalId, list[dict[str, Any]]]:
-    return {wal_id: [as_array_quantities(each.arrivals)] for wal_id, each in found.items()}
+    return {wal_id: [as_array_quantities(volume.arrivals)] for wal_id, volume in found.items()}
 
 
 def _covariances(found: Mapping[WalId, PathArrival]) -> dict[WalId, dict[str, Floats]]:
-    shared: dict[int, dict[str, Floats]] = {}  # by the identity of what volumes of one site and pattern share
-    for each in found.values():
-        if id(each.phase_covariance) not in shared:
-            of_beams = zip(each.arrivals, each.phase_covariance, strict=True)
-            shared[id(each.phase_covariance)] = {
-                "T_arr over the elevations": each.t_covariance,
-                **{f"T_arr and Phi at {arrival.elevation_deg:g} degrees": matrix for arrival, matrix in of_beams},
+    shared: dict[int, dict[str, Floats]] = {}  # by identity: volumes of one site and pattern share a matrix
+    for volume in found.values():
+        if id(volume.phase_covariance) not in shared:
+            beams = zip(volume.arrivals, volume.phase_covariance, strict=True)
+            shared[id(volume.phase_covariance)] = {
+                "T_arr over the elevations": volume.t_covariance,
+                **{f"T_arr and Phi at {arrival.elevation_deg:g} degrees": matrix for arrival, matrix in beams},
             }
-    return {wal_id: shared[id(each.phase_covariance)] for wal_id, each in found.items()}
+    return {wal_id: shared[id(volume.phase_covariance)] for wal_id, volume in found.items()}
 
 
 def radars(registry: ContractRegistry) -> list[DatasetContract]:
-    """Return the datasets of radar volumes: those with beams."""
+    """Return the datasets of radar volumes."""
     return [contract for contract in registry if contract.metadata_extract.reader == READER]
 
 
 def days_to_compute(ledger: Ledger, nodes: IdempotentNodes, *, at: datetime) -> list[PathDay]:
-    """Return the days with metadata newer than their table, no unit that is still at work, and no table of late."""
+    """Return the days with metadata newer than their table, without a unit in work or a table within PAUSE."""
 
     def has_ended(dataset: str, day: str) -> bool:
         counts = ledger.day(dataset=dataset, partition=day).counts

@@ -1,9 +1,9 @@
-"""Replaying a run as `replay_plan.yaml` says (pipeline card, chapter 7, section VII; PCS-08).
+"""Replay of a run by `replay_plan.yaml` (pipeline card, chapter 7, section VII; PCS-08).
 
-The first node of the replaying run does the other one's stages again without effects and compares; a divergence fails
-it before anything is touched, so the original stands. What is equal is let in again by a governed override and claimed,
-in the node's one transaction; then its effects are compensated, and the chain runs as ever, through every gate.
-Does not belong here: replays of selected units, which are the ledger's (`recovery/replay/engine.py`).
+The first node of the replaying run repeats the original's stages without effects and compares the results. After a
+divergence it fails before any change, so the original's output stays current. If the results are equal, one transaction
+requeues the units by a governed override and claims them; then the original's effects are compensated, and the chain
+runs as usual, through every gate. Does not belong here: replays of selected units (`recovery/replay/engine.py`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class ReplayDivergedError(StageRefusedError):
         self._original = original
         self._comparisons = comparisons
         self._diverging = diverging
-        found = diverging.as_json()
+        facts = diverging.as_json()
         super().__init__(
             f"{diverging.stage} of run {original} gives another result now",
-            observed=f"{found['keys_differing']} units on one side only, {found['results_differing']} with another "
-            f"result, {found['first']} first",
+            observed=f"{facts['keys_differing']} units on one side only, {facts['results_differing']} with another "
+            f"result, {facts['first']} first",
             expected="the outputs of the original, which stand as they are",
             next_step=f"kfm replay compare {original}; to replace results on purpose, kfm replay run with an approval",
         )
@@ -75,7 +75,7 @@ class ReplayedParse(ChainNode):
 
     @override
     def params(self) -> Mapping[str, Any]:
-        # A replay is content of its own: what an earlier one applied must not be handed on.
+        # Each replay is its own content: it must not reuse the output of an earlier replay.
         return {**super().params(), "replay_of": self.original, "replayed_by": self.run_id}
 
     @override
@@ -86,40 +86,40 @@ class ReplayedParse(ChainNode):
             if comparison.diverges(plan):
                 raise ReplayDivergedError(original=self.original, comparisons=self.comparisons, diverging=comparison)
         parsed = self.pipeline.stages.port.load_output(self.kind, self.original)
-        found = list(parsed.envelopes) if parsed else []
-        if elsewhere := sorted({unit.partition for unit in found} - {self.partition}):
+        units = list(parsed.envelopes) if parsed else []
+        if elsewhere := sorted({unit.partition for unit in units} - {self.partition}):
             raise RunReplayRefusedError(
                 observed=f"units of {', '.join(elsewhere)}",
                 expected=f"units of {self.partition}",
                 next_step="start the replay for the day of the run",
             )
-        self._require_approval(found)
-        return found
+        self._require_approval(units)
+        return units
 
     def _require_approval(self, units: Sequence[Envelope]) -> None:
-        """Propose the override where it is reviewed and nobody has approved it. Raises RunReplayRefusedError then.
+        """Propose an override that needs a review and has no approval. Raises RunReplayRefusedError then.
 
-        Here, and not in `apply`: the proposal stays, whatever becomes of the node's transaction.
+        Here and not in `apply`, so that the proposal survives a rollback of the node's transaction.
         """
         ledger = self.pipeline.ledger
         with self.pipeline.database.transaction() as tx:
             if not ledger.review.required(self.pipeline.settings, self.decision, tx=tx):
                 return
-            standing = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in units], tx=tx)
-            if not ledger.review.unapproved(standing, GovernanceAction.REPEAT, actor=self.decision.actor, tx=tx):
+            current = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in units], tx=tx)
+            if not ledger.review.unapproved(current, GovernanceAction.REPEAT, actor=self.decision.actor, tx=tx):
                 return
-            wanted = {GovernanceAction.REPEAT: standing}
+            selection = {GovernanceAction.REPEAT: current}
             waiting = (
                 proposal.proposal_id
                 for proposal in ledger.review.waiting(tx=tx)
-                if proposal.decision == self.decision and ledger.review.units(proposal.proposal_id, tx=tx) == wanted
+                if proposal.decision == self.decision and ledger.review.units(proposal.proposal_id, tx=tx) == selection
             )
             proposal_id = next(waiting, None) or ledger.review.propose(
-                Command.RUN_REPLAY, self.decision, wanted, content={"run_id": self.original}, tx=tx
+                Command.RUN_REPLAY, self.decision, selection, content={"run_id": self.original}, tx=tx
             )
         raise RunReplayRefusedError(
             "the replay of a run waits for a second person",
-            observed=f"proposal {proposal_id}, of {counted(len(standing), 'unit')} of run {self.original}",
+            observed=f"proposal {proposal_id}, of {counted(len(current), 'unit')} of run {self.original}",
             expected="an approval by another actor",
             next_step=f"kfm governance approve {proposal_id}, then start the replay again",
         )
@@ -127,9 +127,9 @@ class ReplayedParse(ChainNode):
     @override
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         ledger = self.pipeline.ledger
-        standing = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in made], tx=tx)
-        moved = ledger.override(
-            standing,
+        current = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in made], tx=tx)
+        requeued = ledger.override(
+            current,
             from_status=Status.SUCCEEDED,
             action=GovernanceAction.REPEAT,
             decision=self.decision,
@@ -139,8 +139,8 @@ class ReplayedParse(ChainNode):
             dataset=self.dataset,
             partition=self.partition,
             run_id=self.run_id,
-            limit=max(len(moved), 1),
-            wal_ids=moved,
+            limit=max(len(requeued), 1),
+            wal_ids=requeued,
             tx=tx,
         )
         if not claimed:
@@ -154,24 +154,24 @@ class ReplayedParse(ChainNode):
 
     @override
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Name what was claimed again."""
+        """Return the entry of the units that were claimed again."""
         return claimed_of(self, batch)
 
     @override
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Say what was compared, and who decided that the units are done again."""
-        decided = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": self._claimed}
+        """Return the comparisons, and the decision to repeat the units."""
+        details = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": self._claimed}
         return [
             *_told(attempt, self.original, self.comparisons, None),
-            attempt.event(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
+            attempt.event(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, details),
         ]
 
     @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Take the original's Items back.
+        """Take back the original's Items.
 
-        Not before the claims are committed: files follow no transaction, and where nobody had claimed their units,
-        nobody would write them again. From here on the units' next run does, so that a failure here fails nothing.
+        Only after the commit of the claims: files are not transactional, and without a claim no run would write them
+        again. From here on the units' next run writes them, so that a failure here does not fail the replay.
         """
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return
@@ -182,8 +182,8 @@ class ReplayedParse(ChainNode):
             return
         try:
             with self.pipeline.database.transaction() as tx:
-                told = self._compensated(batch, tx)
-                store.audit.append([registered.event(AuditKind.COMPENSATION, *told)], tx=tx)
+                outcome = self._compensated(batch, tx)
+                store.audit.append([registered.event(AuditKind.COMPENSATION, *outcome)], tx=tx)
         except Exception as error:
             _LOG.exception(
                 "the Items of run %s could not be taken back before its replay",
@@ -191,11 +191,11 @@ class ReplayedParse(ChainNode):
                 exc_info=redacted_error(error),
             )
             with self.pipeline.database.transaction() as tx:
-                failed = {"error": type(error).__name__, "because": self.run_id}
-                store.audit.append([registered.event(AuditKind.COMPENSATION, "failed", failed)], tx=tx)
+                details = {"error": type(error).__name__, "because": self.run_id}
+                store.audit.append([registered.event(AuditKind.COMPENSATION, "failed", details)], tx=tx)
 
     def _compensated(self, claimed: Sequence[Envelope], tx: Transaction) -> tuple[str, Mapping[str, Any]]:
-        """Compensate where nobody else may rely on the Items; return what the audit says."""
+        """Compensate unless another run may rely on the Items; return the audit's event and details."""
         fence = self.pipeline.ledger.leases.fence(self.run_id)
         refused = fence(tx, {unit.wal_id: unit.attempt for unit in claimed})
         if refused:
@@ -205,14 +205,14 @@ class ReplayedParse(ChainNode):
         return "done", {**self._compensate(tx), "because": self.run_id}
 
     def _others_rely(self, claimed: Sequence[Envelope]) -> bool:
-        """Tell whether the original registered an Item of a unit that it does not bring into this run."""
+        """Return whether the original registered Items of units outside this run's claims."""
         output = self.pipeline.stages.port.load_output(f"{self.dataset}.{StacRegister.operator}", self.original)
         units = output.envelopes if output else ()
         registered = {unit.wal_id for unit in units if unit.stac and unit.stac.item_href}
         return bool(registered - {unit.wal_id for unit in claimed})
 
     def _compensate(self, tx: Transaction) -> Mapping[str, Any]:
-        """Take back the original's Items. Its lineage stands: what is generated again is, by its hash, the same."""
+        """Take back the original's Items. Its lineage stays: by the hashes, the replay generates the same content."""
         parts = {"pipeline": self.pipeline, "dataset": self.dataset, "partition": self.partition}
         node = StacRegister(**parts, run_id=self.original)  # type: ignore[arg-type]
         state = self.pipeline.stages.run_states.get(node.kind, self.original)
@@ -228,7 +228,7 @@ def _told(
     comparisons: Sequence[StageComparison],
     diverging: StageComparison | None,
 ) -> Iterator[AuditEvent]:
-    """Yield a line for each stage that was compared."""
+    """Yield an audit line for each compared stage."""
     for comparison in comparisons:
         event = "diverged" if comparison is diverging else "compared"
         yield attempt.event(AuditKind.REPLAY, event, {"replay_of": original, **comparison.as_json()})
