@@ -1,6 +1,6 @@
-"""Acknowledgement: a message leaves its queue once its units are terminal, and hides while they wait for a retry.
+"""Acknowledgement: delete a message once all its units are terminal, and hide it while they wait for a retry.
 
-Belongs here: what needs the ledger's deliveries and the queues together. Does not belong here: which messages are due
+Belongs here: work on both the ledger's deliveries and the queues. Does not belong here: which messages are due
 (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).
 """
 
@@ -20,9 +20,9 @@ Due = TypeVar("Due", bound=DueMessage)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acknowledger:
-    """Answers each message on the queue that it was last received from: a drain receives from the dead-letter queue.
+    """Deletes and hides messages on the queue of their last receive: a drain receives from the dead-letter queue.
 
-    The queues are connected when a message is due, because a backfill needs none.
+    Connects to a queue when one of its messages is due, because a backfill needs none.
     """
 
     deliveries: Deliveries
@@ -31,22 +31,22 @@ class Acknowledger:
     dead_letter_queue: str
 
     def acknowledge(self, *, retrying: Collection[WalId] = (), limit: int = 10_000) -> int:
-        """Delete the messages whose units are all terminal; let those of retrying units come back when they are due.
+        """Delete messages whose units are all terminal, and hide messages of retrying units until they are due.
 
-        Returns the number of deleted messages. Harmless to repeat: what SQS did not take stays due.
+        Returns the number of deleted messages. Safe to repeat: messages that SQS did not delete stay due.
         """
         if retrying:
             self.postpone(self.deliveries.due_for_backoff(retrying))
-        deleted = 0
+        total = 0
         for queue, due in self._by_queue(self.deliveries.due_for_deletion(limit=limit)):
             refused = set(queue.delete([entry.receipt_handle for entry in due]))
-            taken = [entry for entry in due if entry.receipt_handle not in refused]
-            self.deliveries.mark_acknowledged(taken)
-            deleted += len(taken)
-        return deleted
+            deleted = [entry for entry in due if entry.receipt_handle not in refused]
+            self.deliveries.mark_acknowledged(deleted)
+            total += len(deleted)
+        return total
 
     def postpone(self, messages: Iterable[DueBackoff]) -> None:
-        """Keep messages out of sight for so many seconds from now, each on the queue that it was last received from."""
+        """Hide messages for their number of seconds from now, each on the queue of its last receive."""
         for queue, postponed in self._by_queue(messages):
             queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in postponed])
 
@@ -62,5 +62,5 @@ class Acknowledger:
             try:
                 _ = queue.url
             except QueueUnavailableError:
-                return  # without it today's messages come and go all the same; its own stay due
+                return  # only the messages of this queue stay due
             yield queue, drained

@@ -1,4 +1,4 @@
-"""The alert evaluator of a pipeline. Nothing else belongs here: it is apart because apprise takes its time to load."""
+"""The alert evaluator of a pipeline, in a module of its own because apprise is slow to load."""
 
 from __future__ import annotations
 

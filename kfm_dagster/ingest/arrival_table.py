@@ -1,7 +1,7 @@
-"""The form of a day's two tables, as Parquet: arrivals, a row per radar volume and elevation, and the paths they name.
+"""A day's two Parquet tables: arrivals, with a row per radar volume and elevation, and the paths that they name.
 
-Volumes of one site and pattern have the same paths, so each stands once, under the digest of its arrays.
-Belongs here: the schemas, and rows from what was computed. Does not belong here: the node that makes the table
+Volumes of one site and pattern have the same paths, so the table has each path once, under the digest of its arrays.
+Belongs here: the schemas, and the rows of computed arrivals. Does not belong here: the node that makes the tables
 (`path_arrivals.py`), or the beams (`path/`).
 """
 
@@ -23,8 +23,8 @@ from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 
 ARRIVALS_AT_ONCE = 2_000
 PATHS_AT_ONCE = 20
-"""Rows of a row group: what is in memory as Python's own values, some 10 MB of either table; a day of the whole network
-has 560,000 rows and 2,000 paths of 2,000 points."""
+"""Rows of a row group, which are in memory as Python values: some 10 MB of either table. A day of the whole network has
+560,000 rows and 2,000 paths of 2,000 points."""
 
 _TEXT, _NUMBER = pa.string(), pa.float64()
 ARRIVALS = pa.schema(
@@ -33,7 +33,7 @@ ARRIVALS = pa.schema(
         pa.field("object_uri", _TEXT, nullable=False),
         pa.field("site", _TEXT, nullable=False),
         pa.field("ts_start", pa.timestamp("us", tz="UTC"), nullable=False),
-        # How far the start is behind the time that it was aligned to.
+        # The start's offset behind the time that it is aligned to.
         pa.field("time_offset_s", _NUMBER, nullable=False),
         pa.field("f_s_hz", _NUMBER, nullable=False),
         pa.field("elevation_deg", _NUMBER, nullable=False),
@@ -47,7 +47,7 @@ ARRIVALS = pa.schema(
         pa.field("c_ref_m_s", _NUMBER, nullable=False),
         pa.field("lambda_ref_m", _NUMBER, nullable=False),
         pa.field("frequency_stated", pa.bool_(), nullable=False),
-        # Begin and end, from the antenna: the mean of Phi in between is zero.
+        # Begin and end, from the antenna, of the window in which the mean of Phi is zero.
         pa.field("reference_window_m", pa.list_(_NUMBER, 2), nullable=False),
         pa.field("optical_path_m", _NUMBER, nullable=False),
         pa.field("t_arr_s", _NUMBER, nullable=False),
@@ -63,7 +63,7 @@ ARRIVALS = pa.schema(
 PATHS = pa.schema(
     [
         pa.field("path_id", _TEXT, nullable=False),
-        # Of one length: ground distance and height above the sea, the element and the index at each ell.
+        # Lists of one length: ground distance and height above the sea, the element and the index at each ell.
         pa.field("ell_m", pa.list_(_NUMBER), nullable=False),
         pa.field("gamma_ell_m", pa.list_(pa.list_(_NUMBER, 2)), nullable=False),
         pa.field("d_ell_m", pa.list_(_NUMBER), nullable=False),
@@ -73,9 +73,9 @@ PATHS = pa.schema(
 
 
 def to_parquet(found: Sequence[tuple[Envelope, PathArrival]]) -> tuple[bytes, bytes]:
-    """Encode a row per unit and elevation, and one per path; the same give the same bytes under one pyarrow release."""
+    """Encode both tables; equal arrivals give equal bytes under one pyarrow release."""
     paths: dict[str, BeamPath] = {}
-    # Beams are shared by the volumes of a site and pattern, and have their digest taken once.
+    # Volumes of a site and pattern share their beams, so that each digest is computed once.
     ids: dict[BeamPath, str] = {}
     for beam in (beam for _, arrival in found for beam in arrival.beams):
         if beam not in ids:
@@ -88,7 +88,7 @@ def to_parquet(found: Sequence[tuple[Envelope, PathArrival]]) -> tuple[bytes, by
 
 
 def read_table(artifacts: Artifacts, table: ArtifactReference) -> list[dict[str, Any]]:
-    """Return the rows of a table. Raises ArtifactError when it is gone or another."""
+    """Return the rows of a table. Raises ArtifactError if it is missing or changed."""
     rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(artifacts.get(table))).to_pylist()
     return rows
 
@@ -96,8 +96,8 @@ def read_table(artifacts: Artifacts, table: ArtifactReference) -> list[dict[str,
 def _encoded(rows: Iterator[dict[str, Any]], schema: pa.Schema, *, at_once: int) -> bytes:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, compression="zstd", write_statistics=False) as writer:
-        while some := list(islice(rows, at_once)):
-            writer.write_table(pa.Table.from_pylist(some, schema=schema))
+        while group := list(islice(rows, at_once)):
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))
     return bytes(sink.getvalue())
 
 
@@ -118,8 +118,8 @@ def _path_row(path_id: str, beam: BeamPath) -> dict[str, Any]:
 
 def _rows(unit: Envelope, found: PathArrival, ids: Mapping[BeamPath, str]) -> Iterator[dict[str, Any]]:
     facts = found.facts
-    for place, (arrival, beam) in enumerate(zip(found.arrivals, found.beams, strict=True)):
-        of_phase = found.phase_covariance[place]
+    for index, (arrival, beam) in enumerate(zip(found.arrivals, found.beams, strict=True)):
+        covariance = found.phase_covariance[index]
         yield {
             "wal_id": unit.wal_id,
             "object_uri": unit.object_uri,
@@ -141,10 +141,10 @@ def _rows(unit: Envelope, found: PathArrival, ids: Mapping[BeamPath, str]) -> It
             "reference_window_m": list(arrival.reference_window_m),
             "optical_path_m": arrival.optical_path_m,
             "t_arr_s": arrival.t_arr_s,
-            "t_arr_sigma_s": math.sqrt(of_phase[0, 0]),
+            "t_arr_sigma_s": math.sqrt(covariance[0, 0]),
             "phi_rad": arrival.phi_rad,
-            "phi_sigma_rad": math.sqrt(of_phase[1, 1]),
+            "phi_sigma_rad": math.sqrt(covariance[1, 1]),
             "phi_aligned_rad": arrival.phi_aligned_rad,
-            "t_phi_covariance_s_rad": float(of_phase[0, 1]),
-            "t_arr_covariance_s2": found.t_covariance[place].tolist(),
+            "t_phi_covariance_s_rad": float(covariance[0, 1]),
+            "t_arr_covariance_s2": found.t_covariance[index].tolist(),
         }

@@ -1,7 +1,7 @@
-"""Calibration: whether this machine's clock is right enough to write by, measured once in a while and kept.
+"""Calibration: whether this machine's clock is accurate enough for writing, measured periodically and recorded.
 
-Belongs here: when to measure, and what a stage is told. Does not belong here: measuring and judging
-(`telemetry/clock/`), or what follows for the stage (`stages/lifecycle.py`).
+Belongs here: when to measure, and the decision for a stage. Does not belong here: measuring and deciding
+(`telemetry/clock/`), or the consequence for the stage (`stages/lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kfm_dagster.telemetry.clock.reading import ClockLog
 from kfm_dagster.telemetry.clock.sources import measure
 
 FRESH = timedelta(minutes=5)
-"""A reading that decides is not taken again within this time: a clock drifts by far less than a second in it."""
+"""A decisive reading is valid for this time, in which a clock drifts by far less than a second."""
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ class Calibration:
         self._rules = ClockRules(tau_calib=self.rule.tau_calib, max_offset=self.rule.max_offset)
 
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
-        """Judge the clock as of now; it is measured first where no fresh reading decides."""
+        """Return the decision on the clock now; measure first if no fresh reading is decisive."""
         now = self.clock()
         if not self._known(now):
             self._log.record(measure(self._rules, clock=self.clock, endpoint=_server(objects, contract)))
@@ -50,11 +50,11 @@ class Calibration:
 
 
 def time_server(settings: Settings, registry: ContractRegistry) -> str | None:
-    """Return the URL that is asked for the time: that of the first contract's store, in the order of names."""
+    """Return the URL of the time server: the store of the first contract by name."""
     return _server(ObjectStores(object_root=settings.object_root), next(iter(registry)))
 
 
 def _server(objects: ObjectStores, contract: DatasetContract) -> str | None:
-    """Return the URL of the contract's object store; of a folder, the AWS endpoint of the environment, or None."""
-    named = os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
-    return objects.endpoint(contract) or named
+    """Return the URL of the contract's object store; for a folder, the environment's AWS endpoint or None."""
+    configured = os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
+    return objects.endpoint(contract) or configured

@@ -1,7 +1,7 @@
-"""A dataset's chain in one process: its nodes as one run, as Dagster's ops and IO manager run them.
+"""A dataset's chain in one process: one run of its nodes, as by Dagster's ops and IO manager.
 
-Belongs here: running the nodes without Dagster. Does not belong here: what a node does
-(`nodes.py`), or what happens around it (`stages/run_contract.py`).
+Belongs here: running the nodes without Dagster. Does not belong here: the nodes (`nodes.py`), or the run contract
+around each (`stages/run_contract.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def run_chain(first: MessageParse, *, pause: Callable[[float], None] | None = None) -> list[StageBatch]:
-    """Run the chain over what its first node finds; return each node's output.
+    """Run the chain over the units of its first node; return each node's output.
 
-    With a `pause`, which waits for some seconds, a stage that fails is tried again after it where the pipeline card
-    wants that, else its run is rolled back, as Dagster's runs are. Without one the first failure ends the chain and is
-    left as it is. Raises what the stage failed with, StageFailedError where it was not its commit.
+    With `pause`, which waits for a number of seconds, a failed stage is retried by the pipeline card's rules, else its
+    run is rolled back, as Dagster's runs are. Without `pause` the first failure ends the chain, and nothing is rolled
+    back. Raises the stage's error: StageFailedError, or the error of its commit.
     """
     shared: dict[str, Any] = {
         "pipeline": first.pipeline,
@@ -46,16 +46,16 @@ def run_chain(first: MessageParse, *, pause: Callable[[float], None] | None = No
 def _run_stage(node: ChainNode, upstream: StageBatch | None, pause: Callable[[float], None] | None) -> StageBatch:
     stages = node.pipeline.stages
     for tries in count(1):
-        # Another one for each try: a node keeps what it has found.
-        trying = replace(node)
+        # A new copy for each try, because a node has state.
+        copy = replace(node)
         try:
-            return stages.commit(stages.run(trying, run_id=node.run_id, upstream=upstream))
+            return stages.commit(stages.run(copy, run_id=node.run_id, upstream=upstream))
         except Exception as error:
             if pause is None:
                 raise
-            wait = retry_in(trying, error, tries=tries)
+            wait = retry_in(copy, error, tries=tries)
             if wait is None:
-                if (rollback := roll_back_or_leave(trying, error)) is not None:
+                if (rollback := roll_back_or_leave(copy, error)) is not None:
                     _LOG.warning("%s failed for good, its run is rolled back: %s", node.kind, rollback)
                 raise
             pause(wait)
@@ -63,11 +63,11 @@ def _run_stage(node: ChainNode, upstream: StageBatch | None, pause: Callable[[fl
 
 
 def read_configuration(settings: Settings) -> Configuration:
-    """Read everything that settings name, and refuse a stage that there is not; makes nothing.
+    """Read all files that settings name, and refuse unknown stages; creates nothing.
 
-    Whatever starts servers, daemons or workers does it first, so that a wrong file is one line there and not a line of
-    every process. Raises ContractError, CardError or ConfigurationError.
+    Commands that start servers, daemons or workers call it first, so that a wrong file gives one line instead of one
+    for every process. Raises ContractError, CardError or ConfigurationError.
     """
-    read = Configuration.load(settings)
-    read.card.refuse_unknown_stages((*operators(), PATH_ARRIVAL))
-    return read
+    configuration = Configuration.load(settings)
+    configuration.card.refuse_unknown_stages((*operators(), PATH_ARRIVAL))
+    return configuration

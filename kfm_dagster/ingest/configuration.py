@@ -1,6 +1,6 @@
-"""Configuration: the files that say what is ingested and how, read together and refused before anything is started.
+"""Configuration: the files of a deployment, read together and checked before any process starts.
 
-Belongs here: which files there are. Does not belong here: their forms (`contracts/`, `stages/card.py`),
+Belongs here: the list of files. Does not belong here: their forms (`contracts/`, `stages/card.py`),
 the names of stages (`chain.py`), the environment (`settings.py`).
 """
 
@@ -21,7 +21,7 @@ from kfm_dagster.telemetry.energy import CodecarbonMeter, open_energy_meter
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Dataset contracts, the pipeline card, what follows the catalog, and what measures energy by the named grid."""
+    """Dataset contracts, the pipeline card, the catalog's followers, and the energy meter for the configured grid."""
 
     registry: ContractRegistry
     card: Card
@@ -30,14 +30,14 @@ class Configuration:
 
     @classmethod
     def load(cls, settings: Settings) -> Configuration:
-        """Read everything that settings name; makes nothing. Raises ContractError, CardError or ConfigurationError."""
+        """Read all files that settings name; creates nothing. Raises ContractError, CardError or ConfigurationError."""
         registry = ContractRegistry.load(settings.contracts_dir)
         refuse_orphans(registry)
         refuse_unmaskable(settings, registry)
         _refuse_days_before_all(settings, registry)
         card = Card.load(settings.configs_dir)
         followers = FollowerSources.load(settings, registry)
-        # Read again when it is applied: a policy may change while a deployment runs.
+        # Only a check: retention reads the policy again, because it may change while a deployment runs.
         RetentionPolicy.load(settings.configs_dir)
         energy = open_energy_meter(settings.energy_grid)
         return cls(registry=registry, card=card, followers=followers, energy=energy)

@@ -1,7 +1,7 @@
-"""Finding: the first node of the chain - where a run's units come from, and how it claims them.
+"""Discovery: the first node of the chain, which finds and claims a run's units.
 
-Belongs here: the ledger and a bucket's listing as sources of units. Does not belong here: what is
-done to a unit (`nodes.py`), how a notification is parsed (`operators/message_parse.py`), or its intake (`intake.py`).
+Belongs here: the ledger and a bucket's listing as sources of units. Does not belong here: the steps after it
+(`nodes.py`), parsing of notifications (`operators/message_parse.py`), or their intake (`intake.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Source(StrEnum):
 
 
 LeftOut = Mapping[str, Mapping[str, int | str]]
-"""Keys of a listing that gave no unit: by reason `keys`, how many, and `first`, one of them."""
+"""Keys of a listing without a unit, by reason: their number `keys`, and one of them, `first`."""
 _WHY_LEFT_OUT = {
     KeyKind.IGNORED: IgnoreReason.KNOWN_NEIGHBOUR.value,
     KeyKind.FOREIGN: ParseIssue.KEY_GRAMMAR_MISMATCH.value,
@@ -109,18 +109,18 @@ class MessageParse(ChainNode):
 
     @override
     def references(self) -> Sequence[InputReference]:
-        """Return what is asked for outside, each question with its query and the day as its window.
+        """Return the requests to ledger or bucket, each with its query and the day as its window.
 
-        A listing's have the digest of what was found, of each object its ETag and Last-Modified: that of this run where
-        it has listed before, because a run lists once, whatever has come to the bucket since. A backfill's have none,
-        because it takes objects in while it lists.
+        Those of a listing have the digest of its objects with ETag and Last-Modified: the earlier digest if the run has
+        listed before, because a run lists once, even if the bucket has changed. Those of a backfill have none, because
+        it records objects while it lists.
         """
         day = datetime.fromisoformat(f"{self.partition}T00:00:00+00:00")
-        asked: dict[str, dict[str, str]] = {
+        requests: dict[str, dict[str, str]] = {
             _in_ledger(self): {"status": Status.PENDING, "lane": self.lane or "any", "limit": str(self.limit)}
         }
         if self.source is Source.LISTING:
-            asked = {uri: {"list-type": "2", "prefix": uri.split("/", 3)[3]} for uri in self._prefixes()}
+            requests = {uri: {"list-type": "2", "prefix": uri.split("/", 3)[3]} for uri in self._prefixes()}
         return [
             InputReference(
                 uri=uri,
@@ -128,14 +128,14 @@ class MessageParse(ChainNode):
                 query=query,
                 window=(rfc3339(day), rfc3339(day + timedelta(days=1))),
             )
-            for uri, query in asked.items()
+            for uri, query in requests.items()
         ]
 
     @override
     def inputs(self) -> Sequence[ManifestEntry]:
         if self.source is not Source.LISTING:
             return [ManifestEntry(uri=_in_ledger(self))]
-        # The caller has to see that nothing will come; of the ledger nothing is claimed.
+        # A listing of a switched-off dataset fails visibly; from the ledger nothing would be claimed.
         refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
         if self.account is not None:
             return [ManifestEntry(uri=uri) for uri in self._prefixes()]
@@ -153,10 +153,10 @@ class MessageParse(ChainNode):
             self.listing = sorted(self._list(), key=lambda listed: listed.uri)
             # The same objects in the same versions give the same bytes.
             lines = b"".join(orjson.dumps(listed, option=orjson.OPT_APPEND_NEWLINE) for listed in self.listing)
-            kept = self.pipeline.stages.artifacts.put(lines, suffix="ndjson")
+            artifact = self.pipeline.stages.artifacts.put(lines, suffix="ndjson")
         except Exception as error:
             return error
-        return ManifestEntry(uri=kept.uri, checksum=kept.sha256)
+        return ManifestEntry(uri=artifact.uri, checksum=artifact.sha256)
 
     @property
     def _listed_digest(self) -> str | None:
@@ -181,14 +181,14 @@ class MessageParse(ChainNode):
 
     @override
     def context(self) -> Mapping[str, Any]:
-        # Asked for after the inputs: what a replay must know of a listing that is not whole.
+        # Called after `inputs`: a replay must know that a listing is incomplete.
         refused = {"refused": str(self._refused)} if self._refused is not None else {}
         return {**super().context(), **refused}
 
     @override
     def can_reuse_output(self, tx: Transaction) -> bool:
         """Tell whether no unit of the day waits or is in work."""
-        # A listing lets failed units in again, and a backfill counts what it listed.
+        # A listing requeues failed units, and a backfill counts its listed objects.
         waiting = (Status.PENDING, Status.IN_PROGRESS, *((Status.FAILED,) if self.source is Source.LISTING else ()))
         return self.account is None and not self.pipeline.ledger.holds(
             dataset=self.dataset, partition=self.partition, statuses=waiting, tx=tx
@@ -204,11 +204,11 @@ class MessageParse(ChainNode):
         return []
 
     @override
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # nothing is made before the claim
-        # Claimed in the transaction that names the output: a run that dies before it has claimed nothing.
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # `transform` returns no units
+        # Claimed in the transaction that names the output: a run that dies earlier holds no claims.
         if self.account is not None:
             self.account.closed(tx, self._left_out)
-        # Before its first day a dataset has nothing that could be missing.
+        # Before a dataset's first day no data can be missing.
         if self._whole and date.fromisoformat(self.partition) >= self.contract.storage.first_day:
             self.pipeline.gaps.listed(self.dataset, self.partition, at=self.pipeline.clock(), tx=tx)
         claimed = self.pipeline.ledger.claim(
@@ -227,21 +227,21 @@ class MessageParse(ChainNode):
 
     @override
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Name what was claimed: the digest of the units and their records' versions."""
+        """Return the entry of the claimed units: the digest of their ids and their records' versions."""
         return claimed_of(self, batch)
 
     @override
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Say which replays' units this run does again."""
+        """Return the replays whose units this run repeats."""
         return [
             attempt.event(AuditKind.REPLAY, "let in", {"replay_run_id": replay_run_id, "units": units})
             for replay_run_id, units in sorted(self._replays.items())
         ]
 
     def _enter_listing(self) -> None:
-        """Give every object of the day its record, and let failed ones in again, a chunk to a transaction.
+        """Record every object of the day and requeue failed units, one chunk per transaction.
 
-        A listing that dies is begun again: what it had entered is known then, and nothing is entered twice.
+        After a crash the listing starts again and skips the recorded objects, so that none is entered twice.
         """
         if self.account is not None:
             with self.pipeline.database.transaction() as tx:
@@ -269,12 +269,12 @@ class MessageParse(ChainNode):
                 self.contract, day, left_out=lambda key, kind: self._leave_out(key, _WHY_LEFT_OUT[kind])
             )
         except StoreAccessError as error:
-            # One bucket costs the others nothing: what they hold enters the ledger, and then the listing fails.
+            # The objects of the other buckets enter the ledger before the listing fails.
             self._refused = error
 
     def _leave_out(self, key: str, reason: str) -> None:
-        counted = self._left_out.setdefault(reason, {"keys": 0, "first": key})
-        counted["keys"] = int(counted["keys"]) + 1
+        count = self._left_out.setdefault(reason, {"keys": 0, "first": key})
+        count["keys"] = int(count["keys"]) + 1
 
     def _listed(self) -> Iterator[Envelope]:
         for listed in self.listing if self.account is None else self._list():
@@ -288,16 +288,16 @@ def _in_ledger(node: ChainNode) -> str:
 
 
 def claimed_of(node: ChainNode, batch: Sequence[Envelope]) -> ManifestEntry:
-    """Name units of a node's dataset and day in the ledger: SHA-256 over the sorted lines `<wal_id> <version>`.
+    """Return the entry of units of a node's dataset and day: SHA-256 over the sorted lines `<wal_id> <version>`.
 
-    The version is the record's, as the claim has left it.
+    The version is the record's after the claim.
     """
     lines = "".join(sorted(f"{unit.wal_id} {unit.record_version}\n" for unit in batch))
     return ManifestEntry(uri=_in_ledger(node), checksum=hashlib.sha256(lines.encode()).hexdigest())
 
 
 def kept_listing(artifacts: Artifacts, kept: Mapping[str, str]) -> list[ListedObject]:
-    """Return the listing that a manifest's entry names. Raises ArtifactError."""
+    """Return the stored listing of a manifest's entry. Raises ArtifactError."""
     content = artifacts.get(ArtifactReference(uri=kept["uri"], sha256=kept["checksum"]))
     lines = [orjson.loads(line) for line in content.splitlines()]
     return [ListedObject(**line | {"last_modified": datetime.fromisoformat(line["last_modified"])}) for line in lines]

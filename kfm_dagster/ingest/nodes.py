@@ -2,9 +2,9 @@
 
     message_parse > integrity_check > metadata_extract > stac_register > provenance_emit > settle
 
-A node binds an operator (pure, over one envelope) to a batch: bounded concurrency where it reads, one call where it
-writes. The first one, which finds and claims units, is in `discovery.py`. The order of hash, skip, compute and commit
-is `stages/run_contract.py`'s business.
+A node binds an operator (pure, over one envelope) to a batch: bounded concurrency for reads, one call for writes. The
+first node, which finds and claims units, is in `discovery.py`. Does not belong here: the order of hash, skip, compute
+and commit (`stages/run_contract.py`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ __all__ = [
 ]
 
 REGISTER_CHUNK = 1_000
-"""Items built and held at a time; each takes about 30 KB until it is written."""
+"""Items in memory at a time; each takes about 30 KB until it is written."""
 MISMATCHES_NAMED = 20
-"""Units that one line of the log names."""
+"""Limit of the units in one line of the log."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,14 +76,14 @@ class IntegrityCheck(ChainNode):
     def transform(self) -> list[Envelope]:
         objects, heads = self.pipeline.objects, ReadAhead()
         reader = self.pipeline.readers[self.contract.metadata_extract.reader]
-        # A folder makes nobody wait, so nothing is kept of its files.
-        wanted = reader.first_bytes if objects.remote else 0
+        # Reads from a local folder are fast, so its first bytes are not kept.
+        first_bytes = reader.first_bytes if objects.remote else 0
         self.read_ahead[self.dataset] = heads
 
         def check(unit: Envelope) -> Envelope:
             handle = objects.open(self.contract, unit.object_uri)
-            checked = integrity_check(unit, contract=self.contract, handle=handle, first_bytes=wanted)
-            if wanted:
+            checked = integrity_check(unit, contract=self.contract, handle=handle, first_bytes=first_bytes)
+            if first_bytes:
                 heads.keep(unit.object_uri, checked.actual_etag, handle.first)
             return unit.evolve(integrity=checked)
 
@@ -114,7 +114,7 @@ class MetadataExtract(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         grammar = self.pipeline.registry.grammars[self.dataset]
-        # Here, because what is sensitive must not even be stored, and what is refused must not be registered.
+        # Applied here, because sensitive metadata must not be stored and refused units must not be registered.
         rules = rules_of(self)
         objects, heads = self.pipeline.objects, self.read_ahead.pop(self.dataset, ReadAhead())
 
@@ -134,8 +134,8 @@ class MetadataExtract(ChainNode):
                 readers=self.pipeline.readers,
                 open_sidecar=lambda suffix: objects.open_sidecar(self.contract, unit.object_uri, suffix),
             )
-            found = unit.evolve(metadata=metadata)
-            return found if rules is None else rules.applied(found)
+            extracted = unit.evolve(metadata=metadata)
+            return extracted if rules is None else rules.applied(extracted)
 
         def fail(unit: Envelope, error: Exception) -> Envelope:
             return unit.evolve(metadata=metadata_unreadable(self.contract, error))
@@ -203,7 +203,7 @@ class StacRegister(EffectNode):
 
     @override
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:
-        """Put back what stood in the catalog before this run."""
+        """Restore the catalog's Items from before this run."""
         undone = self.pipeline.catalog.undo(self.dataset, self.run_id, tx=tx)
         return {name: len(getattr(undone, name)) for name in ("restored", "removed", "superseded")}
 
@@ -212,24 +212,24 @@ class StacRegister(EffectNode):
         return {
             unit.wal_id: f"{unit.stac.item_id} {unit.stac.content_sha256}".encode()
             for unit in batch
-            # What a newer unit kept out of the catalog says nothing of its own.
+            # An Item that a newer unit kept out of the catalog is not a result of this run.
             if unit.stac and unit.stac.write_status is not StacStatus.FAILED and not unit.stac.superseded
         }
 
     @override
     def rerun(self) -> Results:
-        """Build the Items and keep what they say, not them."""
+        """Build the Items and return their hashes only."""
         grammar = self.pipeline.registry.grammars[self.dataset]
-        found: dict[WalId, bytes] = {}
+        results: dict[WalId, bytes] = {}
         for unit in self.received:
             if may_register(unit):
                 with suppress(NoItemError):
                     item = stac_register(unit, contract=self.contract, grammar=grammar)
-                    found[unit.wal_id] = f"{item.item_id} {item.content_sha256}".encode()
-        return found
+                    results[unit.wal_id] = f"{item.item_id} {item.content_sha256}".encode()
+        return results
 
     def verify(self, made: list[Envelope], /) -> None:
-        """Read the Items back. Raises KfmError when one is not there as written."""
+        """Read the Items back. Raises KfmError if one is missing or differs."""
         self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in made if unit.stac])
 
     @override
@@ -268,14 +268,14 @@ class ProvenanceEmit(EffectNode):
 
     @override
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:
-        """Withdraw what this run has told; nothing of it is deleted."""
+        """Withdraw this run's lineage; the events are not deleted."""
         reason = f"{self.kind} was rolled back"
         withdrawn = self.pipeline.lineage.invalidate(run_id=self.run_id, contract=self.contract, reason=reason, tx=tx)
         return {"withdrawn": withdrawn}
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the units of which nothing could be told."""
+        """Count the units whose lineage could not be emitted."""
         return _summary([bool(unit.provenance.issues) for unit in batch if unit.provenance])
 
 
@@ -288,7 +288,7 @@ class Settle(ChainNode):
     description = "The final status of every claimed unit; its message is deleted when all its units are terminal."
     did = ("settled", "unit")
     follows = ProvenanceEmit
-    # The partition is looked at once in a run, when all of it is known.
+    # A run checks its partition once, when all its units are known.
     required_gates = (Gate.G6,)
 
     report: SettleReport = field(default_factory=SettleReport)
@@ -302,7 +302,7 @@ class Settle(ChainNode):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count how the units ended."""
+        """Count the units by outcome."""
         report = self.report
         failed = len(report.failed) + len(report.quarantined)
         return ValidationSummary(
@@ -320,7 +320,7 @@ class Settle(ChainNode):
 
     @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Let the messages go whose units are all terminal, and follow."""
+        """Delete the messages whose units are all terminal, and bring the followers up to date."""
         if self.report.mismatched:
             first = ", ".join(self.report.mismatched[:MISMATCHES_NAMED])
             _LOG.error(
@@ -345,5 +345,5 @@ def operators() -> tuple[str, ...]:
 
 
 def _summary(failures: Sequence[bool]) -> ValidationSummary:
-    """Count the units that the node worked on, each given as whether it failed here."""
+    """Count the units of the node; `failures` has for each whether it failed here."""
     return ValidationSummary(checks=len(failures), passed=len(failures) - sum(failures), failed=sum(failures))
