@@ -1,9 +1,9 @@
-"""Evidence: collecting what a person needs to judge each quarantined unit, once for each quarantine (BEY-06).
+"""Evidence: collect the facts for a person's decision on each quarantined unit, once per quarantine (BEY-06).
 
-What the unit left in the catalog without lineage is taken back first: a case without evidence is what is still to do.
-A bundle is stored under its hash before its case names it, so a process that dies in between leaves a file that nobody
-names and a case that the next collector takes. Belongs here: the one way in which evidence is collected and read again.
-Does not belong here: what stands in a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`).
+The collector first takes back the unit's Items without lineage; a case without evidence is still to do. It stores a
+bundle under its hash before the case names it: a crash in between leaves an unused file, and the next collection takes
+the case. Belongs here: collecting and reading evidence. Does not belong here: the content of a bundle
+(`evidence_bundle.py`), the cases (`ledger/cases.py`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from kfm_dagster.storage.s3 import Store
 
 FOLDER = "evidence"
 EDGE_BYTES = 512
-"""Bytes kept of each end of an object: every format of ours says in them what it is, and where it was cut off."""
+"""Bytes stored from each end of an object: in all our formats they show the format, and whether the object is cut."""
 LIMIT = 500
-"""Cases that one call collects at most; what is left is the next call's."""
+"""Limit of the cases of one call; the next call takes the rest."""
 BUDGET_SECONDS = 15.0
-"""A call begins no further part after this long: a store that does not answer must not hold up a tick of 60 s."""
+"""A call begins no further part after this time: a store that does not answer must not delay a tick of 60 s."""
 _PART = 50
 
 _OVERWRITTEN = frozenset({LedgerCode.STALE_EVENT.value, LedgerCode.SUPERSEDED.value})
@@ -56,11 +56,11 @@ class EvidenceCollector:
         self._bundles = evidence_bundles(pipeline.store)
 
     def collect(self, *, limit: int = LIMIT) -> int:
-        """Make the evidence of quarantined units that have none, oldest first; return the number of bundles.
+        """Collect evidence of quarantined units without it, oldest first; return the number of bundles.
 
-        Never raises for what a store does: a landing zone or artifact store that does not answer leaves the cases to
-        the next call, as an Item that cannot be taken back leaves its case; an object that cannot be read is what the
-        evidence says. What cannot be made of one case's message or object is left out with a note (SEC-12).
+        Does not raise for a store's failure. If the landing zone or artifact store does not answer, the next call takes
+        the cases, and so for a case with an Item that cannot be taken back; the evidence notes an object that cannot be
+        read. An error in one case's message or object leaves out both, with a note (SEC-12).
         """
         due = self._cases.due(limit=limit)
         end = time.monotonic() + BUDGET_SECONDS
@@ -76,12 +76,12 @@ class EvidenceCollector:
         return collected
 
     def _without_orphans(self, part: Sequence[DueCase]) -> Sequence[DueCase]:
-        """Take back the units' Items without lineage; return the cases of units that have no Item any more."""
+        """Take back the units' Items without lineage; return the cases without a remaining one."""
         try:
             take_back_orphans(self._pipeline, {case.wal_id for case in part})
         except CatalogUndoError as error:
             _LOG.warning("%s", error)
-            return [case for one in part if len(part) > 1 for case in self._without_orphans([one])]
+            return [case for single in part if len(part) > 1 for case in self._without_orphans([single])]
         return part
 
     def _collect(self, due: Sequence[DueCase]) -> int:
@@ -90,24 +90,24 @@ class EvidenceCollector:
             try:
                 observed = self._look(record, reason=case.reason)
                 content = bundle_of(case, record, history, found=observed, message=message)
-            except KfmError:  # of the deployment, so of every case
+            except KfmError:  # concerns the deployment, and so every case
                 raise
-            except Exception as error:  # of this case's message or object, so of no other case
-                shown = redacted_error(error)
-                _LOG.exception("the evidence of %s has no message and no object", record.wal_id, exc_info=shown)
+            except Exception as error:  # concerns this case's message or object only
+                redacted = redacted_error(error)
+                _LOG.exception("the evidence of %s has no message and no object", record.wal_id, exc_info=redacted)
                 note = found_object(ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
                 content = bundle_of(case, record, history, found=note, message=None)
             return self._bundles.put(content, suffix="json")
 
-        known = self._facts(due)
-        stored = self._pipeline.threads.concurrently(store, known)
-        return self._cases.attach(zip((case for case, *_ in known), stored, strict=True))
+        batch = self._facts(due)
+        stored = self._pipeline.threads.concurrently(store, batch)
+        return self._cases.attach(zip((case for case, *_ in batch), stored, strict=True))
 
     def _facts(self, due: Sequence[DueCase]) -> list[_Facts]:
         histories = self._cases.histories(case.wal_id for case in due)
-        # As it stood when it was quarantined, wherever the record is by now.
-        until = [(case, histories[case.wal_id][: case.version]) for case in due]
-        records = [(case, replay_history(history), history) for case, history in until]
+        # The state at the time of the quarantine, even if the record has changed since.
+        cases = [(case, histories[case.wal_id][: case.version]) for case in due]
+        records = [(case, replay_history(history), history) for case, history in cases]
         messages = self._messages([record for _, record, _ in records])
         return [(*known, messages.get(known[1].sqs_message_id or "")) for known in records]
 
@@ -119,22 +119,22 @@ class EvidenceCollector:
                 landed[digest] = {message.message_id: message for message in self._pipeline.landing.read(digest)}
             except ArtifactError as error:
                 landed[digest] = str(error)
-        found: dict[str, Announced] = {}
-        for name, delivery in deliveries.items():
+        messages: dict[str, Announced] = {}
+        for key, delivery in deliveries.items():
             batch = landed[delivery.landing]
             absent = "the landed batch does not hold the message"
-            found[name] = (delivery, batch if isinstance(batch, str) else batch.get(delivery.message_id, absent))
-        return found
+            messages[key] = (delivery, batch if isinstance(batch, str) else batch.get(delivery.message_id, absent))
+        return messages
 
     def _look(self, record: NoddWalRecord, *, reason: str) -> Mapping[str, Any]:
-        """Look at the object as it stands: its head, and both ends where they may be shown."""
+        """Return the object's present head, and both its ends where they may be shown."""
         if reason in _OVERWRITTEN:
             return found_object(ObjectState.OVERWRITTEN, why=reason)
         try:
             contract = self._pipeline.registry[record.dataset]
         except ContractError:
             return found_object(ObjectState.UNREADABLE, why="the dataset has no contract any more")
-        # Content stays out of evidence where governance or a sensitive area keeps it from people.
+        # Evidence has no content that governance or a sensitive area hides from people.
         shown = not (
             contract.governed
             or record.last_error_code == LedgerCode.GOVERNANCE_HARD_FAIL
@@ -143,7 +143,7 @@ class EvidenceCollector:
         try:
             handle = self._pipeline.objects.open(contract, record.object_uri)
             head, first = handle.probe(EDGE_BYTES) if shown else (handle.head(), b"")
-            # An object shorter than both ends is told by its first bytes and what follows them.
+            # For an object shorter than both ends, the last bytes begin after the first ones.
             start = max(head.size - EDGE_BYTES, len(first))
             last = handle.read(start, head.size - start) if shown and start < head.size else b""
         except ObjectReadError as error:
@@ -158,11 +158,11 @@ class EvidenceCollector:
 
 
 def evidence_bundles(store: Store) -> Artifacts:
-    """Return the bundles of a deployment's store."""
+    """Return the store of a deployment's bundles."""
     return Artifacts(store, folder=FOLDER)
 
 
 def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:
-    """Read a bundle back. Raises ArtifactError when it is gone or is not the one that was stored."""
+    """Read a bundle. Raises ArtifactError if it is missing or differs from its hash."""
     content: dict[str, Any] = orjson.loads(evidence_bundles(store).get(reference))
     return content

@@ -1,7 +1,7 @@
-"""Evidence bundles: what a person needs to judge a quarantined unit, as one JSON document (BEY-06).
+"""Evidence bundles: the facts for a person's decision on a quarantined unit, as one JSON document (BEY-06).
 
-Belongs here: the shape of a bundle, and what may not stand in it. Pure: the same facts give the same bytes. Does not
-belong here: finding the facts (`evidence.py`).
+Belongs here: the shape of a bundle, and its redaction. Pure: equal facts give equal bytes. Does not belong here:
+collecting the facts (`evidence.py`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kfm_dagster.storage.object_handle import ObjectHead
 
 KIND = "kfm.nodd.evidence/v1"
 MAX_BODY_CHARACTERS = 16_384
-"""A message of one record has about 2,000; the whole one, with the records of other units, stays in the landing zone,
-which the bundle names."""
+"""A message of one record has about 2,000. The landing zone, which the bundle names, has the whole message with the
+records of other units."""
 _DEPTH = 20
-"""An S3 event in a text in a notification is 8 levels deep; a message that is nested without end must not be walked."""
+"""Limit of nesting that a forged message cannot exceed: an S3 event in a text in a notification is 8 levels deep."""
 
 _NO_JSON_NUMBER = 2**63
-"""orjson writes no greater integer, and a message that holds one must not keep its unit from its evidence."""
+"""orjson refuses integers from here on; such a number in a message must not prevent its unit's evidence."""
 
 _COLUMNS = ("integrity_status", "metadata_status", "stac_status", "provenance_status")
 _OPERATORS = dict(zip(_COLUMNS, OPERATORS, strict=True))
@@ -55,13 +55,13 @@ class ObjectState(StrEnum):
 
 
 Announced = tuple[AnnouncingMessage, SqsMessage | str]
-"""The message that announced a unit: its delivery, and as it was landed, or why the landing zone does not have it."""
+"""The message that announced a unit: its delivery, and the landed message or why it is missing."""
 
 
 def found_object(
     state: ObjectState, *, why: str | None = None, head: ObjectHead | None = None, first: bytes = b"", last: bytes = b""
 ) -> dict[str, Any]:
-    """Return what a bundle says of the object as found; `first` and `last` are its ends where they may be shown."""
+    """Return a bundle's entry of the object; `first` and `last` are its ends where they may be shown."""
     return {
         "state": state,
         "why": None if why is None else redact(why),
@@ -82,7 +82,7 @@ def bundle_of(
     found: Mapping[str, Any],
     message: Announced | None,
 ) -> bytes:
-    """Return the bundle as JSON text; `record` and `history` are those of the moment of the quarantine."""
+    """Return the bundle as JSON text; `record` and `history` are from the time of the quarantine."""
     key = record.object_uri.split("://", 1)[-1].split("/", 1)[-1]
     document = {
         "kind": KIND,
@@ -119,10 +119,10 @@ def bundle_of(
 
 
 def redacted(value: Any, *, spared: Collection[str] = ()) -> Any:
-    """Return a JSON value without credentials, e-mail addresses and signed URLs, JSON inside of texts too.
+    """Return a JSON value without credentials, e-mail addresses and signed URLs, also in JSON inside of texts.
 
-    `spared` are texts that stay as they are: an object's key may look like a token. After MAX_BODY_CHARACTERS the rest
-    is left out, which shows as an ellipsis.
+    `spared` texts stay unchanged: an object's key may look like a token. After MAX_BODY_CHARACTERS an ellipsis replaces
+    the rest.
     """
     return _Redaction(spared=spared).of(value, _DEPTH)
 
@@ -168,7 +168,7 @@ class _Redaction:
 
 
 def _is_secret(name: str) -> bool:
-    # The door's rules know secrets by their names in name=value.
+    # The rules of `redact` recognise secrets by their names in name=value.
     return redact(f"{name}=x") != redact(name) + "=x"
 
 
@@ -182,7 +182,7 @@ def _json_inside(text: str) -> Any:
 
 
 def _own_body(body: str, record: NoddWalRecord) -> Any:
-    """Return a message's JSON with only that record of it that announced the unit, which comes first."""
+    """Return a message's JSON with only the unit's own record, which comes first."""
     outer, payload, announced = _announced(body)
     if not announced:
         return outer
@@ -193,9 +193,9 @@ def _own_body(body: str, record: NoddWalRecord) -> Any:
 
 @lru_cache(maxsize=2)
 def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | None], Any]]:
-    """Open a message once for all its units: envelope (None: raw delivery), payload, and the records by object.
+    """Parse a message once for all its units: envelope (None: raw delivery), payload, and the records by object.
 
-    An object's records are named by its URI with their ETag; with None, it is the first of them.
+    The keys are the object's URI with the record's ETag, and the URI with None for its first record.
     """
     outer = _json_inside(body)
     enveloped = isinstance(outer, dict) and isinstance(outer.get("Message"), str)
@@ -209,7 +209,7 @@ def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | No
             uri = f"s3://{entry['s3']['bucket']['name']}/{unquote_plus(entry['s3']['object']['key'])}"
             version = str(entry["s3"]["object"].get("eTag")).strip('"')
         except (TypeError, KeyError, AttributeError):
-            continue  # it announced no unit
+            continue  # not a record of a unit
         announced.setdefault((uri, version), entry)
         announced.setdefault((uri, None), entry)
     rest = {name: value for name, value in payload.items() if name != "Records"}
@@ -217,9 +217,9 @@ def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | No
 
 
 def _failed_operator(record: NoddWalRecord) -> str | None:
-    """Name of the operator that the unit left the chain at; None where none complained (a lost worker, a person)."""
+    """Return the operator that failed the unit; None if none did (a lost worker, a person)."""
     if record.last_error_code == LedgerCode.GOVERNANCE_HARD_FAIL:
-        # Governance judges what metadata-extract has read; the reading itself went well.
+        # Governance refuses metadata after metadata-extract has read them without an error.
         return _OPERATORS["metadata_status"]
     return next((name for column, name in _OPERATORS.items() if getattr(record, column) == "failed"), None)
 

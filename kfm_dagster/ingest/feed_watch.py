@@ -1,9 +1,9 @@
-"""Feed watch: when the deployment looks whether something is missing, and what it notes down (BEY-05).
+"""Feed watch: when the deployment checks for missing data, and what it records (BEY-05).
 
-A run that settles notes its day, which costs no question: its gate G6 has counted the day already. Every hour somebody
-looks at the days whose hours have settled since, because what is missing starts no run. And while a sensor or a worker
-ticks, silences and drops are looked for by the newest announcements. Belongs here: when, and what is asked of the
-contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
+A settling run records its day without a query, because its gate G6 has counted the day. Every hour, a schedule checks
+the days with newly settled hours, because missing data start no run. And each tick of a sensor or worker checks the
+newest announcements for silences and drops. Belongs here: when to check, and against which contracts. Does not belong
+here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from kfm_dagster.stages.gates.subject import PartitionFacts
 from kfm_dagster.storage.database import Transaction
 
 DAYS_BACK = 8
-"""Days in which an hour that nobody has looked at yet is looked at, and an open hole is looked at again."""
+"""Number of days in which unchecked hours are checked, and open holes checked again."""
 NO_FEED = timedelta(minutes=5)
-"""How long nobody looks where no product is followed."""
+"""Pause between checks of a deployment that follows no product."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedReport:
-    """What an hourly look has found: gaps that are new or other than before, gaps closed, and days looked at."""
+    """The result of an hourly check: numbers of new or changed gaps, closed gaps, and checked days."""
 
     changed: int = 0
     closed: int = 0
@@ -43,7 +43,7 @@ class FeedReport:
 
 
 class FeedWatch:
-    """The feeds of a deployment that are followed. Nothing of a feed that is a sample can be missing."""
+    """The followed feeds of a deployment. A sample feed has no missing data."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -51,10 +51,10 @@ class FeedWatch:
         self._sampled = pipeline.settings.feed is FeedKind.SAMPLE
 
     def follow(self, contract: DatasetContract, units: Iterable[Envelope], tx: Transaction) -> None:
-        """Note since when the products of announced units are followed.
+        """Record since when the products of announced units are followed.
 
-        Since the first one began; but what is announced late, from a dead-letter queue perhaps, says nothing of the
-        time since: no hour is expected that had settled before anything came.
+        This is the start of the first unit; but a late announcement, for example from a dead-letter queue, proves
+        nothing about the time since: hours that had settled before the first announcement are not expected.
         """
         coverage = contract.coverage
         if coverage is None:
@@ -73,7 +73,7 @@ class FeedWatch:
     def record_day(
         self, contract: DatasetContract, facts: PartitionFacts, *, run_id: str | None = None
     ) -> tuple[int, int]:
-        """Note what a day lacks, and what it lacks no more; return how many gaps changed and how many closed."""
+        """Record a day's open and closed gaps; return how many changed and how many closed."""
         if contract.coverage is None:
             return 0, 0
         now = self.clock()
@@ -81,12 +81,12 @@ class FeedWatch:
         return self.gaps.record(contract.id, hours, at=now, run_id=run_id)
 
     def look(self) -> FeedReport:
-        """Look at the days of followed datasets whose hours have settled since the last look, and at those with holes.
+        """Check followed datasets' days with holes, or with hours that have settled since the last check.
 
-        Counts the arrivals of days that are over, too. Nothing is asked of datasets that nobody follows, or that are
-        switched off, nor where the feed is a sample.
+        Also counts the arrivals of past days. Skips datasets that are not followed or are switched off, and sample
+        feeds.
         """
-        changed = closed = looked = 0
+        changed = closed = checked = 0
         for contract, coverage, feeds in self._followed():
             until = settled_until(coverage, self.clock())
             days = self._days_to_look_at(contract, feeds, until)
@@ -94,17 +94,17 @@ class FeedWatch:
                 with self.gaps.database.snapshot() as view:
                     facts = partition_facts(contract, day.isoformat(), tx=view)
                 if facts is not None:
-                    new, over = self.record_day(contract, facts)
-                    changed, closed = changed + new, closed + over
+                    opened, ended = self.record_day(contract, facts)
+                    changed, closed = changed + opened, closed + ended
             self.gaps.looked(contract.id, until=until)
             self._count_arrivals(contract, feeds, until)
-            looked += len(days)
-        return FeedReport(changed=changed, closed=closed, days=looked)
+            checked += len(days)
+        return FeedReport(changed=changed, closed=closed, days=checked)
 
     def watch(self, due: datetime | None = None) -> datetime | None:
-        """Look for silences and drops once `due` is over (None: at once); return when the next one can come about.
+        """Check for silences and drops from `due` on (None: at once); return the time of the next check.
 
-        A deployment that follows nothing asks for its feeds every five minutes, and for nothing else.
+        A deployment that follows no product only queries its feeds, every five minutes.
         """
         now = self.clock()
         if self._sampled or (due is not None and now < due):
@@ -131,7 +131,7 @@ class FeedWatch:
         return now + pause
 
     def _followed(self) -> Iterator[tuple[DatasetContract, Coverage, Sequence[FollowedProduct]]]:
-        """Yield the datasets that are followed and on, with their products."""
+        """Yield the datasets that are followed and not switched off, with their products."""
         if self._sampled or not (feeds := self.gaps.feeds()):
             return
         off = KillSwitchPolicy.now(self._pipeline.ledger.switches)
@@ -151,7 +151,7 @@ class FeedWatch:
         return sorted({*new, *self.gaps.open_days(contract.id, since=earliest)})
 
     def _count_arrivals(self, contract: DatasetContract, feeds: Sequence[FollowedProduct], until: datetime) -> None:
-        """Count the past days that were not counted yet; a day without announcements is counted again."""
+        """Count past days that are not counted yet; a day without announcements is counted again."""
         last = until.date() - timedelta(days=1)
         first = max(last - timedelta(days=DAYS_BACK), min(feed.followed_since for feed in feeds).date())
         with self.gaps.database.snapshot() as view:

@@ -1,8 +1,8 @@
-"""Keeping what a run holds while a node works: its leases, and its messages out of sight (BEY-02).
+"""Heartbeat: renew a run's leases and hide its messages while a node works (BEY-02).
 
-A claim is taken from a run whose lease is over, and a message comes again when its visibility timeout is; both are
-shorter than the longest work. So a thread beside the work renews them, and ends with it. Belongs here: when to renew.
-Does not belong here: who may still write (fences, `ledger/leases.py`), which no renewal can replace.
+A run loses its claims when its lease expires, and messages come again after their visibility timeout; both are shorter
+than the longest work. So a thread beside the work renews them, and ends with it. Belongs here: when to renew. Does not
+belong here: permission to write (fences, `ledger/leases.py`), which a renewal does not replace.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ PART = 3
 """A lease is renewed three times in its life, so that one renewal may fail."""
 
 BATCH = 1_000
-"""Messages that are read and prolonged at a time."""
+"""Messages read and hidden at a time."""
 
 _log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Renews what a run holds: its leases at every tick, its messages once half of their timeout is over.
+    """Renews a run's leases at every tick, and hides its messages again after half of their timeout.
 
-    `attempts` are the units of the work, with the attempt that each was claimed with; without one there is no lease.
+    `attempts` has the units of the work with the attempt of their claims; units without one have no lease.
     """
 
     def __init__(self, pipeline: Pipeline, *, run_id: str, attempts: Mapping[WalId, int]) -> None:
@@ -52,7 +52,7 @@ class Heartbeat:
             yield
 
     def tick(self) -> None:
-        """Renew once. What goes wrong is logged: work that is not lost yet must not be lost by this."""
+        """Renew once. Failures are only logged: they must not end work whose claims are still held."""
         for name, renew in (("leases", self._renew_leases), ("messages", self._prolong_messages)):
             try:
                 renew()

@@ -1,9 +1,8 @@
-"""Switched off: what receiving and planning do while a kill switch is on, and how it is said (WAL-10).
+"""Kill switches at intake: what receiving and planning do while a switch is on, and how it is reported (WAL-10).
 
-Belongs here: which switches hold for a queue or a dataset, for how long a message may wait, what counts as on its way,
-and the sentences. Does not
-belong here: the switches themselves (`governance/switches.py`), and claims (`ledger/store.py`), which refuse by
-themselves.
+Belongs here: the switches of a queue or a dataset, how long its messages are hidden, the units in flight, and the
+sentences. Does not belong here: the switches themselves (`governance/switches.py`), and claims (`ledger/store.py`),
+which check the switches themselves.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KillSwitchPolicy:
-    """The switches that are on, by dataset; looked at once, so that one tick decides all alike."""
+    """The switches that are on, by dataset; read once, so that a tick applies one state."""
 
     engaged: Mapping[str, KillSwitch]
 
     @classmethod
     def now(cls, switches: KillSwitches) -> KillSwitchPolicy:
-        """Ask which switches are on."""
+        """Read the switches that are on."""
         with switches.database.snapshot() as tx:
             return cls(engaged=switches.engaged(tx=tx))
 
     def of(self, dataset: str) -> KillSwitch | None:
-        """Return the switch that holds for a dataset, or None; the one for all speaks before its own."""
+        """Return the switch of a dataset or None; the switch of all datasets comes before its own."""
         return self.engaged.get(EVERY_DATASET) or self.engaged.get(dataset)
 
     def of_queue(self, registry: ContractRegistry, queue: str) -> list[KillSwitch]:
-        """Return the switches by which everything that a queue brings is off; none when one dataset is on.
+        """Return the switches if all datasets of a queue are off; none if one of them is on.
 
-        A queue that no contract names may bring any dataset that a topic announces.
+        A queue that no contract names may have messages of any dataset with a topic.
         """
         announced = [contract for contract in registry if contract.notifications.topics]
-        fed = [contract.id for contract in announced if contract.queue.name == queue] or [c.id for c in announced]
-        found = [switch for dataset in fed if (switch := self.of(dataset)) is not None]
-        if len(found) < len(fed):
+        datasets = [contract.id for contract in announced if contract.queue.name == queue] or [c.id for c in announced]
+        switches = [switch for dataset in datasets if (switch := self.of(dataset)) is not None]
+        if len(switches) < len(datasets):
             return []
-        return list({switch.dataset: switch for switch in found}.values())
+        return list({switch.dataset: switch for switch in switches}.values())
 
     def hidden_seconds(self, dataset: str, *, now: datetime) -> int | None:
-        """Return for how long a message of the dataset should stay out of sight, or None when the dataset is on.
+        """Return the seconds for which a message of the dataset should be hidden, or None if the dataset is on.
 
-        Until the switch expires, and no longer than SQS hides a message: what comes back earlier than it must only uses
-        up the receives after which the redrive policy takes it.
+        Until the switch expires, up to SQS's limit: a message that comes back earlier only uses up receives, after
+        which the redrive policy moves it to the DLQ.
         """
         switch = self.of(dataset)
         if switch is None:
@@ -63,7 +62,7 @@ class KillSwitchPolicy:
         return min(MAX_VISIBILITY_SECONDS, max(0, ceil((switch.expires_at - now).total_seconds())))
 
     def sentences(self) -> str:
-        """Say of every switch that is on what `sentence` says of one."""
+        """Return the sentences of all switches that are on."""
         return "; ".join(sentence(switch) for switch in self.engaged.values())
 
 
@@ -71,7 +70,7 @@ ALL_ON = KillSwitchPolicy(engaged={})
 
 
 def sentence(switch: KillSwitch) -> str:
-    """Say which switch is on, who turned it, why, and until when."""
+    """Return a sentence on a switch that is on: who engaged it, when, why, and until when."""
     what = "every dataset is" if switch.dataset == EVERY_DATASET else f"{switch.dataset} is"
     change = f" ({switch.change_ref})" if switch.change_ref else ""
     until = f"until {switch.expires_at:%Y-%m-%d %H:%M} UTC" if switch.expires_at else "until somebody releases it"
@@ -82,9 +81,9 @@ def sentence(switch: KillSwitch) -> str:
 
 
 def units_in_flight(ledger: Ledger, lane: Lane, off: KillSwitchPolicy, *, today: date) -> int:
-    """Count the units of a lane that are on their way.
+    """Count the units in flight of a lane.
 
-    Units that wait for a switch or for their day do not count: they would hold up the others.
+    Units that wait for a switch or for their day do not count: they would block the others.
     """
     units = ledger.in_flight(lane, today=today)
     if not off.engaged:
@@ -98,7 +97,7 @@ def units_in_flight(ledger: Ledger, lane: Lane, off: KillSwitchPolicy, *, today:
 
 
 def refuse_switched_off(switches: KillSwitches, dataset: str) -> None:
-    """Raise RefusedError when the dataset is switched off."""
+    """Raise RefusedError if the dataset is switched off."""
     switch = KillSwitchPolicy.now(switches).of(dataset)
     if switch is not None:
         name = "all" if switch.dataset == EVERY_DATASET else dataset

@@ -1,8 +1,8 @@
-"""Maintenance: what the sensor `nodd_ledger` and workers do for the ledger besides ingesting.
+"""Maintenance: the ledger's housekeeping by the sensor `nodd_ledger` and by workers.
 
-What runs that died held and intended is given back first, before anything new is planned (WSM-11). Belongs here: the
-order. Does not belong here: who is dead (`defs/run_storage.py`, `worker/run_locks.py`), runs that failed
-(`rollback.py`), or what is run next (`plan.py`, `worker/resident.py`).
+The claims and intents of dead runs are released first, before new runs are planned (WSM-11). Belongs here: the order.
+Does not belong here: detecting dead runs (`defs/run_storage.py`, `worker/run_locks.py`), failed runs (`rollback.py`),
+or planning (`plan.py`, `worker/resident.py`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def look_after(
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
 ) -> Collection[tuple[str, str]]:
-    """Give back what dead runs held, let due retries in, acknowledge, watch feeds, publish lineage, follow.
+    """Release dead runs' claims, requeue due retries, acknowledge, watch feeds, publish lineage, update followers.
 
-    `dead` chooses from root run ids those that nobody works for. Returns (dataset, partition) of what is let in. A step
-    that fails is a warning, and the others are done (SEC-09). Raises the database's error: no step goes without it.
+    `dead` selects the dead ones of root run ids. Returns (dataset, partition) of the requeued units. A step that fails
+    gives a warning, and the others continue (SEC-09). Raises the database's error, because every step needs it.
     """
     due: dict[tuple[str, str], int] = {}
 
@@ -52,7 +52,7 @@ def look_after(
 
     def publish() -> None:
         if (failure := pipeline.lineage.flush()) is not None:
-            # Recorded events wait; ingestion does not.
+            # Recorded events are published later; ingestion continues.
             warn(failure)
 
     steps: dict[str, Callable[[], object]] = {
@@ -71,7 +71,7 @@ def look_after(
 
 
 def attempt(name: str, step: Callable[[], Result], warn: Callable[[str], None]) -> Result | None:
-    """Do a step; a failure is a warning, and None is returned. Raises the database's error: no step goes without it."""
+    """Run a step; after a failure, warn and return None. Raises the database's error, because every step needs it."""
     try:
         return step()
     except (SQLAlchemyError, DatabaseUnavailableError):
@@ -90,25 +90,25 @@ def give_back(
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
 ) -> None:
-    """Take back the claims of dead runs and of expired leases, the latter also when `dead` fails.
+    """Release the claims of dead runs and of expired leases, the latter even if `dead` fails.
 
-    `dead` chooses from root run ids those that nobody works for. What dead runs intended has failed; it is given up
-    once a later run has done the same node's work.
+    `dead` selects the dead ones of root run ids. Their pending intents fail, and are given up once a later run has done
+    the same node's work.
     """
-    without_claims: Collection[str] = ()
-    without_intents: Collection[str] = ()
-    without_stages: Collection[str] = ()
+    claim_runs: Collection[str] = ()
+    intent_runs: Collection[str] = ()
+    stage_runs: Collection[str] = ()
     try:
-        without_claims = dead(ledger.in_progress_runs())
-        without_intents = dead(intents.pending_runs())
-        without_stages = dead(lifecycle.store.unfinished_runs())
+        claim_runs = dead(ledger.in_progress_runs())
+        intent_runs = dead(intents.pending_runs())
+        stage_runs = dead(lifecycle.store.unfinished_runs())
     except Exception as error:
         warn(f"Dagster's run storage does not say which runs are dead: {error_text(error)}")
-    intents.fail_runs(without_intents)
-    lifecycle.close(without_stages)
+    intents.fail_runs(intent_runs)
+    lifecycle.close(stage_runs)
     intents.give_up_overtaken()
     with ledger.database.transaction() as tx:
-        report = ledger.release_lost(run_ids=without_claims, tx=tx)
+        report = ledger.release_lost(run_ids=claim_runs, tx=tx)
     if report.requeued or report.quarantined:
         warn(
             f"gave back {len(report.requeued)} units of dead runs or expired leases, "

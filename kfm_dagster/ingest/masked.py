@@ -1,7 +1,7 @@
-"""Masking in the chain: which rules a batch is held against, and what is written down of what they masked.
+"""Masking in the chain: the rules for a batch, and the log of their maskings.
 
-Belongs here: contract, sensitive areas and the secret of displacements, brought together for metadata_extract. Does not
-belong here: the rules (`governance/rules.py`), areas (`governance/areas.py`), or how a place is generalised.
+Belongs here: combining contract, sensitive areas and the secret of displacements for metadata_extract. Does not belong
+here: the rules (`governance/rules.py`), areas (`governance/areas.py`), or how a place is generalised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kfm_dagster.storage.database import Transaction
 
 
 def rules_of(node: ChainNode) -> Rules | None:
-    """Return the rules of governance as they are when the run claims its units; None where nothing can object."""
+    """Return the governance rules at the time of the run's claims; None if no rule can apply."""
     areas = load_areas(node.pipeline.settings)
     if not Rules.any_of(node.contract) and not areas.areas:
         return None
@@ -36,31 +36,31 @@ def rules_of(node: ChainNode) -> Rules | None:
 
 
 def masking_params(settings: Settings, contract: DatasetContract) -> dict[str, str]:
-    """Return what changes a result besides the contract: areas, and the secret of displacements; nothing without."""
+    """Return the parameters of a result besides the contract: areas and the secret of displacements, or none."""
     areas, masking = load_areas(settings), contract.governance.masking
     displaced = masking is not None and masking.method == "donut"
     return {"masking": areas.fingerprint(salt_of(settings))} if areas.areas or displaced else {}
 
 
 def record_maskings(node: ChainNode, made: Sequence[Envelope], tx: Transaction) -> None:
-    """Write the decisions behind what was masked into the governance log, once in a run."""
+    """Write the decisions behind a batch's maskings into the governance log, once per run."""
     log = node.pipeline.ledger.log
     maskings = list(_maskings(node, made))
-    # A run that is executed again may compute what it had computed: it is the same decision.
+    # A re-execution of the run may compute the batch again: it is the same decision.
     if maskings and not log.holds(GovernanceAction.MASK, dataset=node.dataset, run_id=node.run_id, tx=tx):
-        for masking, masked in maskings:
-            details = {"run_id": node.run_id, "partition": node.partition, **masked}
+        for masking, counts in maskings:
+            details = {"run_id": node.run_id, "partition": node.partition, **counts}
             MaskingDecision.declared(masking, dataset=node.dataset).record(log, tx=tx, details=details)
 
 
 def _maskings(node: ChainNode, made: Sequence[Envelope]) -> Iterator[tuple[Masking, dict[str, Any]]]:
-    """Yield each masking of a batch, the contract's or else those of areas, and what it masked."""
+    """Yield each masking of a batch, the contract's or else the areas', and the count of masked units."""
     extracted = [unit.metadata.stac_properties for unit in made if unit.metadata]
     if (masking := node.contract.governance.masking) is not None:
         if extracted:
             yield masking, {"units": len(extracted)}
         return
     for area in load_areas(node.pipeline.settings):
-        decided = MaskingDecision.declared(area.masking, dataset=node.contract.public_id).as_json()
-        if units := sum(properties.get(MASKING_DECISION) == decided for properties in extracted):
+        decision = MaskingDecision.declared(area.masking, dataset=node.contract.public_id).as_json()
+        if units := sum(properties.get(MASKING_DECISION) == decision for properties in extracted):
             yield area.masking, {"area": area.name, "units": units}

@@ -1,7 +1,7 @@
-"""A node: what each of the chain's nodes shares - its dataset, partition and run, and what it holds while it works.
+"""Base classes of the chain's nodes: dataset, partition and run, gates, and the heartbeat during work.
 
-Belongs here: what a step declares, and the defaults of the run contract's protocol. Does not belong here: what a node
-does (`discovery.py`, `nodes.py`).
+Belongs here: a step's declarations, and the defaults of the run contract's protocol. Does not belong here: the work of
+a node (`discovery.py`, `nodes.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kfm_dagster.telemetry.traces import traced
 
 UnitStep = Callable[[Envelope], Envelope]
 Results = Mapping[WalId, bytes]
-"""Primary key of a unit > what a stage made of it, as bytes that are equal where the results are."""
+"""A stage's results by the units' primary keys, as bytes that are equal for equal results."""
 
 _LOG = logging.getLogger(__name__)
 _SILENT = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE.value, MetadataIssue.STORAGE_UNAVAILABLE.value})
@@ -112,12 +112,12 @@ class ChainNode(StageNode):
 
     @override
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        """Judge a batch by the gates that its maker is held against; the others have nothing to look at."""
+        """Evaluate a batch by its maker's gates; other gates have nothing to check."""
         maker = type(self) if of == self.kind or self.follows is None else self.follows
-        # What the first node has claimed is known when it is committed, and judged by the next one.
-        mine = maker.required_gates or (() if of == self.kind else (Gate.G1,))
-        asked = evaluate(self._subject(batch, maker, mine), gates=mine) if mine else ()
-        return of_every_gate(asked, maker=maker.operator)
+        # The first node's claims are known at its commit, so that the next node evaluates them.
+        required = maker.required_gates or (() if of == self.kind else (Gate.G1,))
+        verdicts = evaluate(self._subject(batch, maker, required), gates=required) if required else ()
+        return of_every_gate(verdicts, maker=maker.operator)
 
     def _subject(self, batch: Sequence[Envelope], maker: type[ChainNode], gates: Collection[Gate]) -> Subject:
         facts: dict[str, Any] = {}
@@ -169,8 +169,8 @@ class ChainNode(StageNode):
 
     @override
     def unlocked(self) -> str | None:
-        judged = self.pipeline.calibration.decided(self.contract, self.pipeline.objects)
-        return None if judged.locked else judged.reason
+        decision = self.pipeline.calibration.decided(self.contract, self.pipeline.objects)
+        return None if decision.locked else decision.reason
 
     @override
     def context(self) -> Mapping[str, Any]:
@@ -180,7 +180,7 @@ class ChainNode(StageNode):
     def params(self) -> Mapping[str, Any]:
         # Any change of the contract may change the result.
         contract = hashlib.sha256(self.contract.model_dump_json().encode()).hexdigest()
-        # Named where it is not as ever, so that what earlier releases applied is the same content.
+        # Only for a sample feed, so that the content of earlier releases has the same hash.
         sampled = {"feed": FeedKind.SAMPLE.value} if self.sampled and Gate.G6 in self.required_gates else {}
         return {"partition": self.partition, "contract_sha256": contract, **sampled}
 
@@ -190,28 +190,28 @@ class ChainNode(StageNode):
         return Heartbeat(self.pipeline, run_id=self.run_id, attempts=attempts).keeping()
 
     def each(self, step: UnitStep) -> list[Envelope]:
-        """Take a step with every unit, on as many threads as read at once; in the batch's order."""
+        """Apply a step to every unit on the reading threads; return the results in the batch's order."""
         step = traced(self.operator, step, dataset=self.public)
         return self.pipeline.threads.concurrently(step, self.received)
 
     def results(self, batch: Sequence[Envelope]) -> Results:
-        """Return what the node made of each unit: its section."""
-        made = ((unit.wal_id, getattr(unit, self.section)) for unit in batch) if self.section else ()
-        return {wal_id: orjson.dumps(one, option=orjson.OPT_SORT_KEYS) for wal_id, one in made if one is not None}
+        """Return each unit's result: the node's section."""
+        parts = ((unit.wal_id, getattr(unit, self.section)) for unit in batch) if self.section else ()
+        return {wal_id: orjson.dumps(part, option=orjson.OPT_SORT_KEYS) for wal_id, part in parts if part is not None}
 
     def rerun(self) -> Results:
-        """Return what the node makes of its batch now, and leave nothing. Raises StoreSilentError.
+        """Return the results of repeating the node on its batch, without effects. Raises StoreSilentError.
 
-        A node whose `transform` leaves effects has another way.
+        Nodes whose `transform` leaves effects override it.
         """
-        made = self.transform()
-        for unit in made:
+        units = self.transform()
+        for unit in units:
             if any(issue.code in _SILENT for issue in unit.issues):
                 raise StoreSilentError(
                     observed=f"{unit.object_uri} cannot be read now",
                     next_step="try again when it answers (KFM_OBJECT_ROOT, AWS_ENDPOINT_URL); a demo's is kfm cloud",
                 )
-        return self.results(made)
+        return self.results(units)
 
 
 @dataclass(kw_only=True)
@@ -233,9 +233,9 @@ class EffectNode(ChainNode):
 
 
 def each_alone(step: UnitStep, *, fail: Callable[[Envelope, Exception], Envelope]) -> UnitStep:
-    """Return a step over one unit whose error is that unit's failure and no neighbour's (SEC-09).
+    """Return a step over one unit whose error fails that unit only (SEC-09).
 
-    An error of ours about anything but the object, a wrong contract for example, is of every unit and is raised.
+    A KfmError that is not about the object, for example about a wrong contract, concerns every unit and is raised.
     """
 
     def alone(unit: Envelope) -> Envelope:
@@ -253,6 +253,6 @@ def each_alone(step: UnitStep, *, fail: Callable[[Envelope, Exception], Envelope
 
 
 def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
-    """Yield the units in lists of that size, the last one shorter."""
+    """Yield the units in lists of `size` units; the last list may be shorter."""
     while chunk := list(islice(units, size)):
         yield chunk
