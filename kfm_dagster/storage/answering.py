@@ -1,7 +1,7 @@
-"""What a store of ours answers, in words: a refusal that a person has to mend, or an outage that passes by itself.
+"""Errors of our stores: refusals that a person must correct, and outages that pass.
 
-Belongs here: how errors of obstore are named, for every room that keeps files in a store, and whether one can be
-written to at all. Does not belong here: the providers' objects (`object_handle.py`), whose faults are their unit's.
+Belongs here: names for obstore's errors, for every room that keeps files in a store, and the check that a store takes
+files. Does not belong here: the providers' objects (`object_handle.py`), whose faults are those of their unit.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kfm_dagster.storage.objects import open_store
 from kfm_dagster.storage.s3 import NO_BUCKET, RedirectRefusedError, S3Bucket, reason
 
 PROBE = ".kfm-preflight"
-"""Empty object that shows that a bucket takes what is written: made once, and never written again."""
+"""Empty object that proves that a bucket can be written; created once and never overwritten."""
 
 _MEND = "correct {setting}, the bucket or its permissions"
 NO_ROOM = os.strerror(errno.ENOSPC)
-"""What a folder's file system says, in obstore's text, too."""
+"""Text of a full file system, also within obstore's text."""
 MISSING, REFUSED = "there is no such bucket", "the store refuses access"
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return why a store refuses, or None for an error that may pass by itself, and for a key that is not there."""
+    """Return why a store refuses; None for a missing key, and for errors that may pass."""
     if isinstance(error, (PermissionError, PermissionDeniedError, UnauthenticatedError)):
         return REFUSED
     if isinstance(error, RedirectRefusedError):
@@ -38,7 +38,7 @@ def refusal(error: BaseException) -> str | None:
 
 
 def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnavailableError:
-    """Return the error that says what a store of ours does not do; obstore's own text may hold URLs that are signed."""
+    """Return an error naming a store's failure, without obstore's text: it may hold signed URLs."""
     if (why := refusal(error)) is not None:
         mend = error.next_step if isinstance(error, RedirectRefusedError) else _MEND.format(setting=setting)
         return StoreAccessError(f"{what} cannot be used", observed=why, next_step=mend)
@@ -51,10 +51,10 @@ def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnava
 
 @contextmanager
 def answering(what: str, setting: str) -> Iterator[None]:
-    """Name what a store of ours does not do. `setting` is the variable that chooses the store.
+    """Translate the errors of a store of ours. `setting` is the variable that chooses the store.
 
-    Raises StoreAccessError where it refuses, and DependencyUnavailableError where it does not answer. That a key is
-    there already, or is not, is the caller's to know.
+    Raises StoreAccessError where it refuses, and DependencyUnavailableError where it does not answer. Errors about an
+    existing or a missing key pass through to the caller.
     """
     try:
         yield
@@ -69,9 +69,9 @@ def answering(what: str, setting: str) -> Iterator[None]:
 
 
 def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: bool = False) -> None:
-    """Raise StoreAccessError or DependencyUnavailableError where a folder or s3://bucket/prefix takes no file.
+    """Refuse a folder or s3://bucket/prefix that takes no file. Raises as `answering` does.
 
-    A folder is not made, and nothing is left in it; a bucket keeps one empty object, unless it is to `leave_nothing`.
+    A folder is not created, and no file is left in it; a bucket keeps one empty object, unless with `leave_nothing`.
     """
     named = f"{what} {location}"
     with answering(named, setting):
@@ -87,7 +87,7 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
         try:
             store.get(PROBE, options={"head": True})
         except (FileNotFoundError, NotFoundError):
-            # A HEAD has no text that tells a bucket from a key, and the key has just been written.
+            # A HEAD's answer does not tell a missing bucket from a missing key, and the key has just been written.
             raise StoreAccessError(
                 f"{named} cannot be used",
                 observed="what is written cannot be read",
@@ -97,9 +97,9 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
 
 def _try_folder(folder: Path, what: str, setting: str) -> None:
     try:
-        # Permissions alone do not tell: a file system may be full, or read-only.
-        there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-        tempfile.TemporaryFile(dir=there).close()
+        # Permissions are not enough: a file system may be full, or read-only.
+        existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise StoreAccessError(
             f"{what} cannot be used",

@@ -1,6 +1,7 @@
-"""Artifacts: immutable, content-addressed blobs under the storage URL (`<folder>/<aa>/<sha256>.<suffix>`).
+"""Artifacts: immutable, content-addressed blobs under the storage URL.
 
-A blob is written before the transaction that names it; one that no record names is an orphan and harmless.
+Their paths are `<folder>/<aa>/<sha256>.<suffix>`. A blob is written before the transaction that names it; a blob
+without a record is a harmless orphan.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _answering = partial(answering, "the store of artifacts", "KFM_STORAGE_URL")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactReference:
-    """Where a blob stands (relative to the storage URL) and what it holds."""
+    """Path of a blob (relative to the storage URL) and the digest of its content."""
 
     uri: str
     sha256: str
@@ -49,7 +50,7 @@ class Artifacts:
         return ArtifactReference(uri=path, sha256=digest)
 
     def get(self, reference: ArtifactReference) -> bytes:
-        """Return the bytes. Raises ArtifactError when they are gone or are not the ones that were stored."""
+        """Return the bytes. Raises ArtifactError when the blob is gone or is not as it was stored."""
         try:
             with _answering():
                 content = bytes(self._store.get(reference.uri).bytes())
@@ -58,17 +59,17 @@ class Artifacts:
                 observed=f"{reference.uri} is gone",
                 next_step="run the node again in a new run; kfm retention plan says how long outputs are kept",
             ) from None
-        found = hashlib.sha256(content).hexdigest()
-        if found != reference.sha256:
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != reference.sha256:
             raise ArtifactError(
-                observed=f"{reference.uri} has sha256 {found}",
+                observed=f"{reference.uri} has sha256 {digest}",
                 expected=reference.sha256,
                 next_step="run the node again",
             )
         return content
 
     def has(self, reference: ArtifactReference) -> bool:
-        """Tell whether there is such a blob, by its head. Raises as `put` does."""
+        """Tell whether the blob exists, by a HEAD request. Raises as `put` does."""
         try:
             with _answering():
                 self._store.get(reference.uri, options={"head": True})

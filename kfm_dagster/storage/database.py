@@ -26,37 +26,37 @@ from kfm_dagster.storage.statements import Migration, migrations, typed_statemen
 from kfm_dagster.storage.text import json_value, parameter
 
 BUSY_TIMEOUT_SECONDS = 60
-"""How long a SQLite writer waits for another one; a batch's transaction takes well under a second."""
+"""Time that a SQLite writer waits for another one; a batch's transaction takes well under a second."""
 SQLITE_CACHE_KIB = 16 * 1024
-"""Page cache of a connection: a batch touches an index page for nearly every unit (ids are random), which is more than
-SQLite's 2 MiB, so pages would be written and read again within the transaction."""
+"""Page cache of a connection: a batch touches an index page for nearly every unit (ids are random), more than SQLite's
+default of 2 MiB holds, so pages would be written and read again within the transaction."""
 SQLITE_CHECKPOINT_PAGES = 4_000
-"""Pages (4 KiB) that the write-ahead log holds before a commit copies them into the database: a batch of a thousand
-changes more than SQLite's 1,000, so each of its commits would wait for the copy."""
+"""Pages (4 KiB) in the write-ahead log before a commit copies them into the database: a batch of a thousand units has
+more than SQLite's default of 1,000, so each of its commits would wait for the copy."""
 NO_DATABASE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
-"""Result codes of SQLite by which a file is none of its databases, or one that lost its form."""
+"""Result codes of SQLite for a file that is not a database, or is corrupt."""
 NO_ROOM = frozenset({"53100", sqlite3.SQLITE_FULL})
 """Codes of a full disk: PostgreSQL's (appendix A), and SQLite's, also of a database at its PRAGMA max_page_count."""
 AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "58030", sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
-"""Codes of a server that is stopped, not ready or has no connection left, and of a disk that fails."""
+"""Codes of a server that is stopped, not ready or out of connections, and of a failing disk."""
 MAKE_ROOM = "free some room where the database keeps its files"
 CONNECT_TIMEOUT_SECONDS = 10
 INSUFFICIENT_PRIVILEGE = "42501"
-"""PostgreSQL's code of a statement that the role may not execute (appendix A)."""
+"""PostgreSQL's code for a statement that the role may not execute (appendix A)."""
 LACKING = "the database role has not the rights that this release needs"
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that lets one process migrate at a time."""
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
-"""The path of a migration, which PostgreSQL's functions keep: temporary tables come first unless it names them, and a
-role's own would stand in for ours in the triggers."""
+"""The search path of a migration, which PostgreSQL's functions keep. Unless the path names temporary tables, they come
+first, and a role's own ones would replace ours in the triggers."""
 
 
 class Database:
-    """An open database whose schema is the one that this release knows."""
+    """An open database with the schema of this release."""
 
     def __init__(self, engine: sa.Engine, url: str = "") -> None:
         self.engine = engine
-        # As it was typed: a driver quotes it so, and what is secret in it is known by it.
+        # As it was typed: a driver quotes it so, and redaction takes its secrets from it.
         self._url = url or engine.url.render_as_string(hide_password=False)
 
     @classmethod
@@ -65,9 +65,9 @@ class Database:
 
         With `read_only` nothing is migrated, and the database refuses every write of these connections. A PostgreSQL
         role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError when
-        the database does not answer or lets this role do nothing, SchemaVersionError when its schema is newer than
-        this release or, for who does not migrate, older, NoLedgerError for looking where there is none, and
-        ConfigurationError where its folder cannot be made.
+        the database does not answer or gives this role no rights, SchemaVersionError when its schema is newer than
+        this release or, without migration, older, NoLedgerError for reading a database without a ledger, and
+        ConfigurationError where its folder cannot be created.
         """
         parsed = make_url(url)
         database = cls(_engine(parsed, read_only=read_only), url)
@@ -78,9 +78,9 @@ class Database:
                 database._check_schema()
         except DatabaseError as error:
             database.dispose()
-            if (refused := _unusable(url, error)) is None:
+            if (unusable := _unusable(url, error)) is None:
                 raise
-            raise refused from None
+            raise unusable from None
         except BaseException:
             database.dispose()
             raise
@@ -95,9 +95,9 @@ class Database:
     def transaction(self) -> Iterator[Transaction]:
         """Run one transaction: committed when the block ends, rolled back when it raises.
 
-        On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot. What
-        was given to `after_commit` runs once all is committed; what it raises is raised on. Raises
-        DatabaseUnavailableError where the database goes away or its disk is full.
+        On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot. The
+        `after_commit` callbacks run after the commit, and their exceptions propagate. Raises DatabaseUnavailableError
+        where the database goes away or its disk is full.
         """
         with self._answering():
             hit(Failpoint.DATABASE_BEGIN)
@@ -111,7 +111,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
-        """Run one read-only transaction; on SQLite it waits for no writer and holds none up.
+        """Run one read-only transaction; on SQLite it neither waits for writers nor blocks them.
 
         Raises DatabaseUnavailableError where the database goes away.
         """
@@ -121,7 +121,7 @@ class Database:
                 yield Transaction(connection)
 
     def schema(self) -> int:
-        """Return the number of the newest migration that the database has had."""
+        """Return the number of the newest applied migration."""
         with self.snapshot() as tx:
             return max(int(row.number) for row in tx.run("schema.applied"))
 
@@ -131,7 +131,7 @@ class Database:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Name an outage in one line, without the statement that met it and what it held."""
+        """Name an outage in one line, without the failed statement and its values."""
         try:
             yield
         except DBAPIError as error:
@@ -157,7 +157,7 @@ class Database:
 
     @staticmethod
     def _applied(tx: Transaction) -> dict[int, tuple[str, str]]:
-        """Return what `_recorded` does, and nothing where there is no table."""
+        """Return the migrations as `_recorded` does; empty without the table."""
         return _recorded(tx) if sa.inspect(tx.connection).has_table("schema_version") else {}
 
     def _look_at_schema(self) -> None:
@@ -188,15 +188,15 @@ class Transaction:
         self.committed: list[Callable[[], None]] = []
 
     def after_commit(self, write: Callable[[], None]) -> None:
-        """Do this once the transaction is committed: what stands elsewhere must not tell of what was rolled back.
+        """Call `write` after the commit, so that no write elsewhere describes a rolled-back change.
 
-        A process that dies in between never does it, so somebody must notice that it was not done.
+        A process that dies in between never calls it, so the caller must be able to detect the missing write.
         """
         self.committed.append(write)
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """Run a part that is rolled back alone when it raises, and with it what it would do after the commit."""
+        """Run a part that is rolled back alone when it raises, together with its after-commit calls."""
         before = len(self.committed)
         try:
             with self.connection.begin_nested():
@@ -208,13 +208,13 @@ class Transaction:
     def run(self, name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> CursorResult[Any]:
         """Execute one named statement; its rows have times in UTC and decoded JSON.
 
-        Parameters are encoded (`text.parameter`): times, lists and mappings as they are.
+        Parameters are encoded (`text.parameter`), so that times, lists and mappings can be passed as they are.
         """
         values = _encoded({**(parameters or {}), **more})
         return self.connection.execute(typed_statement(self.connection.dialect.name, name), values)
 
     def lock(self, name: str) -> None:
-        """Wait for every other transaction that has taken this lock; the next one waits for this one's end."""
+        """Take a named lock until the transaction ends, after every transaction that has it."""
         self.run("locks.take", lock=name).close()
 
     def rows(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> list[T]:
@@ -222,12 +222,12 @@ class Transaction:
         return [value_of(kind, row) for row in self.run(name, parameters, **more).mappings()]
 
     def row(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> T | None:
-        """Execute one named statement that gives one row or none, and build a value from it."""
+        """Execute one named statement of at most one row, and build a value from it."""
         row = self.run(name, parameters, **more).mappings().one_or_none()
         return None if row is None else value_of(kind, row)
 
     def run_many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Execute one named statement for many parameter sets; nothing happens for none."""
+        """Execute one named statement for many parameter sets; without any, do nothing."""
         batch = [_encoded(row) for row in rows]
         if batch:
             self.connection.execute(typed_statement(self.connection.dialect.name, name), batch)
@@ -257,12 +257,12 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
         # Python's sqlite3 would begin transactions by itself, deferred; ours begin IMMEDIATE in _begin.
         connection.isolation_level = None
         cursor = connection.cursor()
-        # The mode is the file's: who only looks finds it as it is.
+        # The journal mode belongs to the file; a reader leaves it as it is.
         cursor.execute("PRAGMA query_only = ON" if read_only else "PRAGMA journal_mode = WAL")
         # In WAL mode NORMAL survives a killed process; FULL is needed against power loss, and a commit is per batch.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
-        # Triggers ask whether they are on; a build of SQLite may not let a schema ask.
+        # Triggers query the foreign_keys pragma; some builds of SQLite do not let a schema do so.
         cursor.execute("PRAGMA trusted_schema = ON")
         cursor.execute(f"PRAGMA cache_size = -{SQLITE_CACHE_KIB}")
         cursor.execute(f"PRAGMA wal_autocheckpoint = {SQLITE_CHECKPOINT_PAGES}")
@@ -277,7 +277,7 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
 
 
 def _make_file(file: Path) -> None:
-    """Make a SQLite database's file and folder for this user alone; SQLite gives the journals the file's mode."""
+    """Create a SQLite file and folder for this user alone; the journals get the file's mode."""
     try:
         private_folder(file.parent)
     except OSError as error:
@@ -286,17 +286,17 @@ def _make_file(file: Path) -> None:
             observed=f"{file.parent}: {error.strerror}",
             next_step="correct KFM_HOME or KFM_WAL_DSN",
         ) from None
-    with suppress(OSError):  # what cannot be written to is for SQLite to say
+    with suppress(OSError):  # SQLite reports an unwritable file itself
         private_file(file)
 
 
 def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
-    """Return that the database is away or has no room, or None for what it refuses and for what passes by itself."""
+    """Return the error for a database that is away or full; None for refusals and conflicts."""
     code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
     observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
     if code in NO_ROOM:
         return DatabaseUnavailableError("the database's disk is full", observed=observed, next_step=MAKE_ROOM)
-    # What the driver says by itself, of a server that it does not reach or that is gone, has no code.
+    # The driver's own errors, about a server that is unreachable or gone, have no code.
     is_lost = error.connection_invalidated or (isinstance(error, OperationalError) and not code)
     if not (is_lost or code in AWAY) or is_conflict(error):
         return None
@@ -304,7 +304,7 @@ def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
 
 
 def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None:
-    """Return why nobody can work with this database, or None when something else is wrong."""
+    """Return why the database cannot be used, or None for any other error."""
     observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
     if isinstance(error, OperationalError):
         return DatabaseUnavailableError(observed=observed, next_step="start the database or correct KFM_WAL_DSN")
@@ -323,7 +323,7 @@ def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None
 
 
 def _check_rights(tx: Transaction, pending: Sequence[Migration], *, newest: int) -> None:
-    """Refuse a role that does not own the tables where the owner has something to do first. Raises KfmError."""
+    """Refuse a role that does not own the tables, if the owner must act first. Raises KfmError."""
     own = tx.run("roles.may_migrate").one()
     if own.may_migrate:
         return
@@ -354,12 +354,12 @@ def _apply(tx: Transaction, migration: Migration) -> None:
 
 
 def _recorded(tx: Transaction) -> dict[int, tuple[str, str]]:
-    """Return name and digest of each migration that the database has had, by number."""
+    """Return name and digest of each applied migration, by number."""
     return {row.number: (row.name, row.sha256) for row in tx.run("schema.applied")}
 
 
 def _pending(known: Sequence[Migration], applied: Mapping[int, tuple[str, str]]) -> list[Migration]:
-    """Return the migrations that the database has not had. Raises SchemaVersionError."""
+    """Return the migrations that are not applied yet. Raises SchemaVersionError."""
     if applied and (first := applied[min(applied)][0]) != known[0].name:
         raise SchemaVersionError(
             "the database was made before the first release, whose schema starts over",
@@ -393,6 +393,6 @@ def _digest(migration: Migration) -> str:
 
 
 def is_conflict(error: DBAPIError) -> bool:
-    """Tell whether another transaction got there first (lock timeout, serialisation failure, deadlock)."""
+    """Tell whether another transaction was first (lock timeout, failed serialisation, deadlock)."""
     code = getattr(error.orig, "pgcode", None)
     return code in {"40001", "40P01", "55P03"} or "database is locked" in str(error.orig)

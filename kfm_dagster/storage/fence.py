@@ -1,7 +1,7 @@
-"""Fences: who may still write for a unit, asked inside the transaction that writes.
+"""Fences: the check, inside the writing transaction, that a run may still write for a unit.
 
-Belongs here: the type that rooms without a ledger (catalog, lineage) take and the ledger gives. Does not belong here:
-how a claim is checked (`ledger/leases.py`).
+Belongs here: the type that rooms without a ledger (catalog, lineage) take and the ledger implements. Does not belong
+here: how a claim is checked (`ledger/leases.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.storage.database import Transaction
 
 Fence = Callable[[Transaction, Mapping[WalId, int]], Mapping[WalId, FenceIssue]]
-"""Given units with the attempt that each was claimed with, lock their claims until the transaction ends and return
-those that must not be written, with the reason; an empty mapping lets every unit through."""
+"""Takes units with the attempts of their claims, locks these claims until the transaction ends, and returns the units
+that must not be written, with the reason; an empty mapping permits every unit."""
 
 
 def open_fence(tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:  # noqa: ARG001, a Fence
-    """Let every unit through: for a catalog or a lineage store without a ledger."""
+    """Permit every unit, for a catalog or a lineage store without a ledger."""
     return {}

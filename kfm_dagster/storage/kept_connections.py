@@ -1,7 +1,7 @@
-"""An SQLAlchemy plugin by which a URL keeps its connections: `...?plugin=kfm_keep`.
+"""An SQLAlchemy plugin that keeps connections of a URL open: `...?plugin=kfm_keep`.
 
-Dagster opens a connection for each question to PostgreSQL, and each is a new process of the server. The plugin is
-SQLAlchemy's public way into `create_engine`, so `KFM_DAGSTER_DSN` decides, and no class of Dagster's is replaced.
+Dagster opens a connection for each query to PostgreSQL, and each is a new process of the server. A plugin is
+SQLAlchemy's public way into `create_engine`: `KFM_DAGSTER_DSN` decides, and no class of Dagster is replaced.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL, CreateEnginePlugin
 from sqlalchemy.pool import QueuePool
 
 IDLE_CONNECTIONS = 1
-"""Of an engine; threads that ask at the same moment have connections that are closed afterwards."""
+"""Idle connections of an engine; concurrent threads get further ones, which are closed afterwards."""
 
 
 class KeptConnections(CreateEnginePlugin):

@@ -1,7 +1,7 @@
-"""One SQL text for both databases: the macros of `sql/`, and what each stands for on SQLite and on PostgreSQL.
+"""One SQL text for both databases: the macros of `sql/`, as SQLite's and PostgreSQL's text.
 
-A macro is `@name` or `@name(argument, ...)`; arguments may hold macros. It stands for text, never for a value: values
-are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: reason` is of that database alone.
+A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. It stands for text, never for a value:
+values are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: reason` is for that database alone.
 
 | macro | stands for |
 |---|---|
@@ -32,16 +32,16 @@ are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: re
 | | ON CONFLICT passes over it |
 | `@returned(r.a, ...)` | the list behind RETURNING, which in SQLite names no relation |
 | `@sha256(t)`, `@hexadecimal(t)`, `@word(t)`, `@is_day(t)`, `@rfc3339(t)` | whether a text has this form (null has) |
-| `@sqlite(...)` | a part of a statement that is of SQLite alone; its reason stands beside it |
+| `@sqlite(...)` | a part of a statement for SQLite alone, with its reason beside it |
 | `@pairs(r, a, ...)` | `'a', r.a, ...` for an object of JSON |
 | `@changed(a, ...)` | whether an update changes one of these columns |
-| `@refuse(trigger, EVENT ON t, rule, when, ...)` | a trigger that refuses rows of which all conditions hold. The |
+| `@refuse(trigger, EVENT ON t, rule, when, ...)` | a trigger that refuses rows for which all conditions hold. The |
 | | rule is a name, or `name: id: state` for the words `name: id: from > to` |
 | `@after(trigger, EVENT ON t, when, statement)` | a trigger that follows a row with a statement |
 | `@kept(t, rule, (key), ...)` | no row is deleted, nor replaced by another of the same key |
 | `@append_only(t, rule, (key), ...)` | as `@kept`, and no row is changed |
-| `@not_replaced(t, rule, (key), ...)`, `@not_truncated(t, rule)` | these parts of it alone |
-| `@not_repeated(t, (key))` | as `@not_replaced`, but what repeats a row is passed over in silence |
+| `@not_replaced(t, rule, (key), ...)`, `@not_truncated(t, rule)` | only these parts of `@kept` |
+| `@not_repeated(t, (key))` | as `@not_replaced`, but a repeated row is skipped silently |
 
 Why not a library: see ADR 022. Does not belong here: which statements there are (`statements.py`).
 """
@@ -53,7 +53,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kfm_dagster.errors import ConfigurationError
 
-_TEXTS = {  # of SQLite, of PostgreSQL
+_TEXTS = {  # SQLite's, PostgreSQL's
     "id": ("text", 'text COLLATE "C"'),
     "time": ("text", "timestamptz"),
     "json": ("text", "jsonb"),
@@ -105,7 +105,7 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "sqlite": ("$*", ""),
 }
 _PATH = "SET search_path FROM CURRENT"
-"""A role's temporary table comes before ours of its name, unless the path says otherwise (`database.py`)."""
+"""Without it a role's temporary table would hide ours of the same name (`database.py`)."""
 _TOKEN = re.compile(r"--[^\n]*|'[^']*'|@(?P<macro>[a-z_0-9]+)")
 _PUNCTUATION = re.compile(r"--[^\n]*|'[^']*'|[(),]")
 _PLACE = re.compile(r"\$(\d|\*)")
@@ -114,7 +114,7 @@ _COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
 
 
 def render(text: str, dialect: str) -> str:
-    """Return an SQL text with its macros replaced. Raises ConfigurationError for one that is unknown or not closed."""
+    """Replace the macros of a text. Raises ConfigurationError for an unknown or unclosed one."""
     if "@" not in text:
         return text
     rendered: list[str] = []
@@ -136,42 +136,42 @@ def render(text: str, dialect: str) -> str:
 def statements(text: str, dialect: str) -> list[str]:
     """Return the statements of a text for one database, rendered.
 
-    A statement ends at a `;` that ends a line which is not indented; bodies of functions and triggers are indented.
+    A statement ends at a `;` at the end of an unindented line; bodies of functions and triggers are indented.
     """
     parts = [part for part in _split(text) if only_for(part) in {None, dialect}]
     return [part for whole in parts for part in _split(render(whole, dialect)) if _COMMENT.sub("", part).strip()]
 
 
 def only_for(text: str) -> str | None:
-    """Return the database that a statement is for alone, or None."""
-    found = _ONLY.search(text)
-    return None if found is None else found[1]
+    """Return the only database that a statement is for, or None for both."""
+    match = _ONLY.search(text)
+    return None if match is None else match[1]
 
 
 def _split(text: str) -> Iterator[str]:
-    begun = ""
+    pending = ""
     for part in f"{text}\n".split(";\n"):
-        begun += part
-        if begun[begun.rfind("\n") + 1 :].startswith(" "):
-            begun += ";\n"  # within a body
+        pending += part
+        if pending[pending.rfind("\n") + 1 :].startswith(" "):
+            pending += ";\n"  # within a body
         else:
-            yield begun.strip()
-            begun = ""
+            yield pending.strip()
+            pending = ""
 
 
 def _arguments(text: str, start: int) -> list[str]:
     """Return the texts between the commas of the parenthesis that opens at `start`."""
-    depth, begin, found = 0, start + 1, list[str]()
+    depth, begin, arguments = 0, start + 1, list[str]()
     for token in _PUNCTUATION.finditer(text, start):
         if token[0] == "(":
             depth += 1
         elif token[0] == ")":
             depth -= 1
         if (depth == 1 and token[0] == ",") or depth == 0:
-            found.append(text[begin : token.start()])
+            arguments.append(text[begin : token.start()])
             begin = token.end()
         if depth == 0:
-            return found
+            return arguments
     raise ConfigurationError("a macro's parenthesis is not closed", observed=text[start : start + 80])
 
 
@@ -187,9 +187,9 @@ def _macro(name: str, arguments: Sequence[str], dialect: str) -> str:
         return f"({_row('NEW', arguments)}) IS DISTINCT FROM ({_row('OLD', arguments)})"
     if name not in _TEXTS:
         raise ConfigurationError("there is no such SQL macro", observed=f"@{name}")
-    given = ["".join(f"{argument}, " for argument in arguments)[:-2], *arguments]
+    texts = ["".join(f"{argument}, " for argument in arguments)[:-2], *arguments]
     text = _TEXTS[name][dialect == "postgresql"]
-    return _PLACE.sub(lambda place: given[0 if place[1] == "*" else int(place[1])], text)
+    return _PLACE.sub(lambda place: texts[0 if place[1] == "*" else int(place[1])], text)
 
 
 def _row(row: str, columns: Sequence[str]) -> str:
@@ -197,27 +197,27 @@ def _row(row: str, columns: Sequence[str]) -> str:
 
 
 def _refuse(dialect: str, trigger: str, event: str, rule: str, *conditions: str) -> str:
-    name, *who = rule.split(": ")
+    name, *columns = rule.split(": ")
     event = re.sub(r"OF \((.*)\) ON", r"OF \1 ON", event, flags=re.DOTALL)
     head = f"CREATE TRIGGER {trigger} BEFORE {event}\n"
     if dialect == "sqlite":
         when = f"WHEN {_all(conditions)}\n" if conditions else ""
-        # RAISE takes only a literal before SQLite 3.47, so a text with values comes from a JSON path: one that does not
-        # begin with $ is an error that quotes it. The RAISE behind it makes the statement abortable (rows that it
-        # changed earlier are restored) and speaks when the id is null.
-        words = f"    SELECT json_extract('{{}}', {_words(event, name, *who)});\n" if who else ""
+        # RAISE takes only a literal before SQLite 3.47, so a text with values comes from a JSON path: a path that does
+        # not begin with $ is an error that quotes it. The RAISE behind it makes the statement abortable (rows that it
+        # changed earlier are restored) and gives the error when the id is null.
+        words = f"    SELECT json_extract('{{}}', {_words(event, name, *columns)});\n" if columns else ""
         return f"{head}{when}BEGIN\n{words}    SELECT RAISE(ABORT, '{name}');\nEND;"
     cheap = [condition for condition in conditions if "SELECT" not in condition]
     when = f"FOR EACH ROW WHEN (\n    {_all(cheap)}\n)\n" if cheap else "FOR EACH ROW\n"
     if len(cheap) == len(conditions):
-        words = "', '".join((name, *who))
+        words = "', '".join((name, *columns))
         return f"{head}{when}EXECUTE FUNCTION kfm_refuse('{words}');"
-    # PostgreSQL takes no query in WHEN; a condition with one is asked by a function, once the others hold.
-    asked = _all([condition for condition in conditions if condition not in cheap])
-    words = _words(event, name, *who) if who else f"'{name}'"
+    # PostgreSQL takes no query in WHEN; a function evaluates such conditions, once the others hold.
+    queries = _all([condition for condition in conditions if condition not in cheap])
+    words = _words(event, name, *columns) if columns else f"'{name}'"
     return (
         f"CREATE FUNCTION {trigger}() RETURNS trigger LANGUAGE plpgsql {_PATH} AS $$\nBEGIN\n"
-        f"    IF\n        {asked}\n    THEN\n"
+        f"    IF\n        {queries}\n    THEN\n"
         f"        RAISE EXCEPTION '%', {words}\n"
         "            USING ERRCODE = 'check_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME;\n"
         f"    END IF;\n    RETURN {'OLD' if event.startswith('DELETE') else 'NEW'};\nEND\n$$;\n"
@@ -263,7 +263,7 @@ def _append_only(dialect: str, table: str, rule: str, *keys: str) -> str:
 
 
 def _not_truncated(dialect: str, table: str, rule: str) -> str:
-    # SQLite's DELETE without WHERE fires the triggers of rows, where there are any.
+    # SQLite's DELETE without WHERE fires existing row triggers.
     return "" if dialect == "sqlite" else _of_statement("TRUNCATE", f"{table}_is_not_truncated", table, rule)
 
 
@@ -276,12 +276,12 @@ def _not_replaced(dialect: str, table: str, rule: str, *keys: str) -> str:
     # SQLite's INSERT OR REPLACE deletes rows without a DELETE trigger.
     if dialect == "postgresql" or not keys:
         return ""
-    there = " OR ".join(_there(table, key) for key in keys)
-    return _refuse(dialect, f"{table}_is_not_replaced", f"INSERT ON {table}", rule, there)
+    repeats = " OR ".join(_there(table, key) for key in keys)
+    return _refuse(dialect, f"{table}_is_not_replaced", f"INSERT ON {table}", rule, repeats)
 
 
 def _not_repeated(dialect: str, table: str, key: str) -> str:
-    # The statements that write these tables say ON CONFLICT DO NOTHING; SQLite asks its triggers before that.
+    # The statements that write these tables have ON CONFLICT DO NOTHING; SQLite runs its triggers before that.
     if dialect == "postgresql":
         return ""
     return (
@@ -303,11 +303,11 @@ def _each(dialect: str, parameter: str, cast: str | None = None) -> str:
 
 
 def _batch(dialect: str, parameter: str, name: str, *columns: str) -> str:
-    named = [column.split() for column in columns]
+    pairs = [column.split() for column in columns]
     if dialect == "postgresql":
-        listed = ", ".join(f"{column} {_BATCH_TYPES.get(kind, kind)}" for column, kind in named)
+        listed = ", ".join(f"{column} {_BATCH_TYPES.get(kind, kind)}" for column, kind in pairs)
         return f"jsonb_to_recordset(CAST({parameter} AS jsonb)) AS {name} ({listed})"
-    listed = ", ".join(f"value {'->' if kind == 'json' else '->>'} '{column}' AS {column}" for column, kind in named)
+    listed = ", ".join(f"value {'->' if kind == 'json' else '->>'} '{column}' AS {column}" for column, kind in pairs)
     return f"(SELECT {listed} FROM json_each({parameter})) AS {name}"  # noqa: S608, text of a statement's file
 
 

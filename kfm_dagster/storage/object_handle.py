@@ -1,7 +1,7 @@
-"""One object of a bucket, read only by range: in an object store, or in a folder that stands for the bucket.
+"""One object of a bucket, read by range: in an object store, or in a folder in its place.
 
-Belongs here: the two handles, what they tell of an object, and how their failures are named. Does not belong here:
-which objects may be opened (`objects.py`) and what the bytes mean (`readers/`).
+Belongs here: the two handles, their heads of objects, and names for their failures. Does not belong here: which objects
+may be opened (`objects.py`) and what the bytes mean (`readers/`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SINGLE_PART_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectHead:
-    """What a store says of an object: size in bytes, ETag without quotes, media type, time of the last write (UTC)."""
+    """Head of an object: size in bytes, ETag without quotes, media type, last write (UTC)."""
 
     size: int
     etag: str | None
@@ -64,7 +64,7 @@ class UndeclaredObjectError(ObjectReadError):
 
 
 class ObjectHandle(Protocol):
-    """An open object, and a `readers.base.ByteSource`. Used by one thread. Every method raises ObjectReadError."""
+    """An open object (a `ByteSource`), for one thread. All methods raise ObjectReadError."""
 
     @property
     def uri(self) -> str:
@@ -81,7 +81,7 @@ class ObjectHandle(Protocol):
         ...
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """Head and first bytes in one request; later reads inside those bytes make none."""
+        """Head and first bytes in one request; later reads inside these bytes make none."""
         ...
 
     def read(self, start: int, length: int) -> bytes:
@@ -105,7 +105,7 @@ class RemoteObject:
     def __init__(
         self, store: Store, *, uri: str, key: str, size: int | None, etag: str | None, first: bytes = b""
     ) -> None:
-        """Make no request. `first` are the object's first bytes, where they are known."""
+        """Create the handle without a request. `first` are the object's first bytes, if known."""
         self._store = store
         self._key = key
         self._uri = uri
@@ -143,12 +143,12 @@ class RemoteObject:
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, "the store answers 416") from None
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """One ranged GET; an empty object, which has no range, costs a HEAD besides."""
+        """Probe by one ranged GET; an empty object, which has no range, costs a HEAD besides."""
         try:
             with request(self._uri, *_HEAD):
-                found = self._store.get(self._key, options={"range": (0, length)})
-                head = self._understood(found)
-                self._first = bytes(found.bytes())
+                answer = self._store.get(self._key, options={"range": (0, length)})
+                head = self._understood(answer)
+                self._first = bytes(answer.bytes())
         except _EmptyRangeError:
             head = self.head()
             if head.size > 0:
@@ -157,7 +157,7 @@ class RemoteObject:
         return head, self._first
 
     def read(self, start: int, length: int) -> bytes:
-        """One ranged GET of what is not among the first bytes that are known already, or none."""
+        """Read by one ranged GET of the bytes behind the known first bytes, or without a request."""
         stop = min(start + length, self.size)
         if start >= stop:
             return b""
@@ -179,7 +179,7 @@ class RemoteObject:
             raise OddAnswerError("no valid size")
         self._size = meta["size"]
         etag, content_type = meta["e_tag"], found.attributes.get("Content-Type")
-        # A weak one tells no bytes apart (RFC 9110, section 8.8.1), so no request may depend on it.
+        # A weak ETag does not identify bytes (RFC 9110, section 8.8.1), so no request may depend on it.
         self._etag = None if etag is None or etag.startswith("W/") else etag
         self._last_modified = meta["last_modified"] if meta["last_modified"] > NO_TIME else None
         return ObjectHead(
@@ -196,10 +196,10 @@ class _EmptyRangeError(Exception):
 
 @contextmanager
 def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
-    """Make a request between its two failpoints, and turn a store's errors and odd answers into ObjectReadError.
+    """Make a request between its failpoints; raise ObjectReadError for errors and odd answers.
 
-    The text of a client's error is dropped: it holds URLs, which may be signed. Whatever else the client raises is an
-    answer that it did not expect: an object of a neighbour must not fail with this one (SEC-09).
+    The text of a client's error is dropped: it contains URLs, which may be signed. Any other exception of the client is
+    an odd answer and becomes an ObjectReadError, too: neighbouring objects must not fail with this one (SEC-09).
     """
     try:
         hit(before)
@@ -232,7 +232,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
 
 @contextmanager
 def _span(failpoint: Failpoint) -> Iterator[None]:
-    """Trace a request within an operator's span; of an error its kind alone, for the same reason."""
+    """Trace a request within an operator's span; of an error only the type: its text has URLs."""
     if not trace.get_current_span().is_recording():
         yield
         return
@@ -250,7 +250,7 @@ def _span(failpoint: Failpoint) -> Iterator[None]:
 
 
 class FolderObject:
-    """A file ROOT/bucket/key as an object. Files are read whole by nobody, except small ones for their ETag."""
+    """A file ROOT/bucket/key as an object. Only small files are read whole, for their ETag."""
 
     def __init__(self, root: Path, *, uri: str, bucket: str, key: str) -> None:
         self._uri = uri
@@ -301,7 +301,7 @@ class FolderObject:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, os.stat_result]]:
-        """Open for reading, refusing what leaves the bucket's folder (a symbolic link) and what is no regular file."""
+        """Open for reading; refuse links out of the bucket's folder, and anything but regular files."""
         if not is_inside(self._path, self._bucket_root):
             raise UndeclaredObjectError(self._uri, "the file is outside the folder that stands for the bucket")
         try:
@@ -321,12 +321,12 @@ class FolderObject:
 
 
 def is_inside(path: str, folder: Path) -> bool:
-    """Tell whether a resolved path is the folder or below it; the folder's own last part is taken as written."""
+    """Tell whether a resolved path is in the folder, whose own last part is taken as written."""
     return Path(path).is_relative_to(folder)
 
 
 def file_etag(path: Path) -> str | None:
-    """ETag of a file as a store would give it, None beyond one upload part."""
+    """Return a file's ETag as a store would give it, None beyond one upload part."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         return _folder_head(descriptor, os.fstat(descriptor)).etag

@@ -1,4 +1,4 @@
-"""Object stores: which objects may be read, where they are, and which of them a day holds.
+"""Object stores: which objects may be read, where they are, and the objects of a day.
 
 Belongs here: the gate before every read (SEC-01), connections to S3, GCS, Azure or a folder in their place, listings,
 and the store of our own artifacts. Does not belong here: reading itself (`object_handle.py`).
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 REQUEST_SECONDS = 15.0
-"""A request of header size that takes longer is given up; with two retries a dead store is noticed within 45 s."""
+"""Timeout of a request of header size; with two retries a dead store is noticed within 45 s."""
 
 SIDECAR_BYTES = 256 * 1024
 """First read of a sidecar: every `.idx` of HRRR, GFS, GEFS and NBM is smaller, so one request fetches it whole."""
@@ -59,7 +59,7 @@ SIDECAR_BYTES = 256 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedObject:
-    """A data object that a listing found; size in bytes, ETag without quotes, last_modified in UTC."""
+    """A listed data object; size in bytes, ETag without quotes, last_modified in UTC."""
 
     uri: str
     size: int
@@ -68,7 +68,7 @@ class ListedObject:
 
 
 class ObjectStores:
-    """Opens the objects that contracts declare, and no others. Thread-safe; one connection pool per bucket."""
+    """Opens only objects that contracts declare. Thread-safe; one connection pool per bucket."""
 
     def __init__(
         self, *, object_root: Path | None = None, anonymous: bool = False, request_seconds: float = REQUEST_SECONDS
@@ -94,15 +94,13 @@ class ObjectStores:
         etag: str | None = None,
         first: bytes = b"",
     ) -> ObjectHandle:
-        """Open a data object or sidecar of the contract; makes no request. `size`, when known, saves one later.
+        """Open a data object or sidecar of the contract, without a request.
 
-        So do its `first` bytes, as that version has them; a folder's files are read all the same.
+        A known `size` saves a later request, and so do the `first` bytes of that version; a folder's files are read all
+        the same. With `etag`, without quotes, a bucket's object is read in that version only; else in the version of
+        the first answer. A folder's files are read as they are.
 
-        With `etag`, without quotes, a bucket's object is read in that version only; else in the one that the first
-        answer is of. A folder's files are read as they are.
-
-        Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an endpoint that no store
-        can have.
+        Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an impossible endpoint.
         """
         bucket, key = self._declared(contract, uri)
         if self._root is not None:
@@ -110,9 +108,9 @@ class ObjectStores:
         return RemoteObject(self._store(contract, bucket), uri=uri, key=key, size=size, etag=etag, first=first)
 
     def open_sidecar(self, contract: DatasetContract, uri: str, suffix: str) -> ObjectHandle | None:
-        """Open the sidecar `uri + suffix` and fetch its beginning in one request; None when there is none.
+        """Open the sidecar `uri + suffix` and fetch its beginning in one request; None if missing.
 
-        Raises ObjectReadError when the store cannot tell.
+        Raises ObjectReadError when the store does not answer whether it exists.
         """
         handle = self.open(contract, uri + suffix)
         try:
@@ -128,11 +126,11 @@ class ObjectStores:
     ) -> Iterator[ListedObject]:
         """List the data objects whose own time starts on a UTC day, page by page.
 
-        `left_out` is called with each key that gives no unit on any day, and what it is: ignored, foreign, or a data
-        key of an impossible time.
+        `left_out` is called with each key that gives no unit on any day, and its kind: ignored, foreign, or a data key
+        of an impossible time.
 
-        Raises ObjectReadError where a store does not answer, and StoreAccessError, once the other buckets are listed,
-        where one is not there or refuses.
+        Raises ObjectReadError where a store does not answer, and StoreAccessError, after listing the other buckets,
+        where a bucket is missing or refuses.
         """
         refused: list[str] = []
         for bucket in contract.storage.buckets:
@@ -158,14 +156,14 @@ class ObjectStores:
             for prefix in self._expanded(contract, bucket, template):
                 for key, listed in self._listed(contract, bucket, prefix):
                     kind = grammar.kind(key)
-                    if kind is KeyKind.DATA and (found := _day_of(grammar, key)) is not None:
-                        if found == day:
+                    if kind is KeyKind.DATA and (key_day := _day_of(grammar, key)) is not None:
+                        if key_day == day:
                             yield listed
                     elif kind is not KeyKind.SIDECAR:
                         left_out(key, kind)
 
     def _expanded(self, contract: DatasetContract, bucket: str, prefix: str) -> list[str]:
-        """Put every folder that there is in the place of a prefix's first `*`: MRMS has one for each product."""
+        """Expand each `*` of a prefix to the existing folders: MRMS has one for each product."""
         above, star, below = prefix.partition("*")
         if not star:
             return [prefix]
@@ -173,14 +171,14 @@ class ObjectStores:
             if self._root is not None:
                 folders = _folders(self._root / bucket, bucket, above)
             else:
-                found = self._store(contract, bucket).list_with_delimiter(above.rstrip("/"))
-                folders = [folder.rstrip("/") for folder in found["common_prefixes"]]
+                listing = self._store(contract, bucket).list_with_delimiter(above.rstrip("/"))
+                folders = [folder.rstrip("/") for folder in listing["common_prefixes"]]
         return [whole for folder in sorted(folders) for whole in self._expanded(contract, bucket, f"{folder}{below}")]
 
     def ask(self, contract: DatasetContract, bucket: str) -> None:
-        """Look for one object of the contract in a bucket. Raises what the store raises; for a folder, OSError.
+        """Look for one of the contract's objects in a bucket. Raises the store's errors or OSError.
 
-        That there is none is no error: nobody knows whether there should be one today.
+        A missing object is not an error: there may be none today.
         """
         if self._root is not None:
             if not (self._root / bucket).is_dir():
@@ -190,9 +188,9 @@ class ObjectStores:
         next(iter(self._store(contract, bucket).list(prefix=folder, chunk_size=1)), None)
 
     def endpoint(self, contract: DatasetContract) -> str | None:
-        """Return the URL of the contract's first bucket, for a request that needs no credentials; None for a folder.
+        """Return the URL of the contract's first bucket, for an unsigned request; None for a folder.
 
-        Raises ConfigurationError for an endpoint that no store can have.
+        Raises ConfigurationError for an impossible endpoint.
         """
         if self._root is not None:
             return None
@@ -216,10 +214,10 @@ class ObjectStores:
         return bucket, key
 
     def _grammar(self, contract: DatasetContract) -> KeyGrammarReader:
-        found = self._grammars.get(contract.id)
-        if found is None or found.contract is not contract:
-            found = self._grammars[contract.id] = KeyGrammarReader(contract)
-        return found
+        reader = self._grammars.get(contract.id)
+        if reader is None or reader.contract is not contract:
+            reader = self._grammars[contract.id] = KeyGrammarReader(contract)
+        return reader
 
     def _store(self, contract: DatasetContract, bucket: str) -> Store:
         name = (contract.storage.provider, bucket)
@@ -246,7 +244,7 @@ class ObjectStores:
                 )
 
     def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
-        # Stores list whole path segments, so a prefix that ends inside one is its folder from an offset on.
+        # Stores list whole path segments; a prefix that ends inside one becomes its folder and an offset.
         folder, _, partial = prefix.rpartition("/")
         with request(f"s3://{bucket}/{prefix}", Failpoint.OBJECT_LIST_BEFORE, Failpoint.OBJECT_LIST_AFTER):
             if self._root is not None:
@@ -259,7 +257,7 @@ class ObjectStores:
                 for meta in page:
                     key = meta["path"]
                     if not key.startswith(prefix):
-                        if partial:  # keys come in order: none that follows starts with the prefix
+                        if partial:  # keys are in order: no later key starts with the prefix
                             return
                         continue
                     etag = meta["e_tag"]
@@ -275,7 +273,7 @@ class ObjectStores:
 
 
 def open_store(location: str) -> Store:
-    """Open the store of our own files: a folder, made if need be, or s3://bucket/prefix. Raises ConfigurationError."""
+    """Open a store of ours, a folder or s3://bucket/prefix. Raises ConfigurationError."""
     if location.startswith("s3://"):
         bucket, _, prefix = location.removeprefix("s3://").strip("/").partition("/")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -311,7 +309,7 @@ def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, 
     base = root / prefix.rpartition("/")[0]
     if not is_inside(os.path.realpath(base), Path(os.path.realpath(root.parent), bucket)):
         return
-    for folder, names, files in os.walk(base):  # which follows no symbolic link to a folder
+    for folder, names, files in os.walk(base):  # follows no symbolic link to a folder
         names.sort()
         for name in sorted(files):
             path = Path(folder, name)
@@ -342,19 +340,19 @@ def _s3(bucket: str, *, region: str, seconds: float, prefix: str = "", anonymous
 
 
 def _endpoint_of(region: str) -> str:
-    """Return where S3 is: AWS's endpoint of a region, or what is named in its place. Raises ConfigurationError."""
+    """Return S3's endpoint: the configured one, or AWS's of a region. Raises ConfigurationError."""
     endpoint = _s3_endpoint() or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
     _refuse_plain_http(endpoint)
     return endpoint.rstrip("/")
 
 
 def _s3_endpoint() -> str | None:
-    """Return the endpoint that stands in AWS's place, if one is named."""
+    """Return the endpoint that replaces AWS's, if configured."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def _refuse_plain_http(endpoint: str) -> None:
-    """Refuse HTTP without TLS, but on this machine or where AWS_ALLOW_HTTP (obstore's own switch) says so."""
+    """Refuse HTTP without TLS, except on loopback or with AWS_ALLOW_HTTP (obstore's own switch)."""
     parts = urlsplit(endpoint)
     if parts.scheme != "http" or parts.hostname in LOOPBACK_HOSTS:
         return
@@ -372,7 +370,7 @@ def _client_options(seconds: float) -> ClientConfig:
 
 
 def _retries(seconds: float) -> RetryConfig:
-    """At most two, none begun after two request times: the ledger's own retry takes over from there."""
+    """Return at most two retries, within two request times; afterwards the ledger retries."""
     return {
         "max_retries": 2,
         "retry_timeout": timedelta(seconds=2 * seconds),

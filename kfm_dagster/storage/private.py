@@ -1,7 +1,7 @@
-"""Folders and files that nobody else on the machine may read: a data root holds messages, keys and whole ledgers.
+"""Folders and files for this user alone: a data root holds messages, keys and whole ledgers.
 
-Only what is made here is private. What stands already keeps the permissions that its owner gave it: a group may have
-been let in on purpose, and `chmod` is that owner's to type.
+Only created folders and files get these modes. Existing ones keep the permissions of their owner, who may have given
+a group access on purpose: no mode is ever changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FILE_MODE: Final = 0o600
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder, and the missing ones that it is in, for this user alone. Raises OSError where it cannot be."""
+    """Create a folder and its missing parents for this user alone. Raises OSError on failure."""
     for part in reversed([folder, *folder.parents]):
         if not part.exists():
             part.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -24,6 +24,6 @@ def private_folder(folder: Path) -> None:
 
 
 def private_file(file: Path) -> None:
-    """Make an empty file for this user alone unless one is there. Raises OSError where it cannot be."""
+    """Create an empty file for this user alone unless it exists. Raises OSError on failure."""
     with suppress(FileExistsError):
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))

@@ -1,7 +1,7 @@
-"""Read-ahead: the first bytes of objects that one stage fetched, for the next stage of the run to read.
+"""Read-ahead: first bytes of objects that a stage fetched, for the next stage of the run.
 
-In a file without a name, so that thousands of heads take page cache and no memory of the process. Does not belong here:
-who reads what (`ingest/nodes.py`), requests (`object_handle.py`).
+They are in an unnamed file, so that thousands of heads take page cache and no memory of the process. Does not belong
+here: which bytes are read (`ingest/nodes.py`), requests (`object_handle.py`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cached_property
 from typing import IO
 
 LIMIT_BYTES = 1024**3
-"""Of one batch; what comes later is requested again. 5,000 NEXRAD volumes, the largest heads, have 640 MiB."""
+"""Limit of one batch; later objects are requested again. 5,000 NEXRAD volumes, the largest heads, have 640 MiB."""
 
 _Span = tuple[int, int]
 
 
 class ReadAhead:
-    """First bytes by version of an object. Thread-safe; what is not there, whatever the reason, costs a request."""
+    """First bytes by version of an object. Thread-safe; a missing entry costs a request."""
 
     def __init__(self, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit = limit_bytes
@@ -30,7 +30,7 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def keep(self, uri: str, etag: str | None, content: bytes) -> None:
-        """Keep the bytes [0, len(content)) of an object; an object without ETag may be another one when it is read."""
+        """Store an object's first bytes, if it has an ETag: without one it may change unnoticed."""
         if etag is None or not content:
             return
         with self._lock, suppress(OSError):  # a full disk
@@ -40,7 +40,7 @@ class ReadAhead:
                 self._used += len(content)
 
     def take(self, uri: str, etag: str | None) -> bytes:
-        """Return what was kept of that version of the object, once; empty when nothing was."""
+        """Return and remove the bytes of that version of the object; empty if there are none."""
         with self._lock:
             span = self._spans.pop((uri, etag), None) if etag is not None else None
             return b"" if span is None else os.pread(self._file.fileno(), span[1], span[0])

@@ -1,8 +1,8 @@
-"""The roles that work with the tables that the owner makes: a deployment's can alter no evidence, retention's nothing.
+"""Roles besides the owner: a deployment's cannot alter evidence, retention's nothing at all.
 
-On PostgreSQL only; SQLite has no roles, its triggers alone keep what is on record. Which rights a role has stands in
-one place, `sql/queries/roles.sql`. Does not belong here: how a role proves who it is (password, certificate); that is
-the server's business.
+On PostgreSQL only; SQLite has no roles, and its triggers alone protect the records. `sql/queries/roles.sql` has the
+rights of each role. Does not belong here: how a role authenticates (password, certificate), which is the server's
+business.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
 from kfm_dagster.storage.database import Database
 
 MAX_ROLE_NAME_BYTES: Final = 63
-"""PostgreSQL cuts a longer name off silently (NAMEDATALEN - 1), and would grant to another role."""
+"""PostgreSQL truncates a longer name silently (NAMEDATALEN - 1), and would grant to another role."""
 
 
 class DeploymentRoleError(KfmError):
@@ -25,19 +25,18 @@ class DeploymentRoleError(KfmError):
 
 
 def grant_deployment_role(database: Database, role: str) -> bool:
-    """Give a role what a deployment needs and nothing else; return whether the role was made for it.
+    """Grant a role exactly a deployment's rights; return whether the role was created.
 
-    `database` is connected as the owner of its tables, and migrated. To be done again after every migration, because
-    a new table is nobody's but the owner's; what the role had before is taken from it in the same transaction. A role
-    that is made can log in and has no password yet. Raises ConfigurationError for a wrong name or on SQLite, and
-    DeploymentRoleError where the owner may not do it, or where the role could alter evidence all the same; then
-    nothing is changed.
+    `database` is connected as the owner of its tables, and migrated. Repeat this after every migration, because a new
+    table is the owner's alone; the role's earlier rights are revoked in the same transaction. A created role can log in
+    and has no password yet. Raises ConfigurationError for a wrong name or on SQLite, and DeploymentRoleError where the
+    owner may not grant, or where the role could still alter evidence; then nothing is changed.
     """
     return _granted(database, role, rights="roles.decisions")
 
 
 def grant_retention_role(database: Database, role: str) -> bool:
-    """Give a role what retention needs: to read all, and to add to the governance log. Else as for a deployment's."""
+    """Grant a role retention's rights (read all, append to the governance log), as above."""
     return _granted(database, role, rights="roles.retention")
 
 
@@ -69,19 +68,19 @@ def _granted(database: Database, role: str, *, rights: str) -> bool:
 
 def _grant(database: Database, role: str, rights: str) -> bool:
     with database.transaction() as tx:
-        made = tx.run("roles.create", role=role).scalars().all()
+        created = tx.run("roles.create", role=role).scalars().all()
         # The names in these texts are quoted by the database itself.
-        for statement in made:
+        for statement in created:
             tx.connection.exec_driver_sql(statement.replace("%", "%%"))
         for name in ("roles.frame", rights):
             for row in tx.run(name, role=role).all():
                 tx.connection.exec_driver_sql(row.statement.replace("%", "%%"))
-        more = tx.run("roles.excess", role=role).first()
-        if more is not None:
+        excess = tx.run("roles.excess", role=role).first()
+        if excess is not None:
             raise DeploymentRoleError(
                 "the role could alter evidence",
-                observed=f"{role} has {more.right_to} on {more.relation}",
+                observed=f"{role} has {excess.right_to} on {excess.relation}",
                 expected="a role that is no superuser, does not own the tables and has no rights from other roles",
                 next_step="take another role, or take these rights from it",
             )
-    return bool(made)
+    return bool(created)

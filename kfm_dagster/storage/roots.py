@@ -1,9 +1,9 @@
-"""Roots: the places that a deployment writes, each marked with the id of the deployment that may.
+"""Roots: the places that a deployment writes, each marked with the deployment's id.
 
-Two ledgers over one catalog lose each other's Items in silence, and retention under another ledger removes batches of
-units that still wait. So each root has a file with the id of its deployment's database, put only where there is none.
-Belongs here: which roots there are, whose each is, and taking one over. Does not belong here: whether a root takes
-files (`answering.py`), or who asks (`ingest/preflight.py`, `retention/pruning.py`).
+Two ledgers over one catalog lose each other's Items silently, and retention under another ledger removes batches of
+units that still wait. So each root has a file with the id of its deployment's database, created only where none exists.
+Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root takes files
+(`answering.py`), or when it is checked (`ingest/preflight.py`, `retention/pruning.py`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
 
 MARKER = ".kfm-deployment.json"
-"""File of a root that names its deployment; no reader of catalog or lineage is led to it."""
+"""File of a root that names its deployment; no document of catalog or lineage links to it."""
 _NO_CONTENT = re.compile(rf"(.*/)?({re.escape(MARKER)}|{re.escape(PROBE)}|\.staging/.*)")
-"""Files of an empty root: marks and probes, also of roots inside it, and what a killed process left unfinished."""
+"""Files of an empty root: marks and probes, also of roots inside it, and staged files of a killed process."""
 _UNREADABLE = "an unreadable id"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
-    """A place that a deployment writes: a folder or s3://bucket/prefix, and the setting that chooses it."""
+    """A place that a deployment writes: a folder or s3://bucket/prefix, and its setting."""
 
     name: str
     setting: str
@@ -42,7 +42,7 @@ class Root:
     """Whether a web server may read a folder of it."""
 
     def holder(self) -> str | None:
-        """Return the id of the deployment that the root is marked with; None without a mark."""
+        """Return the deployment id of the root's mark; None without a mark."""
         if not self._exists():
             return None
         try:
@@ -56,7 +56,7 @@ class Root:
             return _UNREADABLE
 
     def is_empty(self) -> bool:
-        """Tell whether there is no file of anybody's."""
+        """Tell whether the root has no files but marks, probes and staged ones."""
         if not self._exists():
             return True
         with self._answering():
@@ -64,16 +64,16 @@ class Root:
             return all(_NO_CONTENT.fullmatch(entry["path"]) for page in pages for entry in page)
 
     def mark(self, deployment: str) -> None:
-        """Mark the root, unless it is marked already: of several that try at once, one does."""
+        """Mark the root unless it is marked; of several concurrent processes one succeeds."""
         content = json.dumps({"deployment_id": deployment}).encode() + b"\n"
         if self.served and "://" not in self.location:
-            # Opening a store makes a folder that no other user may read.
+            # Opening a store creates a folder that no other user may read.
             Path(self.location).mkdir(parents=True, exist_ok=True)
         with self._answering(), suppress(AlreadyExistsError):
             open_store(self.location).put(MARKER, content, mode="create")
 
     def refuse_other(self, holder: str | None, deployment: str) -> None:
-        """Raise ForeignRootError for a holder that is another deployment."""
+        """Raise ForeignRootError if the holder is another deployment."""
         if holder not in {None, deployment}:
             raise ForeignRootError(
                 f"{self.name} {self.location} is another deployment's",
@@ -83,7 +83,7 @@ class Root:
             )
 
     def _exists(self) -> bool:
-        # Opening the store of a folder makes it.
+        # Opening the store of a folder creates it.
         return "://" in self.location or Path(self.location).is_dir()
 
     @contextmanager
@@ -109,16 +109,16 @@ def roots(settings: Settings) -> list[Root]:
 
 
 def deployment_id(database: Database) -> str:
-    """Return the id that a database was given when it was made."""
+    """Return the id that a database got at its creation."""
     with database.snapshot() as view:
         return str(view.run("deployment.values", fact="id").scalar_one())
 
 
 def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> None:
-    """Mark roots as a deployment's, unless they are. With `adopt` also those that have files and no mark.
+    """Mark unmarked roots as a deployment's; with `adopt` also unmarked roots with files.
 
-    Raises ForeignRootError, before any root is marked, for another deployment's and for one with files and no mark;
-    StoreAccessError and DependencyUnavailableError where a store refuses or does not answer.
+    Raises ForeignRootError, before any root is marked, for another deployment's root and for an unmarked one with
+    files; StoreAccessError and DependencyUnavailableError where a store refuses or does not answer.
     """
     for root in refuse_foreign(chosen, deployment, adopt=adopt):
         root.mark(deployment)
@@ -127,14 +127,14 @@ def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> Non
 
 
 def refuse_foreign(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> list[Root]:
-    """Return the roots without a mark, which the deployment may take over. Writes nothing; raises what `hold` does."""
+    """Return the unmarked roots that the deployment may take, without marking; raises as `hold`."""
     with ThreadPoolExecutor(len(chosen)) as pool:
         holders = list(pool.map(Root.holder, chosen))
     for root, holder in zip(chosen, holders, strict=True):
         root.refuse_other(holder, deployment)
     free = [root for root, holder in zip(chosen, holders, strict=True) if holder is None]
     for root in free:
-        # A process of the same deployment may have marked it, and written, since it was looked at.
+        # A process of the same deployment may have marked it, and written, since the first check.
         if not adopt and not root.is_empty() and root.holder() != deployment:
             raise ForeignRootError(
                 f"{root.name} {root.location} has files, and no {MARKER} says whose they are",

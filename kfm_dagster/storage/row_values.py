@@ -21,7 +21,7 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {
     int: int,
     str: str,
     date: date.fromisoformat,
-    # A time whose column the schema does not name: the result of an aggregate.
+    # For times in columns that the schema does not name: results of aggregates.
     datetime: lambda value: datetime.fromisoformat(value) if isinstance(value, str) else value,
     tuple: tuple,
     Sequence: tuple,
@@ -30,7 +30,7 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {
 
 
 def value_of(kind: type[T], row: Mapping[Any, Any]) -> T:
-    """Build a value of a dataclass from a row; columns that are no fields are left out.
+    """Build a value of a dataclass from a row; columns without a field are ignored.
 
     Raises TypeError where a field without a default has no column.
     """
@@ -46,7 +46,7 @@ def value_of(kind: type[T], row: Mapping[Any, Any]) -> T:
 
 @cache
 def _reading(kind: Any) -> dict[str, Callable[[Any], Any] | None]:
-    """Return by field how a column's value is read, None where it is the field's already."""
+    """Return the decoder of each field's column, None where the value needs none."""
     hints = get_type_hints(kind)
     return {field.name: _reader(hints[field.name]) for field in fields(kind)}
 

@@ -1,10 +1,10 @@
-"""One bucket of S3, or of a server that speaks its protocol, by requests that follow no redirect.
+"""One bucket of S3, or of a compatible server, by requests that follow no redirects.
 
-obstore's client follows them, has no switch against it, and takes the session token (`x-amz-security-token`) along to
+obstore's client follows redirects, cannot be told not to, and sends the session token (`x-amz-security-token`) to
 whatever host a redirect names. Here pyreqwest sends, with credentials from botocore, and a redirect is an error.
-Belongs here: the few requests that the package makes, under the names and with the answers and errors that obstore's
-stores have, so that its user need not know which it is. Does not belong here: signing (`signature.py`), and what may be
-read (`objects.py`).
+Belongs here: the few requests that the package makes, with the names, answers and errors of obstore's stores, so that
+both kinds of stores are interchangeable. Does not belong here: signing (`signature.py`), and which objects may be read
+(`objects.py`).
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from pyreqwest.response import SyncResponse
 from kfm_dagster.storage.signature import signed_headers
 
 MAX_RETRIES = 2
-"""Further tries of a request that got no answer, or one that says "later"; the ledger's own retry takes over then."""
+"""Retries of a request without an answer, or with a status of `_LATER`; afterwards the ledger retries."""
 REFUSAL_BYTES = 64 * 1024
-"""Of an answer to a ranged request, however short the range: an error's text is longer than a few bytes."""
+"""Limit of an answer to a ranged request, however short the range: an error's text is longer than a few bytes."""
 LISTING_BYTES = 16 * 1024 * 1024
-"""Of a listing's page: 1,000 keys of 1,024 bytes, each percent-encoded three times as long, and their marks."""
+"""Limit of a listing's page: 1,000 keys of 1,024 bytes, three times as long if percent-encoded, and their tags."""
 NO_TIME = datetime.fromtimestamp(0, UTC)
-"""What stands for the time of an object whose store names none."""
+"""Placeholder for the time of an object whose store gives none."""
 HEADER_CHARS = 1024
-"""Of a header that is read; S3's own are shorter than 100."""
+"""Limit of a header; S3's own are shorter than 100."""
 LARGEST_SIZE = 2**63 - 1
-"""Bytes: what a column of the ledger holds. S3's largest object has 50 TB."""
+"""Bytes that a column of the ledger can hold. S3's largest object has 50 TB."""
 PAGE = 1000
 """Keys of one listing page (S3 API reference, ListObjectsV2)."""
 Page = list[Any]
 Listing = dict[str, list[Any]]
 CONNECTIONS = 512
-"""Kept open for the next request, at most."""
+"""Limit of idle connections."""
 NO_BUCKET = "NoSuchBucket"
-"""S3's code where it is the bucket that is not there (S3 API reference, Error responses)."""
+"""S3's code for a missing bucket (S3 API reference, Error responses)."""
 _NO_VERSION = f'"{"0" * 32}"'
-"""An ETag that no object has: as an MD5, nobody knows content that has it."""
+"""An ETag that no object has: no content with this MD5 is known."""
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _LATER = {429, 500, 502, 503, 504}
 _SIZE = re.compile(r"[0-9]{1,19}")
@@ -89,19 +89,19 @@ class RedirectRefusedError(OddAnswerError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """The answer to `get`: what the store says of the object, and its bytes unless only a head was asked for."""
+    """The answer to `get`: the object's metadata and, unless for a head, its bytes."""
 
     meta: Mapping[str, Any]
     attributes: Mapping[str, str]
     content: bytes = field(default=b"", repr=False)
 
     def bytes(self) -> bytes:
-        """Return what was fetched."""
+        """Return the fetched bytes."""
         return self.content
 
 
 class S3Bucket:
-    """The objects of one bucket, below a prefix. Thread-safe; a forked process has connections of its own."""
+    """The objects of a bucket below a prefix. Thread-safe; a fork opens its own connections."""
 
     def __init__(
         self, bucket: str, *, endpoint: str, region: str, seconds: float, prefix: str = "", anonymous: bool = False
@@ -116,7 +116,7 @@ class S3Bucket:
         self._connected: tuple[int, SyncClient] | None = None
 
     def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
-        """Get an object; with `head` only what the store says of it, with `range` the bytes [start, end).
+        """Get an object; with `head` only its metadata, with `range` the bytes [start, end).
 
         With `if_match`, an ETag in quotes, only that version: raises PreconditionError for another one.
         """
@@ -152,14 +152,14 @@ class S3Bucket:
         mode: Literal["create", "overwrite"] = "overwrite",
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Put an object; with `create` only where there is none. Raises AlreadyExistsError."""
+        """Put an object; with `create`, raise AlreadyExistsError where one exists."""
         headers = {**(attributes or {}), **({"If-None-Match": "*"} if mode == "create" else {})}
         self._request("PUT", path, headers=headers, body=content)
 
     def try_put(self, path: str) -> None:
-        """Ask whether an object could be put, by a put that must not happen: of a version that no object is.
+        """Check whether an object could be put, by a put on a condition that never holds.
 
-        Raises what `put` would raise where it is not allowed. A store that knows no conditions puts an empty object.
+        Raises as `put` where it is not allowed. A store that ignores conditions puts an empty object.
         """
         try:
             self._request("PUT", path, headers={"If-Match": _NO_VERSION})
@@ -170,16 +170,16 @@ class S3Bucket:
                 raise
 
     def delete(self, path: str) -> None:
-        """Delete an object; one that is not there is as good as deleted."""
+        """Delete an object; a missing one is not an error."""
         self._request("DELETE", path)
 
     def list(self, prefix: str = "", *, offset: str | None = None, chunk_size: int = PAGE) -> Iterator[Page]:
-        """List what is below a folder, page by page in the order of keys, beginning after `offset`."""
+        """List the objects below a folder, page by page in the order of keys, after `offset`."""
         for page in self._pages(prefix, {"max-keys": str(chunk_size)}, offset=offset):
             yield [self._listed(entry) for entry in page.iter(f"{_XML}Contents")]
 
     def list_with_delimiter(self, prefix: str = "") -> Listing:
-        """List a folder without what is deeper down: its objects, and the folders in it."""
+        """List a folder's own objects and folders, without deeper levels."""
         objects: list[Any] = []
         folders: list[str] = []
         for page in self._pages(prefix, {"delimiter": "/"}):
@@ -192,22 +192,22 @@ class S3Bucket:
 
     def _pages(self, prefix: str, query: Mapping[str, str], *, offset: str | None = None) -> Iterator[ET.Element]:
         folder = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        asked = {"list-type": "2", "encoding-type": "url", "prefix": self._root + folder, **query}
+        parameters = {"list-type": "2", "encoding-type": "url", "prefix": self._root + folder, **query}
         if offset is not None:
-            asked["start-after"] = self._root + offset
+            parameters["start-after"] = self._root + offset
         while True:
-            _, content = self._request("GET", None, query=asked)
+            _, content = self._request("GET", None, query=parameters)
             try:
                 page = ET.fromstring(content)  # noqa: S314 - our own endpoint's; expat resolves no external entity
-            except (ET.ParseError, LookupError, ValueError):  # the latter two for an unknown encoding
+            except (ET.ParseError, LookupError, ValueError):  # the last two for an unknown encoding
                 raise self._odd("no listing") from None
             yield page
             following = page.findtext(f"{_XML}NextContinuationToken")
             if following is None:
                 return
-            if following == asked.get("continuation-token"):
+            if following == parameters.get("continuation-token"):
                 raise self._odd("a listing that does not end")
-            asked["continuation-token"] = following
+            parameters["continuation-token"] = following
 
     def _listed(self, entry: ET.Element) -> dict[str, Any]:
         return {
@@ -239,7 +239,7 @@ class S3Bucket:
         return int(text)
 
     def _size_by_range(self, answer: SyncResponse, content: bytes, *, start: int, end: int) -> int:
-        """Return the object's size, in an answer whose bytes are those of [start, end) as far as the object goes."""
+        """Return the object's size; refuse an answer other than [start, end) cut at the size."""
         parts = _CONTENT_RANGE.fullmatch(self._header(answer, "Content-Range") or "")
         if answer.status != 206 or parts is None:
             raise self._odd("another range than was requested")
@@ -250,7 +250,7 @@ class S3Bucket:
         return size
 
     def _time(self, parse: Callable[[str], datetime], text: str) -> datetime:
-        """Return a time in UTC, since 1970; one without a zone is UTC (RFC 5322, section 3.3: -0000)."""
+        """Return a time in UTC, since 1970; a missing zone is UTC (RFC 5322, section 3.3: -0000)."""
         try:
             time = parse(text)
             time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
@@ -272,7 +272,7 @@ class S3Bucket:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> tuple[SyncResponse, bytes]:
-        """Make a request, again where that may help, and return an answer that says it was done."""
+        """Make a request, with retries, and return a successful answer."""
         url = f"{self._endpoint}/{self._bucket}"
         if path is not None:
             url += "/" + quote(self._root + path, safe="/~")
@@ -299,25 +299,25 @@ class S3Bucket:
         if not self._anonymous:
             now = datetime.now(UTC)
             headers = signed_headers(self._credentials, self._region, method, url, headers, body, now)
-        asked = self._client.request(method, url).headers(headers)
+        request = self._client.request(method, url).headers(headers)
         if method == "PUT":
-            asked = asked.body_bytes(body)
+            request = request.body_bytes(body)
         if "Range" in headers:
-            # A whole object takes as long as it is long; a few bytes of one do not.
-            asked = asked.timeout(timedelta(seconds=self._seconds))
+            # A whole object may take long, by its size; a few bytes may not.
+            request = request.timeout(timedelta(seconds=self._seconds))
         if "Range" in headers:
-            most: float = max(_range_bytes(headers["Range"]), REFUSAL_BYTES)
+            limit: float = max(_range_bytes(headers["Range"]), REFUSAL_BYTES)
         else:
-            most = LISTING_BYTES if is_listing else math.inf
-        with asked.build_streamed() as answer:
-            return answer, self._content(answer, most)
+            limit = LISTING_BYTES if is_listing else math.inf
+        with request.build_streamed() as answer:
+            return answer, self._content(answer, limit)
 
     def _content(self, answer: SyncResponse, most: float) -> bytes:
         """Return an answer's bytes. Raises OddAnswerError for more than `most`."""
         parts: list[bytes] = []
         for chunk in iter(answer.body_reader.read_chunk, None):
-            # Copied one by one: a chunk holds on to the buffer, of up to 400 KB, into which its connection has read it,
-            # so that 128 KiB in a dozen chunks took 3 MB of each reading thread.
+            # Copied one by one: a chunk references its connection's read buffer of up to 400 KB, so that 128 KiB in a
+            # dozen chunks took 3 MB of each reading thread.
             parts.append(bytes(chunk))
             most -= len(chunk)
             if most < 0:
@@ -325,7 +325,7 @@ class S3Bucket:
         return b"".join(parts)
 
     def _refuse(self, method: str, answer: SyncResponse, path: str | None, content: bytes) -> None:
-        """Raise what obstore would raise for an answer that says it was not done."""
+        """Raise obstore's error for an unsuccessful answer."""
         status, name = answer.status, path or self._bucket
         if 200 <= status < 300:
             return
@@ -359,12 +359,12 @@ class S3Bucket:
     @property
     def _credentials(self) -> Any:
         try:
-            found = None if self._provider is None else self._provider.get_frozen_credentials()
+            credentials = None if self._provider is None else self._provider.get_frozen_credentials()
         except BotoCoreError as error:
             raise UnauthenticatedError(f"no AWS credentials ({type(error).__name__})") from None
-        if found is None:
+        if credentials is None:
             raise UnauthenticatedError("no AWS credentials; public buckets are read with KFM_ANONYMOUS=true")
-        return found
+        return credentials
 
     @property
     def _client(self) -> SyncClient:
@@ -374,21 +374,21 @@ class S3Bucket:
 
 
 def reason(error: Exception) -> str:
-    """Say why a store did not answer, without the URLs that obstore's texts hold, which may be signed."""
+    """Return why a store did not answer, without the (perhaps signed) URLs of obstore's texts."""
     return str(error) if isinstance(error, OddAnswerError) else type(error).__name__
 
 
 Store = ObjectStore | S3Bucket
-"""Where objects are: obstore's folders, memory, GCS and Azure, or a bucket of S3."""
+"""A store of objects: obstore's folders, memory, GCS and Azure, or a bucket of S3."""
 
 
 def _client(seconds: float) -> SyncClient:
-    """Return connections as the environment wants them: its proxy, its authorities."""
+    """Return a client with the environment's proxy and certificate authorities."""
     off = False
     builder = (
         SyncClientBuilder()
         .follow_redirects(off)
-        # An object's bytes are what was stored, however it was encoded.
+        # An object's bytes are the stored ones, whatever their encoding.
         .gzip(off)
         .brotli(off)
         .deflate(off)
@@ -408,7 +408,7 @@ def _range_bytes(header: str) -> int:
 
 
 def _host(url: str) -> str:
-    """Return host and port of a URL that somebody else chose, in bounded and printable form."""
+    """Return host and port of a foreign URL, in bounded and printable form."""
     try:
         return ascii(urlsplit(url).netloc.rpartition("@")[2][:200]).strip("'")
     except ValueError:

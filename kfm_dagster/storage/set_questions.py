@@ -1,7 +1,7 @@
-"""Set questions over what is in memory already: DuckDB, by the named statements of `sql/queries/duckdb`.
+"""Set queries over data in memory: DuckDB, by the named statements of `sql/queries/duckdb`.
 
-DuckDB takes 0.2 s to import, so only who asks imports it. Does not belong here: what is asked (the gates, the reports),
-or anything that is stored.
+DuckDB takes 0.2 s to import, so it is imported on the first query. Does not belong here: the queries (the gates, the
+reports), or anything that is stored.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def ask(name: str, **tables: pa.Table) -> list[tuple[Any, ...]]:
     """Return the rows of the statement `room.identifier` over Arrow tables of these names.
 
-    Raises ConfigurationError for a statement that there is not.
+    Raises ConfigurationError for an unknown statement.
     """
-    # A cursor for each question: stages of one process may run side by side.
+    # A cursor for each query: stages of one process may run concurrently.
     with closing(_connection().cursor()) as cursor:
         for table, content in tables.items():
             cursor.register(table, content)
@@ -32,7 +32,7 @@ def ask(name: str, **tables: pa.Table) -> list[tuple[Any, ...]]:
 
 @cache
 def _connection() -> duckdb.DuckDBPyConnection:
-    """Return the process's database in memory; opening one costs more than asking it."""
+    """Return the process's in-memory database; opening one costs more than a query."""
     import duckdb  # noqa: PLC0415, see above
 
     return duckdb.connect(config={"threads": 1})

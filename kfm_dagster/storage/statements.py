@@ -1,12 +1,12 @@
 """Named SQL statements and numbered migrations, read from `sql/`.
 
-`sql/queries/<room>.sql` holds blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. One
-text is for both databases (`macros.py`); where two forms remain, each says under its name which database it is for, and
-why. `sql/queries/duckdb` has what DuckDB answers, `sql/queries/pgstac` what the database of a STAC API does, and
+`sql/queries/<room>.sql` contains blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. One
+text is for both databases (`macros.py`); where two forms remain, each has its database and its reason under its name.
+`sql/queries/duckdb` has the statements for DuckDB, `sql/queries/pgstac` those for the database of a STAC API, and
 `sql/schema` the migrations. Nothing here talks to a database.
 
-What a statement gives is decoded by its name: a column that is a `@time` or `@json` of a table or view
-which the statement names keeps its name, and any other time is named `..._at`.
+Result columns are decoded by name: a column keeps its name if it is a `@time` or `@json` of a table or view that the
+statement names, and any other time is named `..._at`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kfm_dagster.storage import macros
 
 DIALECTS = ("sqlite", "postgresql")
 FOLDERS = {"duckdb": "queries/duckdb", "pgstac": "queries/pgstac"}
-"""Where statements are that are for neither of the two."""
+"""Folders of the statements for other databases."""
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _MIGRATION = re.compile(r"^(\d{4})_(\w+)\.sql$")
 _TABLE = re.compile(r"^(?:CREATE|ALTER) TABLE (\w+)", re.MULTILINE)
@@ -66,14 +66,14 @@ class Migration:
 
 
 def sql_root() -> Traversable:
-    """Return the folder `sql/`: inside the wheel when installed, beside the package in a checkout."""
+    """Return the folder `sql/`: inside an installed wheel, or beside the package in a checkout."""
     bundled = resources.files("kfm_dagster") / "_bundled" / "sql"
     return bundled if bundled.is_dir() else Path(__file__).resolve().parents[2] / "sql"
 
 
 @cache
 def statement(dialect: str, name: str) -> TextClause:
-    """Return the statement `room.identifier` for a dialect. Raises ConfigurationError when there is none."""
+    """Return the statement `room.identifier` for a dialect, else raise ConfigurationError."""
     room, identifier = name.split(".", 1)
     forms = _blocks(FOLDERS.get(dialect, "queries"), room).get(identifier, {})
     if (form := forms.get(dialect) or forms.get(None)) is None:
@@ -83,7 +83,7 @@ def statement(dialect: str, name: str) -> TextClause:
 
 @cache
 def typed_statement(dialect: str, name: str) -> Executable:
-    """Return the same for a database, with rows that have times in UTC and decoded JSON."""
+    """Return the statement for a database, with times in UTC and decoded JSON in its rows."""
     return typed(statement(dialect, name))
 
 
@@ -93,7 +93,7 @@ def typed(asked: TextClause) -> Executable:
 
 
 def decoded_columns(statement_text: str) -> dict[str, TypeEngine[Any]]:
-    """Return the type of each column that is decoded in what a statement gives, by name; and of names not in it."""
+    """Return by name the types of a statement's decoded columns; other names may be among them."""
     words = sorted(set(re.findall(r"\w+", statement_text)))
     times = {word: _TYPES["time"] for word in words if word == "at" or word.endswith("_at")}
     tables = _decoded()
@@ -102,23 +102,23 @@ def decoded_columns(statement_text: str) -> dict[str, TypeEngine[Any]]:
 
 @cache
 def _decoded() -> dict[str, dict[str, TypeEngine[Any]]]:
-    found: dict[str, dict[str, TypeEngine[Any]]] = defaultdict(dict)
+    columns: dict[str, dict[str, TypeEngine[Any]]] = defaultdict(dict)
     for entry in (sql_root() / "schema").iterdir():
         schema = entry.read_text(encoding="utf-8")
         _, *parts = _TABLE.split(schema)
         for table, body in zip(parts[::2], parts[1::2], strict=True):
-            found[table] |= {column: _TYPES[kind] for column, kind in _DECODED.findall(body)}
-        # A view gives what the tables that it names give.
+            columns[table] |= {column: _TYPES[kind] for column, kind in _DECODED.findall(body)}
+        # A view has the columns of the tables that it names.
         for view, body in _VIEW.findall(schema):
-            for table in found.keys() & set(re.findall(r"\w+", body)):
-                found[view] |= found[table]
-    return found
+            for table in columns.keys() & set(re.findall(r"\w+", body)):
+                columns[view] |= columns[table]
+    return columns
 
 
 @cache
 def migrations(dialect: str) -> tuple[Migration, ...]:
     """Return the migrations of a dialect in order; numbers are 1, 2, 3 ... without a hole."""
-    found = [
+    steps = [
         Migration(
             number=int(match[1]),
             name=match[2],
@@ -127,14 +127,14 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
         for entry in (sql_root() / "schema").iterdir()
         if (match := _MIGRATION.match(entry.name))
     ]
-    found.sort(key=lambda migration: migration.number)
-    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
+    steps.sort(key=lambda migration: migration.number)
+    if [migration.number for migration in steps] != list(range(1, len(steps) + 1)):
         raise ConfigurationError("migrations are not numbered without a hole", observed="sql/schema")
-    return tuple(found)
+    return tuple(steps)
 
 
 def read_all_sql() -> None:
-    """Read every statement and migration of every dialect, so that this process and its forks keep them as they are.
+    """Read all statements and migrations, so that this process and its forks keep this version.
 
     Raises ConfigurationError when migrations are not numbered without a hole.
     """
@@ -142,19 +142,19 @@ def read_all_sql() -> None:
         for file in (sql_root() / folder).iterdir():
             if file.name.endswith(".sql"):
                 _blocks(folder, file.name.removesuffix(".sql"))
-    for known in DIALECTS:
-        migrations(known)
+    for dialect in DIALECTS:
+        migrations(dialect)
     _decoded()
 
 
 @cache
 def _blocks(folder: str, room: str) -> dict[str, dict[str | None, str]]:
-    """Return the forms of each statement of a room, by the database that it is for alone."""
+    """Return the forms of each statement of a room, by their only database, or None for both."""
     file = sql_root() / folder / f"{room}.sql"
     if not file.is_file():
         return {}
     parts = _NAME.split(file.read_text(encoding="utf-8"))
-    found: dict[str, dict[str | None, str]] = {}
+    forms: dict[str, dict[str | None, str]] = {}
     for identifier, block in zip(parts[1::2], parts[2::2], strict=True):
-        found.setdefault(identifier, {})[macros.only_for(block)] = block.strip().rstrip(";")
-    return found
+        forms.setdefault(identifier, {})[macros.only_for(block)] = block.strip().rstrip(";")
+    return forms

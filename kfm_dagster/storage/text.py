@@ -1,8 +1,8 @@
-"""Text that every database can hold: what a sender, a file or a driver wrote, made storable in one place.
+"""Text that every database can store, from texts of senders, files and drivers.
 
-PostgreSQL holds no NUL, neither in text nor as an escape in JSON; neither database, nor UTF-8, holds half of a
-surrogate pair. One such character would fail the batch that holds it, again and again. Does not belong here: what a
-text means, and taking secrets out of it (`redaction.py`).
+PostgreSQL stores no NUL, neither in text nor as an escape in JSON; neither database, nor UTF-8, stores half of a
+surrogate pair. One such character would fail its batch again and again. Does not belong here: the meaning of a text,
+and redacting secrets (`redaction.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kfm_dagster.contracts.identity import rfc3339
 
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-"""NUL as JSON writes it; after an odd number of backslashes it is the six characters themselves."""
+"""NUL as JSON writes it; after an odd number of backslashes these are six plain characters."""
 _LONG_NUMBER = re.compile(r"\d{19}")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
@@ -28,7 +28,7 @@ _SCALARS = (bool, int, float, bytes, memoryview)
 
 
 def parameter(value: Any) -> Any:
-    """Encode a statement's parameter: a text storable, a time as RFC 3339 in UTC, a list or a mapping as JSON.
+    """Encode a parameter: storable text, RFC 3339 times in UTC, lists and mappings as JSON.
 
     Raises ValueError for a naive time or one beyond the years 1 to 9999, TypeError for a type that JSON lacks.
     """
@@ -42,9 +42,9 @@ def parameter(value: Any) -> Any:
 
 
 def storable(text: str, limit: int | None = None) -> str:
-    """Return a text without the characters that no database holds, cut to `limit` characters where one is given.
+    """Replace characters that no database stores, and cut the text to `limit` characters.
 
-    Each such character becomes U+FFFD, which the Unicode standard has for this (section 5.22).
+    Each such character becomes U+FFFD, the Unicode standard's replacement (section 5.22).
     """
     if not text.isascii() or "\0" in text:
         text = _UNSTORABLE.sub(_REPLACEMENT, text)
@@ -52,7 +52,7 @@ def storable(text: str, limit: int | None = None) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON that both databases take, in all its texts and names; names sorted, NaN as null."""
+    """Return a value as JSON that both databases store, with sorted names and NaN as null."""
     try:
         text = orjson.dumps(value, default=_plain, option=_OPTIONS).decode()
     except orjson.JSONEncodeError:
@@ -61,8 +61,8 @@ def json_text(value: Any) -> str:
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text as Python's own module reads it, which takes several times as long as orjson."""
-    # orjson makes a float of a whole number beyond 64 bits, and refuses half of a surrogate pair.
+    """Return the value of a JSON text as Python's `json` reads it, mostly by the faster orjson."""
+    # orjson reads a whole number beyond 64 bits as a float, and refuses half of a surrogate pair.
     if _LONG_NUMBER.search(text) is None:
         try:
             return orjson.loads(text)
@@ -72,7 +72,7 @@ def json_value(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a type that orjson does not know."""
+    """Return a JSON value for a type that orjson does not support."""
     if isinstance(value, datetime):
         return rfc3339(value)
     if isinstance(value, date):
