@@ -1,1 +1,1 @@
-"""The pipeline without Dagster: take messages in, plan runs, and the six nodes that a run works through."""
+"""The pipeline without Dagster: intake of messages, planning of runs, and the six nodes of a run."""

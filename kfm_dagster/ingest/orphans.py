@@ -1,7 +1,7 @@
-"""Orphaned Items: those whose unit was given up after they were written and before their lineage stood (ADR 014).
+"""Orphaned Items: Items of units that were quarantined before their lineage was recorded (ADR 014).
 
-The unit's next attempt would find such an Item and complete it; where none succeeds, nothing else takes it back.
-Does not belong here: runs that failed (`rollback.py`), which take back their Items themselves.
+The unit's next attempt would find and complete such an Item; if none succeeds, nothing else takes it back.
+Does not belong here: failed runs (`rollback.py`), which take back their Items themselves.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ _LOG = logging.getLogger(__name__)
 
 
 def take_back_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
-    """Take back the Items without lineage of those of the given units that are in quarantine; return their number.
+    """Take back the Items without lineage of quarantined units among `wal_ids`; return their number.
 
-    One transaction per dataset and run, which holds the units in quarantine: none is let in again meanwhile. It may
-    be repeated, also after a crash. Raises CatalogUndoError where the catalog's place fails, and the database's
-    error.
+    One transaction per dataset and run, which keeps the units in quarantine: none is requeued meanwhile. Safe to
+    repeat, also after a crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.
     """
     taken, known = 0, {contract.id for contract in pipeline.registry}
     for (dataset, run_id), units in groupby(
         pipeline.catalog.orphans(wal_ids), key=lambda orphan: (orphan.dataset, orphan.run_id)
     ):
-        if dataset in known:  # a collection without its contract cannot be written
+        if dataset in known:  # without its contract a collection cannot be written
             taken += _take_back(pipeline, dataset, run_id, list(units))
     return taken
 

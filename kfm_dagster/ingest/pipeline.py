@@ -1,7 +1,7 @@
-"""The pipeline's parts, put together from settings: one object that nodes, sensors and commands share.
+"""The pipeline's parts, built from settings: one object that nodes, sensors and commands share.
 
-Belongs here: construction, and nothing that is done with the parts. Opening a pipeline connects to the database; the
-queue is connected on first use, because a backfill needs none.
+Belongs here: construction only, no work with the parts. Opening a pipeline connects to the database; the queue is
+connected on first use, because a backfill needs none.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from kfm_dagster.notifications.authenticity import Signatures
 
 LOCKFILE = "requirements.lock"
-"""Beside the package in a checkout, bundled with it in a wheel."""
+"""File name of the lock: beside the package in a checkout, bundled with it in a wheel."""
 
 
 def utc_now() -> datetime:
-    """Return the wall clock, aware and UTC, with the skew that fault injection gives it."""
+    """Return the wall clock's time, aware and UTC, with the skew of fault injection."""
     return datetime.now(UTC) + clock_skew()
 
 
@@ -74,7 +74,7 @@ def installed_code(settings: Settings) -> CodeFingerprint:
 
 
 def _make_home(settings: Settings) -> None:
-    """Make the data root for this user alone, where anything is kept in it. Raises ConfigurationError."""
+    """Create the data root for this user only, if any store is below it. Raises ConfigurationError."""
     home = settings.home.absolute()
     if not any(Path(place).is_relative_to(home) for place in (settings.storage, settings.catalog, settings.lineage)):
         return
@@ -88,7 +88,7 @@ def _make_home(settings: Settings) -> None:
 
 @dataclass
 class Pipeline:
-    """Everything that a node, a sensor or a command works with."""
+    """The parts that nodes, sensors and commands work with."""
 
     settings: Settings
     registry: ContractRegistry
@@ -96,7 +96,7 @@ class Pipeline:
     clock: Callable[[], datetime] = utc_now
     card: Card = field(default_factory=Card.load)
     sources: FollowerSources | None = None
-    """Of followers; None: those that are installed, loaded when they are needed."""
+    """Sources of followers; None: the installed ones, loaded on first use."""
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: CodecarbonMeter | None = None
@@ -110,19 +110,19 @@ class Pipeline:
         connect_queue: Callable[[Settings], Queue] = connect,
         connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters,
     ) -> Pipeline:
-        """Read the configuration and open the database, for looking only if so said. Raises KfmError with one line."""
-        # Before the database, which opening makes: a refusal leaves nothing behind.
-        read = Configuration.load(settings)
+        """Read the configuration and open the database, with `read_only` without changes. Raises KfmError."""
+        # Before the database, which opening creates: a refusal leaves nothing behind.
+        configuration = Configuration.load(settings)
         if not read_only:
             _make_home(settings)
         database = Database.open(settings.database_url, read_only=read_only)
         opened = cls(
             settings=settings,
-            registry=read.registry,
+            registry=configuration.registry,
             database=database,
-            card=read.card,
-            sources=read.followers,
-            energy=read.energy,
+            card=configuration.card,
+            sources=configuration.followers,
+            energy=configuration.energy,
             connect_queue=connect_queue,
             connect_dead_letters=connect_dead_letters,
         )
@@ -132,7 +132,7 @@ class Pipeline:
         return opened
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the database's connections."""
         self.database.dispose()
 
     @cached_property

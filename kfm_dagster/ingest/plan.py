@@ -1,10 +1,10 @@
-"""Planning: which partitions get how many runs in which lane, from what the ledger has pending.
+"""Planning: the number of runs for each partition and lane, from the ledger's pending units.
 
-Starting a run costs seconds and a unit a millisecond, so a partition gets a run only when it has more pending units
-than the runs that are coming will take; what arrives meanwhile waits in the ledger for the next one.
+Starting a run costs seconds and a unit a millisecond, so a partition gets a run only if it has more pending units than
+its coming runs will claim; units that arrive later wait in the ledger for the next run.
 
-A run takes units of one lane: a live run is never lengthened by bulk work, and however much bulk work waits, only so
-many of its runs are there at a time.
+A run takes units of one lane: bulk work never lengthens a live run, and the number of bulk runs at a time is limited,
+however many bulk units wait.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
 
 WORTH_A_RUN = 100
-"""Units that get a run beside one that works instead of waiting for its end: their own CPU time is a third of that of a
-run's start (benchmarks/latency.py), so a feed of 20/s is ingested tick by tick at not much more than its least cost."""
+"""Number of units that get a second run instead of waiting for the end of the active one: their CPU time is a third of
+a run's start (benchmarks/latency.py), so a feed of 20/s is ingested tick by tick at little more than its least cost."""
 
 LaneKey = tuple[str, Lane]
-"""A partition and a lane: what runs are counted by."""
+"""A partition and a lane, by which runs are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One run to ask for: a partition, a lane, and the datasets that have work there."""
+    """One run to request: a partition, a lane, and the datasets with pending units there."""
 
     partition: str
     lane: Lane
@@ -40,7 +40,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRuns:
-    """Runs that are queued or running, and those of them that have not claimed yet, by partition and lane."""
+    """Queued and running runs, and the runs among them without claims yet (`coming`), by partition and lane."""
 
     active: Counter[LaneKey]
     coming: Counter[LaneKey]
@@ -50,17 +50,17 @@ class ActiveRuns:
         return sum(runs for (_, of_lane), runs in self.active.items() if of_lane is lane)
 
     def and_asked_for(self, asked: Counter[LaneKey]) -> ActiveRuns:
-        """Return these and further runs, which are asked for and have not come."""
+        """Return these runs and further requested runs, which have not started."""
         return ActiveRuns(active=self.active + asked, coming=self.coming + asked)
 
 
 def of_known_days(
     pending: Iterable[PendingPartition], known: Callable[[str], bool]
 ) -> tuple[list[PendingPartition], Counter[str]]:
-    """Separate what runs can be asked for from the units of days that Dagster does not know, counted by day.
+    """Separate entries of days that Dagster knows; count the units of the other days by day.
 
-    A run of an unknown day is an error of the whole tick. Such a unit is of tomorrow, or of a day by which the window
-    was lowered after the code location was loaded; it stays pending, and its run comes once its day is known.
+    A run of an unknown day would fail the whole tick. An unknown day is tomorrow, or was added to the window after the
+    code location was loaded; its units stay pending until Dagster knows it.
     """
     waiting = list(pending)
     unknown: Counter[str] = Counter()
@@ -71,18 +71,18 @@ def of_known_days(
 
 
 def why_unknown(unknown: Mapping[str, int], *, today: str) -> str:
-    """Say which units wait for Dagster to know their day, and what helps; empty for none."""
-    early = sorted(day for day in unknown if day <= today)
-    late = sorted(day for day in unknown if day > today)
+    """Return which units wait until Dagster knows their day, and what helps; empty if none."""
+    past = sorted(day for day in unknown if day <= today)
+    future = sorted(day for day in unknown if day > today)
     reasons = []
-    if early:
-        units = sum(unknown[day] for day in early)
+    if past:
+        units = sum(unknown[day] for day in past)
         reasons.append(
-            f"{units} units of {_span(early)} wait: the code location was loaded before the partitions began so early; "
+            f"{units} units of {_span(past)} wait: the code location was loaded before the partitions began so early; "
             "reload it"
         )
-    if late:
-        reasons.append(f"{sum(unknown[day] for day in late)} units of {_span(late)} wait for their day to begin")
+    if future:
+        reasons.append(f"{sum(unknown[day] for day in future)} units of {_span(future)} wait for their day to begin")
     return "; ".join(reasons)
 
 
@@ -91,11 +91,11 @@ def _span(days: Sequence[str]) -> str:
 
 
 def lane_limits(settings: Settings, *, run_slots: int | None, bulk_waits: bool) -> dict[Lane, int | None]:
-    """Return how many runs of each lane may be active at a time; None is any number.
+    """Return how many runs of each lane may be active at a time; None means no limit.
 
-    `run_slots` are the runs that may be in progress at once (None: any number). Bulk work has what the live share
-    leaves. Live work has everything while no bulk work waits, and all but one run while some does: with every slot's
-    queue full of live runs, bulk work would never have its turn.
+    `run_slots` is the deployment's limit of runs in progress (None: no limit). Bulk work gets the slots that the live
+    share leaves. Live work gets all slots, but one fewer while bulk work waits: otherwise a queue full of live runs
+    would block bulk work for ever.
     """
     bulk = settings.bulk_runs(run_slots)
     alone = run_slots is None or bulk == 0 or not bulk_waits
@@ -110,21 +110,21 @@ def plan_runs(
     max_units_per_run: int,
     salt: Callable[[str], str],
 ) -> list[PlannedRun]:
-    """Return the runs that the pending units need beyond those that are there, live ones first.
+    """Return the runs that the pending units need beyond the active runs, live runs first.
 
-    An idle partition gets runs for all that is pending in a lane, one with active runs only for batches that are worth
-    one: otherwise a live feed would cost a run's start for each handful of units that come while one works.
-    No lane gets more runs than its limit leaves; the earliest partitions come first.
+    An idle partition gets runs for all pending units of a lane; a partition with active runs only for batches that are
+    worth a run: otherwise a live feed would start a run for each few units that arrive during another one.
+    Each lane gets runs up to its limit, the earliest partitions first.
 
-    A run_key is remembered for ever, so `salt(partition)` has to change once an earlier run of the partition has come.
+    Dagster remembers a run_key for ever, so `salt(partition)` must change after each run of the partition.
     """
     units: dict[LaneKey, dict[str, int]] = defaultdict(dict)
     for entry in pending:
         units[entry.partition, entry.lane][entry.dataset] = entry.units
     planned: list[PlannedRun] = []
     for lane in (Lane.LIVE, Lane.BULK):
-        # Named one by one, as far as the limit goes: a backlog of a day may need a thousand.
-        wanted = (
+        # A generator, read up to the limit: a day's backlog may need a thousand runs.
+        needed = (
             run
             for (partition, of_lane), by_dataset in sorted(units.items())
             if of_lane is lane
@@ -133,7 +133,7 @@ def plan_runs(
             )
         )
         limit = limits.get(lane)
-        planned += islice(wanted, None if limit is None else max(0, limit - runs.of(lane)))
+        planned += islice(needed, None if limit is None else max(0, limit - runs.of(lane)))
     return planned
 
 
@@ -145,14 +145,14 @@ def _runs_of(
     max_units_per_run: int,
     salt: Callable[[str], str],
 ) -> Iterator[PlannedRun]:
-    """Yield the runs that one lane of one partition needs beyond those that are there."""
+    """Yield the runs that one lane of one partition needs beyond its active runs."""
     partition, lane = key
     # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
-    full, rest = divmod(max(by_dataset.values()), max_units_per_run)
-    # Nobody waits for bulk work so eagerly.
-    enough = max_units_per_run / 2 if lane is Lane.BULK else min(WORTH_A_RUN, max_units_per_run / 2)
-    worth_a_run = rest > 0 and (not runs.active[key] or rest >= enough)
-    for index in range(runs.coming[key], full + worth_a_run):
+    full_runs, rest = divmod(max(by_dataset.values()), max_units_per_run)
+    # Bulk work is less urgent: it waits for a larger batch.
+    least = max_units_per_run / 2 if lane is Lane.BULK else min(WORTH_A_RUN, max_units_per_run / 2)
+    worth_a_run = rest > 0 and (not runs.active[key] or rest >= least)
+    for index in range(runs.coming[key], full_runs + worth_a_run):
         datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
         name = [partition, datasets, lane.value, index, salt(partition)]
         yield PlannedRun(

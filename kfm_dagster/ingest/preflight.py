@@ -1,8 +1,8 @@
-"""Preflight: whether what a message needs is there, and this deployment's, before one is received.
+"""Preflight: check before receiving that the stores are available and belong to this deployment.
 
-A message that is received and cannot be stored stays invisible until its timeout is over, and each time its receive
-count rises towards the dead-letter queue. So stores and queue are asked first, once per process, and again after a
-failure until they answer. Belongs here: what is asked. Does not belong here: the database, which opening asks.
+A received message that cannot be stored is hidden until its timeout, and each receive brings it closer to the
+dead-letter queue. So the stores are checked first, once per process, and after a failure until they answer. Belongs
+here: the checks. Does not belong here: the database, which opening checks.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 
 
 def stores(settings: Settings) -> Sequence[tuple[str, str, str]]:
-    """Return what is written to: name, setting that chooses it, location."""
+    """Return the stores that the deployment writes: name, setting, location."""
     chosen = [
         *((root.name, root.setting, root.location) for root in roots(settings)),
         ("compute logs", "KFM_COMPUTE_LOGS_URL", settings.compute_logs_url),
         ("run-state", "KFM_RUN_STATE", settings.run_state.removeprefix(DELTA)),
     ]
-    return [one for one in chosen if one[2]]
+    return [store for store in chosen if store[2]]
 
 
 def preflight(settings: Settings, *further: Callable[[], object]) -> None:
-    """Ask every store, and whatever else is given. Raises PreflightError that names all that is wrong, in one line."""
-    asked = [
+    """Run all checks: every store, and `further` ones. Raises PreflightError with all failures in one line."""
+    checks = [
         *(partial(refuse_unwritable, place, what=name, setting=setting) for name, setting, place in stores(settings)),
         *further,
     ]
-    # Side by side: a store that does not answer takes as long as its requests may, and a tick has a minute.
-    with ThreadPoolExecutor(len(asked), thread_name_prefix="preflight") as pool:
-        wrong = [said for said in pool.map(_refusal, asked) if said is not None]
-    if wrong:
-        raise PreflightError(observed=" | ".join(wrong))
+    # In parallel: a store that does not answer takes its whole timeout, and a tick has a minute.
+    with ThreadPoolExecutor(len(checks), thread_name_prefix="preflight") as pool:
+        failures = [failure for failure in pool.map(_refusal, checks) if failure is not None]
+    if failures:
+        raise PreflightError(observed=" | ".join(failures))
 
 
 def hold_roots(settings: Settings, database: Database) -> None:
-    """Mark the roots as this deployment's; whatever writes files asks first.
+    """Mark the roots as this deployment's; every process that writes files calls it first.
 
     Raises ForeignRootError, StoreAccessError and DependencyUnavailableError.
     """
@@ -51,7 +51,7 @@ def hold_roots(settings: Settings, database: Database) -> None:
 
 
 def refuse_foreign_roots(settings: Settings, database: Database) -> None:
-    """Raise what `hold_roots` would, and write nothing."""
+    """Raise the errors of `hold_roots` without writing."""
     refuse_foreign(roots(settings), deployment_id(database))
 
 

@@ -1,4 +1,4 @@
-"""Progress: what is still to do before a queue counts as drained, asked of the queue and the ledger."""
+"""Progress: the remaining work of a queue and the ledger until the queue is drained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kfm_dagster.notifications.sqs import Queue
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """One look at queue and ledger. `waiting` counts failed units that will be retried."""
+    """A snapshot of queue and ledger. `waiting` counts failed units that will be retried."""
 
     queued: int
     units: int
@@ -26,7 +26,7 @@ class Progress:
 
 
 def progress(queue: Queue, ledger: Ledger) -> Progress:
-    """Look once. Raises QueueUnavailableError or DatabaseUnavailableError."""
+    """Return the present progress. Raises QueueUnavailableError or DatabaseUnavailableError."""
     depth = queue.depth()
     totals = dict.fromkeys(Status, 0)
     with ledger.database.snapshot() as tx:
