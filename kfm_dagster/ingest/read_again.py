@@ -1,9 +1,9 @@
-"""Units that read an object again: for a sidecar that came late, or as the last chunk of a volume without an end.
+"""Units that read an object again: with a late sidecar, or as the last chunk of a volume without an end.
 
-Completion (ADR 019): a sidecar that is announced after its data object was read has the object read once more. Closing
-(ADR 028): a volume that no chunk ended is closed by a later one of its radar, read from its newest chunk.
-Belongs here: which arrivals ask for it, and the unit that does it. Does not belong here: the reading, which is the
-chain's as for any unit, and what a closed volume's Item says (`readers/nexrad_chunk.py`).
+Completion (ADR 019): after the late announcement of a sidecar, a unit reads the data object once more. Closing (ADR
+028): a later volume of the radar closes a volume without an end chunk; a unit reads its newest chunk again.
+Belongs here: which arrivals need such a unit, and creating it. Does not belong here: reading, which is the chain's as
+for any unit, and the Item of a closed volume (`readers/nexrad_chunk.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kfm_dagster.storage.database import Transaction
 
 
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
-    """Make a pending unit for each object whose Item lacks a sidecar that these messages announce; return how many.
+    """Create a pending unit for each object whose Item lacks a sidecar of these messages; return their number.
 
-    An object that nobody has read yet, or that is to be read again, needs none: the run that reads it finds the
-    sidecar, which was written before it was announced. One that is being read may have been looked at too early. The
-    unit waits in the bulk lane, and the message waits for nothing: the record says what is to be done.
+    An object that is still to be read, or read again, needs no such unit: its run finds the sidecar, which was written
+    before its announcement. An object in work may have been read too early. The unit waits in the bulk lane; the
+    message need not wait, because the record has the work.
     """
     announced: dict[str, tuple[str, str, str]] = {}
     for message in parsed:
@@ -31,7 +31,7 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
                 continue
             suffixes = [sidecar.suffix for sidecar in ledger.registry[ignored.dataset].storage.sidecars]
             suffix = next(suffix for suffix in suffixes if ignored.key.endswith(suffix))
-            # Of several announcements of one object the last counts: reading it again finds every sidecar.
+            # The last announcement of an object counts: reading it again finds every sidecar.
             uri = f"s3://{ignored.bucket}/{ignored.key.removesuffix(suffix)}"
             announced[uri] = (suffix, ignored.sidecar_version, message.message_id)
     if not announced:
@@ -42,21 +42,21 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
 
 
 def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) -> Envelope:
-    """Return the unit that reads an object again with a sidecar; the same one for the same version of both.
+    """Return the unit that reads an object again with a sidecar; equal versions of both give the same unit.
 
-    The version is the sidecar's ETag, or nothing. The unit is of the same age as the object's own, so that whatever
-    supersedes one supersedes both.
+    `version` is the sidecar's ETag, or empty. The unit has the age of the object's own unit, so that a newer unit
+    supersedes both.
     """
-    both = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
-    return _read_again(unit, version=both, message_id=message_id)
+    versions = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
+    return _read_again(unit, version=versions, message_id=message_id)
 
 
 def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
-    """Make a pending unit for each volume without an end that these new units show to be over; return how many.
+    """Create a pending unit for each volume without an end chunk that these new units close; return their number.
 
-    In the transaction that admits them, and in both directions: a chunk closes the volume before its own, and its own
-    where a later one is known. So of two volumes whichever is admitted second finds the other. The closing is of the
-    same age as its chunk, whose number and CLOSED are its precedence: it replaces the chunk's Item, and a later chunk
+    Runs in the transaction that admits the units, in both directions: a chunk closes the volume before its own, and its
+    own volume if a later one is known. So the volume that is admitted second finds the other. The closing unit has the
+    age of its chunk, whose number with CLOSED is its precedence: it replaces the chunk's Item, and a later chunk
     replaces both.
     """
     feeds = ledger.registry.chunk_feeds
@@ -69,7 +69,7 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
 
 
 def _read_again(unit: Envelope, *, version: str, message_id: str | None) -> Envelope:
-    """Return the unit that reads an object once more, in the bulk lane, as that version and for that message."""
+    """Return a unit of the bulk lane that reads an object once more, with another version and message."""
     return unit.evolve(
         wal_id=wal_id(
             dataset=unit.dataset,

@@ -1,9 +1,8 @@
-"""Recording: what a batch of parsed messages or of listed objects leaves in the ledger.
+"""Recording: write a batch of parsed messages or of listed objects to the ledger.
 
-Belongs here: units, deliveries and rejections, in the caller's transaction, so that a message is never received without
-a trace, whichever queue it came from; and what becomes of that which the database refuses: it is rejected with the
-database's words and costs the others nothing. Does not belong here: receiving (`intake.py`), the dead-letter queue
-(`recovery/`), listing (`storage/objects.py`).
+Belongs here: units, deliveries and rejections in the caller's transaction, so that every received message is recorded,
+from either queue; and rows that the database refuses, which are rejected with its error text and do not affect others.
+Does not belong here: receiving (`intake.py`), the dead-letter queue (`recovery/`), listing (`storage/objects.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def enter_listed(ledger: Ledger, chunk: Sequence[Envelope], tx: Transaction) -> tuple[EnsureResult, Collection[WalId]]:
-    """Give listed objects their records, in the bulk lane, and let failed ones in again. Entering twice is no harm.
+    """Record listed objects in the bulk lane, and requeue failed units. Safe to repeat.
 
-    Returns what became of the units, and those that were let in again.
+    Returns the outcome for the units, and the requeued units.
     """
     ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
     failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
@@ -49,15 +48,15 @@ def enter_listed(ledger: Ledger, chunk: Sequence[Envelope], tx: Transaction) -> 
 def ensure_units(
     ledger: Ledger, parsed: Sequence[ParsedMessage], *, lane: Lane = Lane.LIVE, tx: Transaction
 ) -> tuple[EnsureResult, list[ParsedMessage]]:
-    """Give every unit of the messages its record; return the messages with refused units as rejections."""
-    units = {unit.wal_id: unit for one in parsed for unit in one.envelopes}
+    """Record every unit of the messages; return the messages with refused units as rejections."""
+    units = {unit.wal_id: unit for message in parsed for unit in message.envelopes}
     ensured = ledger.ensure(units.values(), lane=lane, tx=tx)
-    return ensured, [one.without(ensured.refused) for one in parsed]
+    return ensured, [message.without(ensured.refused) for message in parsed]
 
 
 def created_of(ensured: EnsureResult, parsed: Sequence[ParsedMessage]) -> list[Envelope]:
-    """Return the units of the messages that had no record before."""
-    return [unit for one in parsed for unit in one.envelopes if unit.wal_id in ensured.created]
+    """Return the units of the messages whose records are new."""
+    return [unit for message in parsed for unit in message.envelopes if unit.wal_id in ensured.created]
 
 
 def record_messages(
@@ -69,9 +68,9 @@ def record_messages(
     landing_sha256: str,
     tx: Transaction,
 ) -> set[str]:
-    """Write down messages received from the queue of that name, the units they announce, and their rejections.
+    """Record messages from `queue`, the units that they announce, and their rejections.
 
-    Returns the ids of the messages of which anything was rejected.
+    Returns the ids of the messages with rejections.
     """
 
     def write(part: Sequence[tuple[Delivery, list[Rejection]]]) -> None:
@@ -79,12 +78,12 @@ def record_messages(
         deliveries.reject([entry for _, rejections in part for entry in rejections], tx=tx)
 
     entries = [
-        (delivery_of(message, one, queue=queue, landing_sha256=landing_sha256), rejections_of(message, one))
-        for message, one in zip(messages, parsed, strict=True)
+        (delivery_of(message, result, queue=queue, landing_sha256=landing_sha256), rejections_of(message, result))
+        for message, result in zip(messages, parsed, strict=True)
     ]
     _, refused = write_all_but_refused(tx, entries, write)
     if refused:
-        # Without any text of the sender; its bytes are landed.
+        # Without text from the sender; the landing zone has the message.
         write([(_bare(delivery), [_refusal(delivery, reason)]) for (delivery, _), reason in refused])
     _count(parsed, database_refused=len(refused)).write(tx)
     rejected = [delivery for delivery, rejections in entries if rejections]
@@ -93,19 +92,19 @@ def record_messages(
 
 def _count(parsed: Iterable[ParsedMessage], *, database_refused: int) -> Totals:
     totals = Totals()
-    for one in parsed:
-        for unit in one.envelopes:
+    for message in parsed:
+        for unit in message.envelopes:
             totals.add(Total.MESSAGES_PARSED, unit.dataset, RecordUse.PARSED)
-        for ignored in one.ignored:
+        for ignored in message.ignored:
             totals.add(Total.MESSAGES_PARSED, ignored.dataset or "", RecordUse.IGNORED)
-        for rejection in one.rejections:
+        for rejection in message.rejections:
             totals.add(Total.PARSE_FAILURES, label=rejection.code, amount=rejection.records)
     totals.add(Total.PARSE_FAILURES, label=ParseIssue.DATABASE_REFUSED, amount=database_refused)
     return totals
 
 
 def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:
-    """Return what the ledger keeps of the records that gave no unit."""
+    """Return the ledger's rows for a message's rejected records."""
     return [
         Rejection(
             message_id=message.message_id,
@@ -119,7 +118,7 @@ def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]
 
 
 def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing_sha256: str) -> Delivery:
-    """Return what the ledger keeps of one receive of a message, from the queue of that name."""
+    """Return the ledger's row for one receive of a message from `queue`."""
     raw = parsed.envelopes[0].raw if parsed.envelopes else None
     return Delivery(
         message_id=message.message_id,
@@ -131,13 +130,13 @@ def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landi
         wal_ids=tuple(unit.wal_id for unit in parsed.envelopes),
         ignored=tuple(
             IgnoredRecord(
-                record_index=one.record_index or 0,
-                reason=one.reason.value,
-                dataset=one.dataset,
-                bucket=one.bucket,
-                key=one.key,
+                record_index=record.record_index or 0,
+                reason=record.reason.value,
+                dataset=record.dataset,
+                bucket=record.bucket,
+                key=record.key,
             )
-            for one in parsed.ignored
+            for record in parsed.ignored
         ),
         authenticity=parsed.verdict.authenticity.value,
         state=DeliveryState.IN_FLIGHT if parsed.envelopes or parsed.rejections else DeliveryState.IGNORED,

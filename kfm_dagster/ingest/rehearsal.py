@@ -1,7 +1,7 @@
-"""Rehearsal: one object taken through a contract's whole chain, in a deployment that is there for that alone.
+"""Rehearsal: run one object through a contract's whole chain, in a temporary deployment.
 
-Readers, gates and the Item's validation are those of an ingest, so what a rehearsal finds is what an ingest would. Does
-not belong here: what is wrong with a contract by itself (`contracts/loader.py`).
+Readers, gates and the Item's validation are an ingest's, so the findings are the same. Does not belong here: errors in
+a contract by itself (`contracts/loader.py`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 
 LISTED_SHOWN = 5
-"""Prefixes of a day that a finding names."""
+"""Limit of a day's prefixes in a finding."""
 LEFT_OUT = "storage.listing_sets: a backfill does not look for this object; it is ingested when it is announced"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """What became of one object: its status, the Item if there is one, what was found, and what is only suspect."""
+    """The result for one object: its status, the Item if any, findings, and suspicions."""
 
     uri: str
     status: Status | None
@@ -57,10 +57,10 @@ class Rehearsal:
 
 
 def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsal:
-    """Ingest a file DIR/BUCKET/KEY, and the sidecars beside it, under a dataset's contract. Leaves nothing behind.
+    """Ingest a file DIR/BUCKET/KEY and its sidecars by a dataset's contract, and remove all results.
 
-    An object that the contract's listing sets leave out is taken in, as an announced one is, and said to be suspect.
-    Raises ContractError for a file that the contract does not name.
+    An object outside the contract's listing sets is ingested like an announced one, and reported as suspect. Raises
+    ContractError for a file that the contract does not name.
     """
     contract = registry[dataset]
     bucket, key = _address(contract, sample)
@@ -68,12 +68,12 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
     left_out = _is_left_out(contract, key, match)
     if left_out:
         contract = _listing_only(contract, key)
-        registry = ContractRegistry.of([one for one in registry if one.id != dataset] + [contract])
+        registry = ContractRegistry.of([each for each in registry if each.id != dataset] + [contract])
     with TemporaryDirectory(prefix="kfm-rehearsal-") as folder:
         root = Path(folder)
         for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
             _place(Path(f"{sample}{suffix}"), root / "objects" / bucket / f"{key}{suffix}")
-        # Of the settings only the card's are the deployment's: nothing of it may be written to.
+        # Only the pipeline card is the deployment's: the rehearsal must not write to its stores.
         settings = Settings.load(
             home=root / "home",
             object_root=root / "objects",
@@ -84,8 +84,8 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
         try:
             pipeline.registry = registry
             with unlogged():
-                found = _rehearsed(pipeline, contract, f"s3://{bucket}/{key}", match)
-            return replace(found, suspect=(*found.suspect, LEFT_OUT)) if left_out else found
+                rehearsal = _rehearsed(pipeline, contract, f"s3://{bucket}/{key}", match)
+            return replace(rehearsal, suspect=(*rehearsal.suspect, LEFT_OUT)) if left_out else rehearsal
         finally:
             pipeline.close()
 
@@ -96,7 +96,7 @@ def _is_left_out(contract: DatasetContract, key: str, match: KeyMatch) -> bool:
 
 
 def _listing_only(contract: DatasetContract, key: str) -> DatasetContract:
-    """Return the contract with a listing that finds the one object."""
+    """Return the contract with a listing of the one object only."""
     storage = contract.storage.model_copy(update={"listing": ["{key}"], "listing_sets": {"key": [key]}})
     return contract.model_copy(update={"storage": storage})
 
@@ -113,12 +113,12 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
     try:
         outputs = run_chain(first)
     except StageFailedError as error:
-        said = error.decision.failing if error.decision else ()
-        found = [f"{verdict.gate}: {finding.what}" for verdict in said for finding in verdict.findings]
-        return Rehearsal(uri=uri, status=None, item=None, findings=tuple(found or [str(error)]), suspect=())
+        failing = error.decision.failing if error.decision else ()
+        findings = [f"{verdict.gate}: {finding.what}" for verdict in failing for finding in verdict.findings]
+        return Rehearsal(uri=uri, status=None, item=None, findings=tuple(findings or [str(error)]), suspect=())
     if not outputs[-1].envelopes:
-        looked = ", ".join(islice(contract.storage.day_prefixes(match.start.date()), LISTED_SHOWN))
-        missing = f"storage.listing: no prefix lists {uri}, so that no backfill would find it; listed were {looked}"
+        prefixes = ", ".join(islice(contract.storage.day_prefixes(match.start.date()), LISTED_SHOWN))
+        missing = f"storage.listing: no prefix lists {uri}, so that no backfill would find it; listed were {prefixes}"
         return Rehearsal(uri=uri, status=None, item=None, findings=(missing,), suspect=())
     (unit,) = outputs[-1].envelopes
     with pipeline.database.snapshot() as tx:
@@ -144,8 +144,8 @@ def _address(contract: DatasetContract, sample: Path) -> tuple[str, str]:
     parts = sample.absolute().parts
     for bucket in contract.storage.buckets:
         if bucket in parts[:-1]:
-            place = parts.index(bucket)
-            return bucket, "/".join(parts[place + 1 :])
+            index = parts.index(bucket)
+            return bucket, "/".join(parts[index + 1 :])
     raise ContractError(
         "the sample lies below no bucket of the contract",
         observed=sample,
@@ -170,16 +170,16 @@ def _understood(contract: DatasetContract, bucket: str, key: str) -> KeyMatch:
 
 
 def _wanted(pattern: str, key: str) -> str:
-    """Tell where a key leaves a pattern: behind the longest beginning of it that is a pattern by itself."""
+    """Return where a key stops matching: after the pattern's longest matching prefix that is itself a pattern."""
     for end in range(len(pattern), 0, -1):
         with suppress(re.error):
-            if found := re.match(pattern[:end], key, re.ASCII):
-                return f"{pattern[end:] or 'its end'} after {found[0]!r}; the whole pattern is {pattern}"
+            if match := re.match(pattern[:end], key, re.ASCII):
+                return f"{pattern[end:] or 'its end'} after {match[0]!r}; the whole pattern is {pattern}"
     return pattern
 
 
 def _place(file: Path, target: Path) -> None:
-    """Give a file another name where it is to be read; a copy only where another disk makes it one."""
+    """Link a file to the place where it is read; copy it if the place is on another disk."""
     if not file.is_file():
         return
     target.parent.mkdir(parents=True, exist_ok=True)

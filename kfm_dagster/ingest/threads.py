@@ -1,4 +1,4 @@
-"""Threads that keep the labels of the work that starts them: a pool over a batch, and a tick beside the work."""
+"""Threads with the context of their caller: a pool over a batch, and a periodic tick beside the work."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Threads:
     """The threads of one process."""
 
     most: int
-    """So many read at once."""
+    """Number of threads that read at once."""
 
     def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
-        """Do the work on everything; in the batch's order."""
+        """Apply `work` to each element; return the results in the batch's order."""
         with ThreadPoolExecutor(max_workers=self.most) as pool:
             return list(pool.map(with_context(work), batch))
 
     @contextmanager
     def repeating(self, tick: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
-        """Tick every so many seconds until the block ends, on a thread that ends with it."""
+        """Call `tick` every `seconds` until the block ends, on a thread that ends with it."""
         over = threading.Event()
 
         def keep(over: threading.Event) -> None:

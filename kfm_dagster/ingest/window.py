@@ -1,8 +1,8 @@
-"""The partition window: the first day that the deployment has partitions of, kept in its database (ADR 017).
+"""The partition window: the deployment's first day with a partition, stored in its database (ADR 017).
 
-Made once, when a database is first worked with: so many days back, or KFM_FIRST_DAY. Lowered when earlier days are
-wanted, and never raised, so that no unit of the ledger is ever of a day without a partition. Does not belong here:
-Dagster's definition of the days (`defs/chain.py`).
+Set at the first use of a database: DEFAULT_DAYS back, or KFM_FIRST_DAY. Lowered if earlier days are needed, and never
+raised, so that every unit of the ledger is of a day with a partition. Does not belong here: Dagster's definition of the
+days (`defs/chain.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database, Transaction
 
 DEFAULT_DAYS = timedelta(days=1_000)
-"""How far back the partitions of a new database go: as many as the UI shows at a glance."""
+"""Number of past days with partitions in a new database: as many as the UI shows at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,24 +33,24 @@ class PartitionWindow:
     clock: Callable[[], datetime]
 
     def make(self) -> None:
-        """Settle the first day, where none is settled yet: units and backfills that are there stay within."""
+        """Set the first day if none is set, so that existing units and backfills are within the window."""
         with self.database.snapshot() as tx:
-            is_settled = self._stored(tx) is not None
-        if not is_settled:
+            is_set = self._stored(tx) is not None
+        if not is_set:
             with self.database.transaction() as tx:
                 self._settled(tx)
 
     def first_day(self) -> date:
-        """Return the first day; where none is settled yet, what would be settled now."""
+        """Return the first day, or the default if none is set."""
         with self.database.snapshot() as tx:
             return self._stored(tx) or default_first_day(self.settings, clock=self.clock)
 
     def current(self) -> DayWindow:
-        """Return the days of which units may come in now."""
+        """Return the days whose units may be ingested now."""
         return DayWindow(first=self.first_day(), today=self.clock().date())
 
     def lower(self, day: date, *, actor: str, reason: str, tx: Transaction) -> bool:
-        """Begin with an earlier day; False where the window begins there or before. Running code has to be reloaded."""
+        """Set an earlier first day; False if the window begins then or earlier. Code locations must be reloaded."""
         if self._settled(tx) <= day:
             return False
         self._begin(day, actor=actor, reason=reason, tx=tx)
@@ -61,7 +61,7 @@ class PartitionWindow:
         tx.run("deployment.add", fact="first_day", value=day.isoformat(), at=at, actor=actor, reason=reason)
 
     def _settled(self, tx: Transaction) -> date:
-        """Return the first day, settled now where it was not."""
+        """Return the first day; set it if none is set."""
         if (stored := self._stored(tx)) is not None:
             return stored
         first_day = default_first_day(self.settings, clock=self.clock)
@@ -76,19 +76,19 @@ class PartitionWindow:
 
 
 def default_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> date:
-    """Return the first day of a new database: as set, else DEFAULT_DAYS back; never in the future."""
+    """Return the first day of a new database: KFM_FIRST_DAY or DEFAULT_DAYS back, at most today."""
     today = clock().date()
     return min(settings.first_day or today - DEFAULT_DAYS, today)
 
 
 def stored_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> date:
-    """Return the first day of a deployment whose database need not be there, nor answer; changes nothing.
+    """Return a deployment's first day, without changes, even if its database is missing or does not answer.
 
-    A code location must load without its database: until it is loaded again, the default stands for what is stored.
+    A code location must load without its database: the default then replaces the stored day until the next load.
     """
     url = make_url(settings.database_url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        return default_first_day(settings, clock=clock)  # opening would make the file
+        return default_first_day(settings, clock=clock)  # opening would create the file
     try:
         database = Database.open(settings.database_url, read_only=True)
     except NoLedgerError:
