@@ -1,12 +1,12 @@
-"""Rolling back a run: when a stage has failed for good, what the run's other stages did is taken back, too (PCS-03).
+"""Rollback of a run: after a stage has failed for good, undo the effects of the run's other stages, too (PCS-03).
 
-Those before it, and those after it which an earlier process of the run had got to: a re-execution may fail sooner.
+These are the stages before it, and stages after it of an earlier process of the run: a re-execution may fail sooner.
 
-One transaction, in reverse topological order: the claims are taken back first, so that nothing is undone that another
-run may rely on by now; then lineage is withdrawn, Items go back byte for byte, and run-state says of each stage that
-its output stands no more, after the commit where it is outside the database.
-Does not belong here: what the stage that failed undoes itself (`stages/lifecycle.py`), or runs whose process died:
-these go forward, because the next attempt of their units converges.
+One transaction, in reverse topological order: first it releases the claims, so that no effect is undone that another
+run may rely on; then it withdraws lineage, restores Items byte for byte, and revokes each stage's output in run-state,
+after the commit if run-state is outside the database.
+Does not belong here: what the failed stage undoes itself (`stages/lifecycle.py`), or runs whose process died: they are
+not rolled back, because the next attempt of their units converges.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _TakenOverError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback:
-    """What was taken back of a run in a dataset: by stage, the last one first, and the units' claims."""
+    """The undone effects of a run in a dataset: by stage, the last one first, and the released claims."""
 
     compensated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     claims: RecoverReport = field(default_factory=RecoverReport)
@@ -61,22 +61,22 @@ class Rollback:
 
 
 def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | None:
-    """Return the seconds after which a stage that failed is tried again; None where its run is to be rolled back.
+    """Return the seconds until the retry of a failed stage; None if its run must be rolled back.
 
-    `tries` counts those that the caller has made.
+    `tries` is the number of the caller's tries.
     """
     return node.pipeline.stages.lifecycle.retry_in(node.run_id, node.kind, classify(error), tries=tries)
 
 
 def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Take back what a run did in a dataset, after its stage `node` failed for good; None where nothing is to be done.
+    """Undo a run's effects in a dataset after its stage `node` failed for good; return None if there was nothing to do.
 
-    `because` stands as the last error of every unit of the run: who finds one in quarantine reads which stage and gate.
+    `because` becomes the last error of every unit of the run, which names stage and gate for units in quarantine.
 
-    Nothing is done where the card knows no rollback, the stage itself could not be compensated, or the run handed an
-    earlier one's work on. Raises ClaimsLostError, and what the catalog and the database raise; then nothing is taken
-    back in the database, and the units' next attempt finds and completes what stands. Where everything is, and only
-    what follows the commit was not done, run-state outside the database is told once more.
+    Does nothing if the card has no rollback, the failed stage itself could not be compensated, or the run reused an
+    earlier run's output. Raises ClaimsLostError, and errors of catalog and database; then the database is unchanged,
+    and the units' next attempt finds and completes the effects. If only the work after the commit fails, revokes the
+    outputs in a run-state outside the database once more.
     """
     states = list(_standing(node))
     with node.pipeline.database.snapshot() as tx:
@@ -108,7 +108,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
 
 def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Roll back; where that is impossible, say so in log and audit, and leave it to the units' next attempt."""
+    """Roll back; if that fails, write log and audit, and leave the effects to the units' next attempt."""
     try:
         return roll_back(node, because)
     except Exception as error:
@@ -120,9 +120,9 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
 
 
 def _tell_run_state_again(node: ChainNode) -> None:
-    """Take back the run-state that stays after a rollback; where that fails, too, log and audit have it.
+    """Revoke the outputs that run-state still has after a rollback; write a failure to log and audit.
 
-    A re-execution of the run would take the outputs for its own as if they were current.
+    A re-execution of the run would reuse these outputs as current ones.
     """
     try:
         states = list(_standing(node))
@@ -139,9 +139,9 @@ def _tell_run_state_again(node: ChainNode) -> None:
 
 
 def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
-    """Return the failed attempt while nobody can start the stage. Raises _TakenOverError when somebody has.
+    """Lock the stage and return its failed attempt. Raises _TakenOverError if another process has started it.
 
-    Asked after the claims are locked, in the order in which a stage that commits locks them.
+    Called after the claims are locked, which is the order of locks of a committing stage.
     """
     node.pipeline.nodes.lock_node(node.name, tx=tx)
     failed = _failed(node, tx)
@@ -151,7 +151,7 @@ def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
 
 
 def _failed(node: ChainNode, tx: Transaction) -> StageAttempt | None:
-    """Return the attempt that failed for good: one that was rolled back itself, or may not even start."""
+    """Return the attempt that failed for good: a rolled-back one, or one that may not start; else None."""
     card, store = node.pipeline.card.machine, node.pipeline.stages.lifecycle.store
     newest = store.newest(node.run_id, node.kind, tx=tx)
     if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:
@@ -165,7 +165,7 @@ def _others(node: ChainNode) -> Iterator[type[ChainNode]]:
 
 
 def _standing(node: ChainNode) -> Iterator[RunState]:
-    """Yield the records of the run's other stages whose output stands, the last one first."""
+    """Yield the records of the run's other stages with a current output, the last one first."""
     for other in _others(node):
         state = node.pipeline.stages.run_states.get(f"{node.dataset}.{other.operator}", node.run_id)
         if state is not None and state.artifact_uri is not None:
@@ -182,14 +182,14 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
 def _take_back_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
-    """Take back every claim that the run has made; by what is not compensable, the units at fault go to a person.
+    """Release every claim of the run; after an error that is not compensable, quarantine the units at fault.
 
-    Raises ClaimsLostError when one is not the run's any more.
+    Raises ClaimsLostError if the run has lost a claim.
     """
     why = str(because) if isinstance(because, KfmError) else f"{node.kind}: {error_text(because)}"
     units = {unit.wal_id for unit in claimed}
     is_compensable = classify(because) not in node.pipeline.card.machine.human_review
-    released = node.pipeline.ledger.release_rolled_back(
+    report = node.pipeline.ledger.release_rolled_back(
         run_id=node.run_id,
         dataset=node.dataset,
         because=why,
@@ -197,19 +197,19 @@ def _take_back_claims(
         bisect=may_be_of_a_unit(because),
         tx=tx,
     )
-    taken = {*released.requeued, *released.quarantined, *released.failed}
-    lost = units - taken
+    released = {*report.requeued, *report.quarantined, *report.failed}
+    lost = units - released
     if lost:
         raise ClaimsLostError(
             observed=f"{len(lost)} of {len(claimed)} claims of run {node.run_id} in {node.dataset}, {min(lost)} first",
             expected="every unit still claimed by the run",
             next_step="none: the run that holds them finds what is there and completes it",
         )
-    return released
+    return report
 
 
 def _take_back_run_state(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
-    """Say of each stage that its output stands no more; outside the database only once the transaction is committed."""
+    """Revoke each stage's output in run-state; outside the database only after the commit."""
     for state in states:
         node.pipeline.stages.port.revoke(state, by=node.kind, tx=tx)
 
@@ -227,7 +227,7 @@ def _audit(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transa
 
 
 def _is_audited(node: ChainNode, failed: StageAttempt) -> bool:
-    """Tell whether the transaction of a rollback was committed, as the database knows."""
+    """Return whether the database has the audit line of a committed rollback."""
     lines = node.pipeline.stages.lifecycle.store.audit.of_stage(failed.run_id, failed.stage)
     return any((line["attempt"], line["event"]) == (failed.attempt, _ROLLED_BACK) for line in lines)
 

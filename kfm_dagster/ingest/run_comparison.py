@@ -1,7 +1,7 @@
-"""Comparing a run with itself: each stage is done again from what the stage before it saved, and nothing is written.
+"""Comparison of a run with itself: repeat each stage from the saved output of the stage before it, without writing.
 
-Reads objects and checkpoints only. Belongs here: what is the same and what is not (PCS-08). Does not belong here: what
-follows from it (`run_replay.py`).
+Reads objects and checkpoints only. Belongs here: equality of results (PCS-08). Does not belong here: the consequences
+(`run_replay.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RunReplayRefusedError(ConfigurationError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageComparison:
-    """One stage of a run, done again. Hashes are SHA-256 in hex over keys and results, in the order of the keys."""
+    """A repeated stage of a run. Hashes are SHA-256 in hex over keys and results, in the order of the keys."""
 
     stage: str
     units: int
@@ -41,7 +41,7 @@ class StageComparison:
     """Units with two results that differ, sorted."""
 
     def diverges(self, plan: Replay) -> bool:
-        """Tell whether anything differs that the plan wants equal."""
+        """Return whether keys or results differ that the plan requires to be equal."""
         return bool((plan.verify.primary_keys and self.keys_differing) or (plan.verify.hash and self.results_differing))
 
     def as_json(self) -> dict[str, Any]:
@@ -58,28 +58,28 @@ class StageComparison:
 
 
 def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[StageComparison]:
-    """Yield the stages of a run that can be done again without effects, in reverse topological order.
+    """Yield comparisons of a run's stages that are repeatable without effects, in reverse topological order.
 
-    Looks at the units that the run brought to success. Raises RunReplayRefusedError where the plan or the run does not
-    allow a replay, StoreSilentError where an object's store does not answer: then nothing is known.
+    Compares the units that succeeded in the run. Raises RunReplayRefusedError if the plan or the run does not allow a
+    replay, StoreSilentError if an object's store does not answer: then there is no result.
     """
     plan = pipeline.card.replay_plan.replay
     outputs = {node: _output(pipeline.stages, plan, f"{dataset}.{node.operator}", run_id) for node in chain()}
-    # What failed there is no result of it: another attempt may have gone another way.
+    # A failed unit has no comparable result: another attempt may have another outcome.
     succeeded = {unit.wal_id for unit in outputs[Settle].envelopes if unit.failure is None}
     original = {
         node: [unit for unit in output.envelopes if unit.wal_id in succeeded] for node, output in outputs.items()
     }
     for kind in reversed(chain()):
         if kind.replayable and kind.follows is not None:
-            given = original[kind.follows]
-            partition = next((unit.partition for unit in given), "")
-            node = kind(pipeline=pipeline, dataset=dataset, partition=partition, run_id=run_id, received=given)
+            received = original[kind.follows]
+            partition = next((unit.partition for unit in received), "")
+            node = kind(pipeline=pipeline, dataset=dataset, partition=partition, run_id=run_id, received=received)
             yield _compared(node.kind, node.results(original[kind]), node.rerun())
 
 
 def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> StageBatch:
-    """Return what a stage of the run saved. Raises RunReplayRefusedError."""
+    """Return the saved output of a run's stage. Raises RunReplayRefusedError."""
     if not plan.enabled:
         raise RunReplayRefusedError(
             observed="replay.enabled false", next_step="see replay_plan.yaml (KFM_CONFIGS_DIR), or kfm replay run"
@@ -104,14 +104,14 @@ def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> Stage
 
 
 def _compared(stage: str, original: Results, again: Results) -> StageComparison:
-    both = original.keys() & again.keys()
+    common = original.keys() & again.keys()
     return StageComparison(
         stage=stage,
         units=len(original),
         original_sha256=_sha256(original),
         replayed_sha256=_sha256(again),
         keys_differing=tuple(sorted(original.keys() ^ again.keys())),
-        results_differing=tuple(sorted(wal_id for wal_id in both if original[wal_id] != again[wal_id])),
+        results_differing=tuple(sorted(wal_id for wal_id in common if original[wal_id] != again[wal_id])),
     )
 
 
