@@ -1,25 +1,24 @@
-"""GRIB2 reader: metadata of a forecast or analysis file from its index sidecar and its first message's header.
+"""GRIB2 reader: metadata of a model's file from its index and its first message's header.
 
-Belongs here: `read_grib2`, and what the key, the sidecar and the messages must agree on. Does not belong here: octets
+Belongs here: `read_grib2`, and the agreement of key, sidecar and messages. Does not belong here: octets
 (`grib2_sections.py`), grids (`grib2_grids.py`), index lines (`grib_index.py`), names (`grib2_properties.py`).
 
 An object with an index costs three range requests: the first message's header (4 KiB), the index, and the last message,
-which tells whether the object is whole: its start says how long it is, so that an object cut anywhere in it is shorter
-than that, and its end must be one. A last message over LAST_MESSAGE_BYTES costs a request for its start and another
-for its end. Neither would do alone: `7777` may stand in packed data where an object was cut, and an object may have its
+which shows whether the object is whole: its start states its length, so that an object cut within it is shorter, and
+its end must be a message's end. A last message over LAST_MESSAGE_BYTES costs a request for its start and another for
+its end. Neither is enough alone: packed data may contain `7777` where an object was cut, and an object may have its
 size before it has its last bytes.
 
-Without an index, the object is walked from message to message, one request each, two where a bit map is long, whatever
-its size. Of more than WALK_MESSAGES messages only the object's end is looked at: then its completeness is unchecked,
-which is a finding.
+Without an index, the object is walked from message to message, one request each, two when a bit map is long, whatever
+its size. After WALK_MESSAGES messages only the object's end is checked, with a finding of unchecked completeness.
 
 The key grammar's groups have fixed meanings here: `date` (YYYYMMDD) and `cycle` (HH, HHMM or HHMMSS), or `time`
-(HHMMSS) where there are no cycles, are the run, and `lead` the forecast hours that the file is named for. A file holds
-fields that are valid within the hour before its lead (sub-hourly steps) or at it (all others; accumulations end at it).
-`hours`, `minutes` and `since` (the hour of a day) name the window that ends at the time of a field, where the message
-says an instant of an accumulation, as MRMS's do.
+(HHMMSS) without cycles, are the run, and `lead` the forecast hours in the file's name. The fields of a file are valid
+within the hour before its lead (sub-hourly steps) or at it (all others; accumulations end at it). `hours`, `minutes`
+and `since` (the hour of a day) name the window that ends at the time of a field, when the message states an instant for
+an accumulation, as MRMS's do.
 
-An object's time is when its fields hold, with an index and without; the run is a property.
+An object's time is the time of its fields, with an index and without; the run is a property.
 """
 
 from __future__ import annotations
@@ -64,14 +63,14 @@ __all__ = ["FIRST_BYTES", "PROPERTIES", "WALK_MESSAGES", "Inventory", "TakeInven
 INDEX_SUFFIX = ".idx"
 
 FIRST_BYTES = REQUEST_BYTES
-"""Of an object, by its first request."""
+"""Bytes of an object that its first request reads."""
 LAST_MESSAGE_BYTES = 2 * 1024 * 1024
-"""A last message up to this size is requested whole. Those of HRRR, GFS and NBM take 0.03 to 1.8 MB, about as long as
-the request that is saved: S3 gives 85 to 90 MB/s a connection, and answers within tens of milliseconds (AWS,
+"""A last message up to this size is requested whole. Those of HRRR, GFS and NBM take 0.03 to 1.8 MB, which takes about
+as long as the saved request: S3 gives 85 to 90 MB/s a connection, and answers within tens of milliseconds (AWS,
 "Performance guidelines for Amazon S3")."""
 WALK_MESSAGES = 256
-"""Messages that are walked without an index, at tens of milliseconds each; of one with several fields each counts. HRRR
-surface files have 173; files of pressure and native levels have 700 to 1,200, and always an index in the end."""
+"""Most messages walked without an index, at tens of milliseconds each; every field of a message counts. HRRR surface
+files have 173; files of pressure and native levels have 700 to 1,200, and always get an index."""
 MAX_VARIABLES = 200
 """Names in `grib:variables`; real indexes have up to 97 (HRRR)."""
 
@@ -80,7 +79,7 @@ Findings = list[tuple[MetadataIssue, str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """What is known of the object's messages; `messages` is None when there may be more than were looked at."""
+    """Known messages of an object; `messages` is None when there may be further ones."""
 
     messages: int | None
     spans: frozenset[Span] = frozenset()
@@ -90,7 +89,7 @@ class Inventory:
 
 
 TakeInventory = Callable[[HeaderWindow, GribMessage, timedelta | None, Findings], Inventory]
-"""How an object's messages become known, by the key's lead. Raises ReadError; adds to the findings."""
+"""Reads an object's inventory, by the key's lead. Raises ReadError; adds to the findings."""
 
 
 def read_grib2(request: ReadRequest) -> HeaderMetadata:
@@ -103,12 +102,12 @@ def read_grib2(request: ReadRequest) -> HeaderMetadata:
 
 
 def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeInventory) -> HeaderMetadata:
-    """Read the messages of a source: the request's own, or what is in it. Raises ReadError."""
+    """Read the messages of a source: the object, or its unpacked content. Raises ReadError."""
     window = HeaderWindow(source)
-    found = find_message(window, 0)
-    if found is None:
+    offset = find_message(window, 0)
+    if offset is None:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message within the first {SEARCH_BYTES} bytes")
-    first = read_message(window, found)
+    first = read_message(window, offset)
     grid = describe_grid(first.grid)
     findings: Findings = []
     if grid.fault is not None:
@@ -144,10 +143,10 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
 
 
 def _object_times(spans: Collection[Span]) -> tuple[datetime, datetime, datetime]:
-    """Return start, end and datetime of an object whose fields hold in `spans`, of which there is at least one.
+    """Return start, end and datetime of an object by the `spans` of its fields, at least one.
 
-    With instants: the earliest and the latest, and the earliest again. Windows count only where there is no instant:
-    begin and end of the longest (of equally long ones, of all), and the end again.
+    With instants: the earliest and the latest, and the earliest again. Windows count only without any instant: begin
+    and end of the longest (of all that are equally long), and the end again.
     """
     if instants := [span.end for span in spans if span.start == span.end]:
         return min(instants), max(instants), min(instants)
@@ -158,7 +157,7 @@ def _object_times(spans: Collection[Span]) -> tuple[datetime, datetime, datetime
 
 
 def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None) -> set[Span]:
-    """Return when fields hold, the first with them; at the key's lead where nothing is understood of any."""
+    """Return the times of all fields, also the first; the key's lead when none is known."""
     spans = {*of_fields, *filter(None, [first.span])}
     step = first.product.step if lead is None else lead
     if not spans and step is not None:
@@ -168,9 +167,9 @@ def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None
 
 
 def _window(span: Span, groups: Mapping[str, str]) -> Span:
-    """Return the window that the key names of a field, which ends with it; the field's own where it names none."""
+    """Return the key's window, which ends with the field; the field's own without one."""
     if groups.get("since"):
-        # At the hour itself the day that ends then, which holds the other reading, too.
+        # At the hour itself the whole day before, which includes the alternative, an empty window.
         hour = span.end.replace(hour=int(groups["since"]), minute=0, second=0)
         return Span(hour if hour < span.end else hour - timedelta(days=1), span.end)
     length = timedelta(hours=int(groups.get("hours", 0)), minutes=int(groups.get("minutes", 0)))
@@ -209,7 +208,7 @@ def _check_step(first: GribMessage, lead: timedelta | None, findings: Findings) 
 def _from_index(
     request: ReadRequest, window: HeaderWindow, first: GribMessage, lead: timedelta | None, findings: Findings
 ) -> Inventory | None:
-    """Take the inventory from the sidecar; None, with a finding, when there is none or it is of another object."""
+    """Return the sidecar's inventory; None, with a finding, without a matching sidecar."""
     sidecar = request.sidecar(INDEX_SUFFIX)
     if sidecar is None:
         findings.append((MetadataIssue.SIDECAR_MISSING, f"there is no {INDEX_SUFFIX} beside the object"))
@@ -247,7 +246,7 @@ def _from_walk(window: HeaderWindow, first: GribMessage, findings: Findings) -> 
 
 
 def walk(window: HeaderWindow, first: GribMessage) -> Inventory:
-    """Follow up to WALK_MESSAGES messages; of more, look at the object's end. Raises ReadError."""
+    """Walk up to WALK_MESSAGES messages; beyond them, check the object's end. Raises ReadError."""
     fields = list(islice(read_fields(window, first.offset), WALK_MESSAGES + 1))
     spans = frozenset(span for field in fields if (span := field.span))
     if len(fields) > WALK_MESSAGES:
@@ -257,7 +256,7 @@ def walk(window: HeaderWindow, first: GribMessage) -> Inventory:
 
 
 def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: GribMessage) -> Iterator[str]:
-    """Say why the index is of another object, as far as the first message tells; nothing when it may belong."""
+    """Yield contradictions of index and first message; none when the index may match."""
     head, last = entries[0], entries[-1]
     for fault in (order_fault(entries), reference_fault(entries, first.reference)):
         if fault is not None:
@@ -269,19 +268,19 @@ def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: 
     following = next((entry.offset for entry in entries if entry.message != head.message), window.size)
     if not 0 <= following - first.end <= SEARCH_BYTES:
         yield f"the first message ends at byte {first.end}, the index goes on at {following}"
-    told, read = step_end(head.step), first.product.step
-    if told is not None and read is not None and told != read:
-        yield f"the index has {head.step!r} for the first message, which is valid at {duration(read)}"
-    of_index = named(head.variable)
-    of_message = parameters().get((first.discipline, first.product.category, first.product.number))
-    if of_index is not None and of_message is not None and of_index.abbreviation != of_message.abbreviation:
-        yield f"the index has {head.variable!r} for the first message, which is of {of_message.abbreviation}"
+    stated, step = step_end(head.step), first.product.step
+    if stated is not None and step is not None and stated != step:
+        yield f"the index has {head.step!r} for the first message, which is valid at {duration(step)}"
+    index_parameter = named(head.variable)
+    parameter = parameters().get((first.discipline, first.product.category, first.product.number))
+    if index_parameter is not None and parameter is not None and index_parameter.abbreviation != parameter.abbreviation:
+        yield f"the index has {head.variable!r} for the first message, which is of {parameter.abbreviation}"
 
 
 def _end_of_last(window: HeaderWindow, start: int) -> int:
-    """Return where the index's last message ends.
+    """Return the end of the index's last message.
 
-    Raises ReadError: SIDECAR_MISMATCH where no message starts there, or the object goes on behind it, TRUNCATED_OBJECT
+    Raises ReadError: SIDECAR_MISMATCH when no message starts there, or the object goes on behind it, TRUNCATED_OBJECT
     when it is cut.
     """
     if window.size - start <= LAST_MESSAGE_BYTES:

@@ -1,14 +1,13 @@
-"""What a GRIB2 object varies over, as the datacube extension 2.2.0 says it: cells, valid times, levels of variables.
+"""Datacube fields (extension 2.2.0) of a GRIB2 object: cells, valid times, levels.
 
 Belongs here: from a grid and the lines of an index to `cube:dimensions` and `cube:variables`. Does not belong here: the
 index (`grib_index.py`), the grid (`grib2_grids.py`).
 
-A variable stands once, however many messages it has: HRRR's files of native levels have 1,100 messages of some 60.
-Which levels it has of the dimension `level` is its `dimension_domains`, a field that stactools-noaa-hrrr made for it.
-Levels are the index's own texts, so that variable, level and step are the name of a field in `grib:layers`. The
-probabilities of a variable are another one, `TMP prob`, because their values are in percent.
-The windows of accumulations, averages and extremes are a variable's `time_bounds`, begin and end of each: those that
-reach back to the run are not the Item's time.
+A variable occurs once, however many messages it has: HRRR's files of native levels have 1,100 messages of some 60.
+Its levels of the dimension `level` are its `dimension_domains`, a field of stactools-noaa-hrrr. Levels are the index's
+own texts, so that variable, level and step are the name of a field in `grib:layers`. The probabilities of a variable
+are another variable, `TMP prob`, because their values are in percent. The windows of accumulations, averages and
+extremes are a variable's `time_bounds`, begin and end of each: windows back to the run are not the Item's time.
 """
 
 from __future__ import annotations
@@ -31,16 +30,15 @@ TIME, LEVEL = "valid_time", "level"
 PROBABILITY = " prob"
 """End of the name of a variable of probabilities, as the qualifier of their lines begins."""
 MAX_TIMES = 32
-"""Valid times, and windows of a variable, that are listed; sub-hourly files have 4."""
+"""Most valid times, and windows of a variable, in an Item; sub-hourly files have 4."""
 MAX_CHARACTERS = 65_536
-"""Of names and levels: what has more is not listed, so that an Item stays small. HRRR's native levels have 20,000."""
+"""Most characters of names and levels in an Item, which must stay small. HRRR's native levels have 20,000."""
 
 
 def cube(grid: Grid, layers: Sequence[Layer], *, reference: datetime, valid: Collection[datetime]) -> dict[str, Any]:
-    """Return the fields of an object with these layers; `valid` are the times that its fields are valid at, or end at.
+    """Return an object's fields; `valid` are the valid times, or ends of windows.
 
-    Without layers nothing is said of variables, for the first message is not the whole. Nor are there fields for a grid
-    that is not even.
+    Without layers there are no variables, as the first message is not the whole. A grid that is not even has no fields.
     """
     if grid.transform is None:
         return {}
@@ -49,49 +47,49 @@ def cube(grid: Grid, layers: Sequence[Layer], *, reference: datetime, valid: Col
     spans = spans_of(steps, reference)
     dimensions[TIME] = _times(valid, listed=len(spans) == len(steps))
     levels, windows = _levels(layers, spans)
-    if sum(len(name) + sum(map(len, of_variable)) for name, of_variable in levels.items()) > MAX_CHARACTERS:
+    if sum(len(name) + sum(map(len, level_texts)) for name, level_texts in levels.items()) > MAX_CHARACTERS:
         levels = {}
     if levels:
         dimensions[LEVEL] = {"type": "level", "values": list(dict.fromkeys(chain.from_iterable(levels.values())))}
-    variables = {name: _variable(name, each, windows.get(name, ())) for name, each in levels.items()}
+    variables = {name: _variable(name, domain, windows.get(name, ())) for name, domain in levels.items()}
     return {"cube:dimensions": dimensions} | ({"cube:variables": variables} if variables else {})
 
 
 def _levels(
     layers: Sequence[Layer], spans: Mapping[str, Span]
 ) -> tuple[Mapping[str, Iterable[str]], Mapping[str, Iterable[Span]]]:
-    """Return levels of each variable, and windows of those with some, once and in their order."""
-    found: dict[str, dict[str, None]] = {}
+    """Return the distinct levels and windows of each variable, in their order."""
+    levels_of: dict[str, dict[str, None]] = {}
     windows: dict[str, dict[Span, None]] = {}
     for variable, level, step, qualifier, _, _ in layers:
         name = variable + PROBABILITY if qualifier.startswith("prob") else variable
-        found.setdefault(name, {})[level] = None
+        levels_of.setdefault(name, {})[level] = None
         if (span := spans.get(step)) and span.start < span.end:
             windows.setdefault(name, {})[span] = None
-    return found, windows
+    return levels_of, windows
 
 
 def _variable(name: str, levels: Iterable[str], windows: Iterable[Span]) -> dict[str, Any]:
-    """Describe a variable; one that the table of parameters lacks has neither unit nor description."""
-    described: dict[str, Any] = {
+    """Return a Variable Object, without unit and description if the table lacks it."""
+    variable: dict[str, Any] = {
         "dimensions": [TIME, LEVEL, ROWS, COLUMNS],
         "type": "data",
         "dimension_domains": {LEVEL: [*levels]},
     }
     if bounds := [[_text(window.start), _text(window.end)] for window in windows]:
-        described["time_bounds"] = bounds[:MAX_TIMES]
+        variable["time_bounds"] = bounds[:MAX_TIMES]
     parameter = named(name.removesuffix(PROBABILITY))
     if name.endswith(PROBABILITY):
-        of_what = parameter.name if parameter else name.removesuffix(PROBABILITY)
-        return {**described, "unit": "%", "description": f"Probability of {of_what}"}
-    return described if parameter is None else {**described, "unit": parameter.unit, "description": parameter.name}
+        quantity = parameter.name if parameter else name.removesuffix(PROBABILITY)
+        return {**variable, "unit": "%", "description": f"Probability of {quantity}"}
+    return variable if parameter is None else {**variable, "unit": parameter.unit, "description": parameter.name}
 
 
 def _times(valid: Collection[datetime], *, listed: bool) -> dict[str, Any]:
-    """Return the valid times; only their bounds where there are too many, or a step whose time is not known."""
+    """Return the valid times; only their bounds when too many, or when a step is unknown."""
     times = [_text(moment) for moment in sorted(valid)]
-    described: dict[str, Any] = {"type": "temporal", "extent": [times[0], times[-1]]}
-    return {**described, "values": times} if listed and len(times) <= MAX_TIMES else described
+    dimension: dict[str, Any] = {"type": "temporal", "extent": [times[0], times[-1]]}
+    return {**dimension, "values": times} if listed and len(times) <= MAX_TIMES else dimension
 
 
 def _text(moment: datetime) -> str:

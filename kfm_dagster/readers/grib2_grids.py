@@ -1,7 +1,7 @@
 """GRIB2 grids: from section 3 to a footprint and the projection fields of STAC.
 
 Belongs here: grid definition templates 3.0, 3.10, 3.20, 3.30 and 3.40, and the earth shapes of code table 3.2. Does not
-belong here: finding section 3 (`grib2_sections.py`), outlines as GeoJSON (`geometry.py`). Octet numbers are those
+belong here: reading section 3 (`grib2_sections.py`), outlines as GeoJSON (`geometry.py`). Octet numbers are those
 of WMO-No. 306, volume I.2, counted from 1.
 
 Latitudes on the model's own earth (mostly a sphere) are taken as WGS 84 latitudes without a datum shift, as ecCodes
@@ -35,7 +35,7 @@ from kfm_dagster.readers.geometry import (
 from kfm_dagster.readers.grib2_sections import signed
 
 MAX_SIDE = 50_000
-"""Grid points on a side. The finest real grids have 7,000 (MRMS); more is taken for a corrupt header."""
+"""Most grid points on a side. The finest real grids have 7,000 (MRMS); a larger number means a corrupt header."""
 
 _MISSING_32 = 0xFFFFFFFF
 _MICRODEGREES = 1_000_000
@@ -48,10 +48,10 @@ class Grid:
     """One grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
 
     `transform` maps (column, row) to the CRS from cell corner to cell corner with row 0 in the north, as GDAL presents
-    every GRIB2 grid whatever its scanning mode; a grid round the earth begins in the west, where it may begin at
-    Greenwich in the file. None where rows are not evenly spaced. `native` has ecCodes' key names. `fault` says how the
-    increments contradict the corners; the grid is then placed by the corners, or on a projection by the increments.
-    All files of a grid share one `geometry`, whose coordinates are tuples.
+    every GRIB2 grid whatever its scanning mode; a grid round the earth begins in the west, even if its file begins at
+    Greenwich. None when rows are not evenly spaced. `native` has ecCodes' key names. `fault` names a contradiction of
+    increments and corners; the grid is then placed by the corners, or on a projection by the increments.
+    All files of a grid share one `geometry` with tuples as coordinates.
     """
 
     template: int
@@ -66,10 +66,10 @@ class Grid:
 
 @lru_cache(maxsize=64)
 def describe_grid(section: bytes) -> Grid:
-    """Describe the grid of a raw section 3; the thousands of files of one grid share one description.
+    """Return the grid of a raw section 3, cached: thousands of files have the same grid.
 
-    Raises ReadError: MISSING_GEOLOCATION for a template or earth that is not read, UNREADABLE_FORMAT for numbers that
-    cannot be a grid, RESOURCE_LIMIT for one too large, INVALID_GEOMETRY when it has no outline.
+    Raises ReadError: MISSING_GEOLOCATION for an unknown template or earth, UNREADABLE_FORMAT for numbers that cannot be
+    a grid, RESOURCE_LIMIT for a grid that is too large, INVALID_GEOMETRY for a grid without an outline.
     """
     try:
         template = int(struct.unpack_from(">H", section, 12)[0])
@@ -88,7 +88,7 @@ def describe_grid(section: bytes) -> Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Definition:
-    """What templates share: earth as PROJ parameters, columns Ni, rows Nj, scanning mode (flag table 3.4)."""
+    """Common fields: earth (PROJ parameters), columns Ni, rows Nj, scanning mode (table 3.4)."""
 
     template: int
     earth: Mapping[str, Any]
@@ -123,7 +123,8 @@ class _Definition:
 
 
 def _earth(section: bytes) -> dict[str, Any]:
-    """Code table 3.2: octet 15 shape, 16-20 radius, 21-25 major and 26-30 minor axis as scale factor and value."""
+    """Return the earth of code table 3.2 as PROJ parameters."""
+    # Octet 15 shape; 16-20 radius, 21-25 major and 26-30 minor axis, each as scale factor and value.
     shape, *scaled = struct.unpack_from(">BBIBIBI", section, 14)
     fixed: dict[int, dict[str, Any]] = {
         0: {"R": 6367470.0},
@@ -158,10 +159,10 @@ def _point(latitude: float, longitude: float) -> tuple[float, float]:
 
 
 def _lat_lon(definition: _Definition, section: bytes) -> Grid:
-    """Templates 3.0 and 3.40: octets 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments.
+    """Return a grid of template 3.0 or 3.40.
 
-    The rest follows from the corners, which are exact. Increments are rounded (0.166667) or missing; those that are
-    there must reach from corner to corner. Template 3.40 has no increment of rows.
+    Octets: 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments (3.40: none of rows). The exact
+    corners define the grid. Increments are rounded (0.166667) or missing; stated ones must reach from corner to corner.
     """
     basic, divisions, la1, lo1, flags, la2, lo2, di, dj = struct.unpack_from(">IIIIBIIII", section, 38)
     if basic in (0, _MISSING_32) or divisions in (0, _MISSING_32):
@@ -187,7 +188,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         for axis, value, flag in (("i", di, 0x20), ("j", dj, 0x10 if even else 0))
         if flags & flag and value not in (0, _MISSING_32)
     }
-    # A grid that goes round has no failpoint on the ground, though its last column is one step short of the first.
+    # A grid round the earth has no gap on the ground, although its last column is one step before the first.
     whole = span + dx >= 360.0 - dx / 2
     left = first_column(west, dx) if whole and span < 360.0 else west
     corners = (left - dx / 2, south - dy / 2, left + span + dx / 2, north + dy / 2)
@@ -208,7 +209,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
 
 
 def _extent_fault(extents: Iterable[tuple[float, float, float]]) -> str | None:
-    """Return which extent by the increments differs from that of the corners by more than a tolerance; degrees."""
+    """Return the fault of an extent, in degrees, where increments and corners differ too much."""
     for by_increments, by_corners, within in extents:
         if abs(by_increments - by_corners) > within:
             return f"the increments of the grid reach {by_increments:.6f} degrees, its corners {by_corners:.6f}"
@@ -216,17 +217,18 @@ def _extent_fault(extents: Iterable[tuple[float, float, float]]) -> str | None:
 
 
 def _mercator(definition: _Definition, section: bytes) -> Grid:
-    """Template 3.10: octets 39-46 first point, 48-51 LaD, 52-59 last point, 61-64 orientation, 65-72 Di, Dj in mm."""
+    """Return a grid of template 3.10."""
+    # Octets 39-46 first point, 48-51 LaD, 52-59 last point, 61-64 orientation, 65-72 Di, Dj in mm.
     la1, lo1, lad, la2, lo2, orientation, di, dj = struct.unpack_from(">IIxIIIxIII", section, 38)
     if orientation not in (0, _MISSING_32):
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"a Mercator grid turned by {orientation} is not read")
-    # The template has no central meridian; x may therefore run past the antimeridian's.
+    # The template has no central meridian, so that x may pass the antimeridian.
     projection = {"proj": "merc", "lat_ts": _angle(lad), "lon_0": 0.0}
     first = _point(_angle(la1), _angle(lo1))
-    # The last point is rounded to millidegrees in real files, so that it serves for comparison only.
+    # Real files round the last point to millidegrees: it is for comparison only.
     native = {"latitudeOfLastGridPointInDegrees": _angle(la2), "longitudeOfLastGridPointInDegrees": _angle(lo2)}
     grid = _projected(definition, projection=projection, first=first, spacing=(di / 1e3, dj / 1e3), native=native)
-    # Real files have the last point within half a hundredth of the extent.
+    # In real files the last point is within half a hundredth of the extent.
     west, south, east, north = (
         grid.native[side] for side in ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax")
     )
@@ -240,7 +242,8 @@ def _mercator(definition: _Definition, section: bytes) -> Grid:
 
 
 def _polar_stereographic(definition: _Definition, section: bytes) -> Grid:
-    """Template 3.20: octets 39-46 first point, 48-51 LaD, 52-55 LoV, 56-63 Dx and Dy in mm, 64 projection centre."""
+    """Return a grid of template 3.20."""
+    # Octets 39-46 first point, 48-51 LaD, 52-55 LoV, 56-63 Dx and Dy in mm, 64 projection centre.
     la1, lo1, lad, lov, dx, dy, centre = struct.unpack_from(">IIxIIIIB", section, 38)
     pole = -90.0 if centre & 0x80 else 90.0
     true_scale = math.copysign(_angle(lad), pole)
@@ -252,7 +255,7 @@ def _polar_stereographic(definition: _Definition, section: bytes) -> Grid:
 
 
 def _lambert(definition: _Definition, section: bytes) -> Grid:
-    """Template 3.30: as 3.20, then octets 66-69 Latin1, 70-73 Latin2."""
+    """Return a grid of template 3.30: as 3.20, then octets 66-69 Latin1, 70-73 Latin2."""
     la1, lo1, lad, lov, dx, dy, centre, latin1, latin2 = struct.unpack_from(">IIxIIIIBxII", section, 38)
     if centre & 0x40:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "a bipolar Lambert grid is not read")
@@ -278,7 +281,7 @@ def _projected(
     native: Mapping[str, Any],
     pole: float | None = None,
 ) -> Grid:
-    """Describe a grid of `spacing` metres on a projection, from its first point (latitude, longitude)."""
+    """Return a grid of `spacing` metres on a projection, by its first (latitude, longitude)."""
     parameters = dict(projection) | dict(definition.earth)
     forward = pyproj.Proj(parameters)
     dx, dy = spacing
@@ -292,11 +295,11 @@ def _projected(
     if not (np.isfinite(longitudes).all() and np.isfinite(latitudes).all()):
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "part of the grid lies outside its projection")
     longitudes = np.unwrap(longitudes, period=360.0)
-    turned = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0
-    enclosed = pole if abs(turned) > 180.0 else None
-    if enclosed is None and abs(turned) > 180.0:
+    turn = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0
+    enclosed_pole = pole if abs(turn) > 180.0 else None
+    if enclosed_pole is None and abs(turn) > 180.0:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "the grid goes round a pole that its projection cannot show")
-    extent = unwrapped(longitudes, latitudes, enclosed)
+    extent = unwrapped(longitudes, latitudes, enclosed_pole)
     last = (
         x0 + math.copysign(width, definition.eastward - 0.5),
         y0 + math.copysign(height, definition.northward - 0.5),
@@ -310,7 +313,7 @@ def _projected(
         wkt2=_wkt2(parameters | {"units": "m"}),
         transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]),
         proj_bbox=corners,
-        geometry=footprint(longitudes[keep], latitudes[keep], enclosed),
+        geometry=footprint(longitudes[keep], latitudes[keep], enclosed_pole),
         native=_native(definition, first, (last_latitude, last_longitude), extent)
         | {"DxInMetres": dx, "DyInMetres": dy}
         | dict(native),

@@ -1,11 +1,11 @@
-"""Reader of gzipped GRIB2 objects, such as MRMS's: `grib2.py` over what is in them.
+"""Reader of gzipped GRIB2 objects, such as MRMS's: `grib2.py` over their content.
 
-An object up to MAX_PACKED_BYTES is read whole, with one request more than integrity's where it has more than
-FIRST_BYTES, and unpacked to its end: gzip's own end, checksum and length tell that it is whole, and each message must
-end where it says. No index is asked for. Of a larger object only the beginning is read: its completeness is unchecked,
-which is a finding.
+An object up to MAX_PACKED_BYTES is read whole, with one request more than integrity's if it has more than FIRST_BYTES,
+and unpacked to its end: gzip's own end, checksum and length prove that it is whole, and each message must end where its
+length says. No index is requested. Of a larger object only the beginning is read, with a finding of unchecked
+completeness.
 
-Belongs here: `read_grib2_gzip`, and how much of an object is read. Does not belong here: unpacking (`unpacked.py`).
+Belongs here: `read_grib2_gzip`, and the amount to read of an object. Does not belong here: unpacking (`unpacked.py`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from kfm_dagster.readers.unpacked import STEP_BYTES, Gunzip, Gunzipped, Unpacked
 __all__ = ["FIRST_BYTES", "PROPERTIES", "read_grib2_gzip"]
 
 FIRST_BYTES = 256 * 1024
-"""Of an object, by its first request: many of MRMS's are smaller (hail, lightning, rotation: 0.02 to 0.15 MB), and what
-a batch of 5,000 keeps of them between the stages is about the 1 GiB that is kept (`storage/read_ahead.py`)."""
+"""Bytes of an object that its first request reads: many of MRMS's are smaller (hail, lightning, rotation: 0.02 to 0.15
+MB), and those of a batch of 5,000 are about the 1 GiB that is kept between stages (`storage/read_ahead.py`)."""
 MAX_PACKED_BYTES = 8 * 1024 * 1024
 """The largest real objects of MRMS have 1.6 MB (echo tops over CONUS)."""
 MAX_UNPACKED_BYTES = 64 * 1024 * 1024
-"""Eight times the largest object that is unpacked. A field is a PNG already (data representation template 5.41), so
-that gzip takes off little: real objects unpack to 1.02 to 1.6 times their size."""
+"""Eight times the largest object to unpack. A field is a PNG already (data representation template 5.41), so that gzip
+saves little: real objects unpack to 1.02 to 1.6 times their size."""
 
 
 def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
-    """Read the header of a gzipped GRIB edition 2 object. Conforms to `Reader`; raises ReadError."""
+    """Read the header of a gzipped GRIB2 object. Conforms to `Reader`; raises ReadError."""
     source = request.source
 
     def followed(window: HeaderWindow, first: GribMessage, *_: object) -> Inventory:
-        # gzip's end says that no more fields were there, so that those beyond need no finding.
+        # gzip's end proves the object whole, so that fields beyond the walk need no finding.
         return walk(window, first)
 
     if source.size <= MAX_PACKED_BYTES:

@@ -1,8 +1,8 @@
-"""GRIB2 metadata as an Item has it: STAC properties and native values, from a message's header, its grid and the key.
+"""GRIB2 metadata of an Item: STAC properties and native values by header, grid and key.
 
-Belongs here: names, units and code tables (WMO-No. 306, volume I.2), and the parameters that NOAA publishes:
-`grib2_parameters.csv` states its sources in its first lines. Does not belong here: what the key, the sidecar and the
-messages must agree on (`grib2.py`), octets (`grib2_sections.py`), grids (`grib2_grids.py`).
+Belongs here: names, units and code tables (WMO-No. 306, volume I.2), and NOAA's parameters: `grib2_parameters.csv`
+states its sources in its first lines. Does not belong here: the agreement of key, sidecar and messages (`grib2.py`),
+octets (`grib2_sections.py`), grids (`grib2_grids.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from kfm_dagster.readers.grib2_grids import Grid
 from kfm_dagster.readers.grib2_sections import GribMessage
 
 MRMS = 209
-"""Discipline of NSSL's own table: its messages are no other model's, and no index names them."""
+"""Discipline of NSSL's own table: only MRMS has its messages, and no index names them."""
 _UNNAMED = re.compile(r"var discipline=(\d{1,3}) .*parmcat=(\d{1,3}) parm=(\d{1,3})", re.ASCII)
-"""What wgrib2 writes for a parameter that its own table lacks."""
+"""Text by which wgrib2 names a parameter that its table lacks."""
 
 Codes = tuple[int, int, int]
 """Discipline, parameter category and parameter number."""
 
 
 class Parameter(NamedTuple):
-    """A row of the table. `missing` and `no_coverage` are values of a field that are none; None where none are."""
+    """A row of the table. `missing` and `no_coverage` are codes in a field, None without one."""
 
     abbreviation: str
     unit: str
@@ -36,12 +36,12 @@ class Parameter(NamedTuple):
     missing: int | None
     no_coverage: int | None
     period: str
-    """ISO 8601 duration that each value is the sum, mean or maximum of; empty for an instant."""
+    """ISO 8601 duration of the sum, mean or maximum; empty for an instant."""
 
 
 @cache
 def parameters() -> Mapping[Codes, Parameter]:
-    """All parameters by their codes."""
+    """Return all parameters by their codes."""
     return {
         (int(row["discipline"]), int(row["category"]), int(row["number"])): Parameter(
             abbreviation=row["abbreviation"],
@@ -56,7 +56,7 @@ def parameters() -> Mapping[Codes, Parameter]:
 
 
 def named(text: str) -> Parameter | None:
-    """Return the parameter that an index calls `text`, by abbreviation or by codes; None for one beyond the table."""
+    """Return an index's parameter, by abbreviation or codes; None beyond the table."""
     if match := _UNNAMED.match(text):
         discipline, category, number = map(int, match.groups())
         return parameters().get((discipline, category, number))
@@ -69,7 +69,7 @@ _OLDER_NAMES: Mapping[str, str] = {"CLWMR": "CLMR"}
 
 @cache
 def _by_abbreviation() -> Mapping[str, Parameter]:
-    """Parameters by abbreviation; of two that share one, the one of NCEP's local table is in NCEP's files."""
+    """Return parameters by abbreviation; NCEP's local table has priority, as in NCEP's files."""
     ordered = sorted(parameters().items(), key=lambda row: row[0][2] >= _LOCAL)
     return {parameter.abbreviation: parameter for codes, parameter in ordered if codes[0] != MRMS}
 
@@ -89,10 +89,10 @@ PROPERTIES = frozenset({
     "grib:production-status", "grib:data-type", "grib:grid-template", "grib:message-count", "grib:variables",
     "bands", "*:model", "*:region", "*:product", "*:resolution", "*:level", "*:member", "*:cycle", "*:lead-hours",
 })  # fmt: skip
-"""What an object can have; a name with `*` begins with its model's."""
+"""Properties of an object; a name with `*` begins with its model's."""
 
 NAMED_GROUPS = ("model", "region", "product", "resolution", "level", "member")
-"""Groups of the key that are properties as they are written."""
+"""Groups of the key that become properties unchanged."""
 
 CENTRES: Mapping[int, str] = {7: "kwbc", 34: "rjtd", 54: "cwao", 74: "egrr", 78: "edzw", 98: "ecmf"}
 """Common code table C-11 to ecCodes' abbreviation; other centres go by their number."""
@@ -113,10 +113,10 @@ DATA_TYPES: Mapping[int, str] = {
 """Code table 1.4."""
 
 OBSERVATIONS = frozenset({6, 7})
-"""Of code table 1.4: what is valid at its reference time, and so is no forecast."""
+"""Codes of table 1.4 for data valid at their reference time: these are not forecasts."""
 
 MODEL_PREFIXES: Mapping[str, str] = {"blend": "nbm", "gdas": "gfs"}
-"""Models whose keys start with another word than their STAC properties."""
+"""Prefix of STAC properties for models whose keys start with another word."""
 
 _MODEL = re.compile(r"[a-z][a-z0-9]{1,15}(?=[._])")
 
@@ -130,8 +130,8 @@ def properties(
     variables: Sequence[str],
     horizon: timedelta | None,
 ) -> dict[str, Any]:
-    """Return the STAC properties that are known; `horizon` is the time from the reference to the datetime."""
-    found: dict[str, Any] = {
+    """Return the known STAC properties; `horizon` is the time from reference to datetime."""
+    optional: dict[str, Any] = {
         "proj:wkt2": grid.wkt2,
         "proj:shape": list(grid.shape),
         "proj:transform": None if grid.transform is None else list(grid.transform),
@@ -149,19 +149,19 @@ def properties(
         "bands": _bands(request, first),
     }
     if horizon or first.data_type not in OBSERVATIONS:
-        found["forecast:reference_datetime"] = rfc3339(first.reference, timespec="seconds")
-        found["forecast:horizon"] = None if horizon is None else duration(horizon)
-    known = {name: value for name, value in found.items() if value is not None}
-    # Null says "no EPSG code", which differs from saying nothing (projection extension 2.0).
+        optional["forecast:reference_datetime"] = rfc3339(first.reference, timespec="seconds")
+        optional["forecast:horizon"] = None if horizon is None else duration(horizon)
+    known = {name: value for name, value in optional.items() if value is not None}
+    # Null means "no EPSG code", which differs from an absent field (projection extension 2.0).
     return known | {"proj:code": None} | _of_key(request)
 
 
 def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | None:
-    """Return the band of an MRMS object, which has one field; None for a parameter without special values."""
+    """Return the band of an MRMS object with one field; None without special values."""
     parameter = parameters().get((first.discipline, first.product.category, first.product.number))
     if parameter is None or parameter.no_coverage is None:
         return None
-    # The values of a field that are none (classification extension 2.0.0).
+    # Codes among the values of a field (classification extension 2.0.0).
     names: dict[int | None, str] = {parameter.missing: "missing"}
     both = parameter.no_coverage in names
     names[parameter.no_coverage] = "missing-or-no-coverage" if both else "no-coverage"
@@ -177,24 +177,24 @@ def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | N
 
 
 def _of_key(request: ReadRequest) -> dict[str, Any]:
-    """Name what the key says, as `<model>:<name>`: the model is the first word of the key, or of the file's name.
+    """Return the key's groups as `<model>:<name>`.
 
-    It is `grib` where neither begins with one.
+    The model is the first word of the key, else of the file's name, else `grib`.
     """
-    found = _MODEL.match(request.key) or _MODEL.match(request.key.rpartition("/")[2].lower())
-    word = found[0] if found else "grib"
+    match = _MODEL.match(request.key) or _MODEL.match(request.key.rpartition("/")[2].lower())
+    word = match[0] if match else "grib"
     prefix = MODEL_PREFIXES.get(word, word)
     groups = request.groups
-    named: dict[str, Any] = {name: groups[name] for name in NAMED_GROUPS if groups.get(name)}
+    values: dict[str, Any] = {name: groups[name] for name in NAMED_GROUPS if groups.get(name)}
     if groups.get("cycle", "").isdecimal():
-        named["cycle"] = int(groups["cycle"][:2])
+        values["cycle"] = int(groups["cycle"][:2])
     if groups.get("lead"):
-        named["lead-hours"] = int(groups["lead"])
-    return {f"{prefix}:{name}": value for name, value in named.items()}
+        values["lead-hours"] = int(groups["lead"])
+    return {f"{prefix}:{name}": value for name, value in values.items()}
 
 
 def duration(value: timedelta) -> str:
-    """ISO 8601 duration in the largest of hours, minutes and seconds that is whole: `PT12H`, `PT495M`."""
+    """Return an ISO 8601 duration in whole hours, else minutes, else seconds: `PT12H`, `PT495M`."""
     seconds = int(value.total_seconds())
     if seconds % 3600 == 0:
         return f"PT{seconds // 3600}H"
@@ -202,7 +202,7 @@ def duration(value: timedelta) -> str:
 
 
 def native(first: GribMessage, grid: Grid) -> dict[str, Any]:
-    """Return the first message's own values under ecCodes' key names; dates are YYYYMMDD, times HHMM."""
+    """Return the first message's values by ecCodes' keys; dates are YYYYMMDD, times HHMM."""
     product, reference = first.product, first.reference
     valid = None if product.step is None else reference + product.step
     return {

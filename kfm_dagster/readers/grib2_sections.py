@@ -1,7 +1,7 @@
-"""GRIB2 sections: from bytes to the first message's identification, product and raw grid definition.
+"""GRIB2 sections: from bytes to a message's identification, product and raw grid definition.
 
 Belongs here: octets of sections 0, 1, 3, 4 and 5 (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2), and
-bounded walking from message to message. Does not belong here: what a grid definition means (`grib2_grids.py`), sidecars
+bounded walking from message to message. Does not belong here: meanings of grid definitions (`grib2_grids.py`), sidecars
 (`grib_index.py`) and STAC (`grib2.py`). Octet numbers in comments are the manual's, counted from 1.
 """
 
@@ -20,31 +20,31 @@ REQUEST_BYTES = 4096
 """One range request. Sections 0 to 5 of an NCEP message take 200 to 250 bytes, so one request holds them."""
 
 SECTION_BYTES = 256
-"""Bytes kept of a section: more than the fixed part of every template that is read (3.30 has 81, 4.49 has 61)."""
+"""Most bytes kept of a section: more than the fixed part of every template here (3.30 has 81, 4.49 has 61)."""
 
 END = b"7777"
 """Section 8, which ends a message."""
 
 SEARCH_BYTES = 1024
-"""How far a message may stand behind the end of the one before it: NDFD files carry WMO headers in between."""
+"""Longest gap between two messages: NDFD files have WMO headers in between."""
 
 STRAY_BYTES = 8
-"""Behind the last message real objects have a line end, the first letters of a message that is not there, or six zeros
-(NDFD's wave heights). More is a part of something else."""
+"""Most bytes behind the last message: real objects have a line end, first letters of a missing message, or six zeros
+(NDFD's wave heights). More bytes are a part of something else."""
 
 MAX_STEP = timedelta(days=3660)
-"""Longest forecast believed; a corrupt forecast time must not become a date far outside the calendar."""
+"""Longest plausible forecast; a corrupt forecast time must not become a date far outside the calendar."""
 
 _INDICATOR_BYTES = 16
 _READ = frozenset({1, 3, 4, 5})
 _REPEATED = frozenset({2, 3, 4})
 _REPRESENTATION, _DATA = 5, 7
-"""Sections by number: what is read, what may begin a further field, how data are represented, and data."""
+"""Numbers of sections: to read, possible begins of a further field, the data representation, the data."""
 _MISSING_32 = 0xFFFFFFFF
 
 
 class Span(NamedTuple):
-    """When a field holds (UTC): an instant where both are equal, else a window such as an accumulation's."""
+    """Time of a field (UTC): an instant if both are equal, else a window (accumulation)."""
 
     start: datetime
     end: datetime
@@ -52,13 +52,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
-    """Section 4. `forecast_time` is in the message's own unit, `level` in the SI unit of the surface (Pa, m, ...).
+    """Section 4, the product.
 
-    `begin` and `step` are the times from the reference to the begin and the end of what the field is over: equal for an
-    instant, the overall interval for statistical products. None where the template or the time unit is not one that is
-    read.
-    `origin` has the generating process and the role in an ensemble (code tables 4.6 and 4.7) under ecCodes' key names,
-    where the template has them.
+    `forecast_time` is in the message's own unit, `level` in the SI unit of the surface (Pa, m, ...). `begin` and `step`
+    are the times from the reference to begin and end of the field: equal for an instant, the overall interval for
+    statistical products, None for an unknown template or time unit. `origin` has the generating process and the role in
+    an ensemble (code tables 4.6 and 4.7) under ecCodes' key names, when the template has them.
     """
 
     template: int
@@ -74,9 +73,9 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GribMessage:
-    """The header of one message. `offset` and `length` in bytes; `grid` is section 3, cut at SECTION_BYTES.
+    """The header of one message. `grid` is section 3, cut at SECTION_BYTES.
 
-    `reference` is aware UTC; codes are those of tables 1.3 and 1.4 and common tables C-1 and C-12.
+    Bytes, aware UTC, and codes of tables 1.3 and 1.4 and common tables C-1 and C-12.
     """
 
     offset: int
@@ -107,7 +106,7 @@ class GribMessage:
 
 
 class HeaderWindow:
-    """Small exact reads over a ByteSource, in requests of at least REQUEST_BYTES; keeps the last request."""
+    """Small reads of a ByteSource, by requests of at least REQUEST_BYTES; keeps the last one."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -116,38 +115,38 @@ class HeaderWindow:
         self.size = source.size
 
     def peek(self, start: int, length: int) -> bytes:
-        """Bytes [start, start + length), cut at the end of the object."""
+        """Return bytes [start, start + length), cut at the end of the object."""
         length = max(0, min(length, self.size - start))
         self.hold(start, length)
         return self._bytes[start - self._start : start - self._start + length]
 
     def hold(self, start: int, length: int) -> None:
-        """Make sure that reads within [start, start + length) need no request of their own."""
+        """Request [start, start + length), unless it is held, so that reads within it are free."""
         if start < self._start or start + length > self._start + len(self._bytes):
             self._start, self._bytes = start, self._source.read(start, max(length, REQUEST_BYTES))
 
     def read(self, start: int, length: int) -> bytes:
-        """Exactly `length` bytes. Raises ReadError(TRUNCATED_OBJECT) when the object ends before."""
-        found = self.peek(start, length)
-        if len(found) < length:
+        """Return exactly `length` bytes. Raises ReadError(TRUNCATED_OBJECT) beyond the object's end."""
+        data = self.peek(start, length)
+        if len(data) < length:
             raise ReadError(
                 MetadataIssue.TRUNCATED_OBJECT,
-                f"the object of {self.size} bytes gave {len(found)} of the {length} bytes of a header at {start}",
+                f"the object of {self.size} bytes gave {len(data)} of the {length} bytes of a header at {start}",
             )
-        return found
+        return data
 
 
 def find_message(window: HeaderWindow, start: int) -> int | None:
-    """Offset of the next `GRIB` within SEARCH_BYTES of `start`, or None."""
+    """Return the offset of the next `GRIB` within SEARCH_BYTES of `start`, or None."""
     position = window.peek(start, SEARCH_BYTES + 4).find(b"GRIB")
     return None if position < 0 else start + position
 
 
 def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:
-    """Discipline and total length in bytes (section 0, octets 7 and 9-16) of the message at `start`.
+    """Return discipline and total length in bytes of the message at `start`.
 
-    Raises ReadError: UNREADABLE_FORMAT for another edition or an impossible length, TRUNCATED_OBJECT when the message
-    is longer than the object.
+    Section 0, octets 7 and 9-16. Raises ReadError: UNREADABLE_FORMAT for another edition or an impossible length,
+    TRUNCATED_OBJECT when the message is longer than the object.
     """
     magic, discipline, edition, length = struct.unpack(">4s2xBBQ", window.read(start, _INDICATOR_BYTES))
     if magic != b"GRIB":
@@ -165,14 +164,14 @@ def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:
 
 
 def read_message(window: HeaderWindow, start: int) -> GribMessage:
-    """Read the header of the message at `start`; of a message with several fields, the first. Raises ReadError."""
+    """Read the header of the message at `start`, by its first field. Raises ReadError."""
     return next(_read_fields(window, start))
 
 
 def read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
-    """Yield the header of each field from the message at `start` on, jumping over what is packed.
+    """Yield the header of each field from the message at `start` on, without the packed data.
 
-    Raises ReadError when a message does not end where its length says, or what follows it is none, or a cut one.
+    Raises ReadError when a message does not end where its length says, or no whole message follows it.
     """
     following: int | None = start
     while following is not None:
@@ -214,30 +213,30 @@ def _read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
 
 
 def check_end(window: HeaderWindow, end: int) -> None:
-    """Raise ReadError(TRUNCATED_OBJECT) unless the message that ends at byte `end` has its end section."""
+    """Raise ReadError(TRUNCATED_OBJECT) unless the end section is before byte `end`."""
     if window.read(end - len(END), len(END)) != END:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the message that ends at byte {end} has no {END.decode()}")
 
 
 def check_tail(window: HeaderWindow) -> None:
-    """Raise ReadError(TRUNCATED_OBJECT) unless a message ends where the object does, but for a stray byte or two."""
+    """Raise ReadError(TRUNCATED_OBJECT) unless a message ends in the last STRAY_BYTES."""
     tail = window.peek(max(0, window.size - len(END) - STRAY_BYTES), len(END) + STRAY_BYTES)
     if END not in tail:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"no message ends where the object does, at byte {window.size}")
 
 
 def _sections(window: HeaderWindow, start: int, end: int) -> Iterator[Mapping[int, bytes]]:
-    """Yield sections 1, 3, 4 and 5 of each field by number: numbers ascend, and a further field begins with 2, 3 or 4.
+    """Yield sections 1, 3, 4 and 5 of each field by number.
 
-    A further field has what it does not repeat from the one before it (regulation 92.6.2); the fields end where no
-    section of one follows.
+    Numbers ascend, and a further field begins with 2, 3 or 4. It inherits the sections that it does not repeat from the
+    field before it (regulation 92.6.2); without a section of a further field the fields end.
     """
-    found: dict[int, bytes] = {}
+    sections: dict[int, bytes] = {}
     previous, fields = 0, 0
     while start < end:
         length, number = struct.unpack(">IB", window.read(start, 5))
-        again = previous == _DATA and number in _REPEATED
-        if length < 5 or start + length > end or not (again or previous < number <= _DATA):
+        repeats = previous == _DATA and number in _REPEATED
+        if length < 5 or start + length > end or not (repeats or previous < number <= _DATA):
             if fields:
                 return
             raise ReadError(
@@ -245,11 +244,11 @@ def _sections(window: HeaderWindow, start: int, end: int) -> Iterator[Mapping[in
                 f"section {number} of {length} bytes after section {previous} at byte {start} does not fit its message",
             )
         if number in _READ:
-            found[number] = window.read(start, min(length, SECTION_BYTES))
+            sections[number] = window.read(start, min(length, SECTION_BYTES))
         if number == _REPRESENTATION:
-            if missing := _READ - found.keys():
+            if missing := _READ - sections.keys():
                 raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message has no section {min(missing)}")
-            yield found
+            yield sections
             fields += 1
         start += length
         previous = number
@@ -274,13 +273,13 @@ _INTERVALS = {
 _LAYOUTS: Mapping[int, tuple[int, int | None, int | None]] = {
     **{number: (unit, unit + 5, None) for unit, numbers in _INSTANTS.items() for number in numbers},
     **{number: (unit, unit + 5, end) for unit, ends in _INTERVALS.items() for number, end in ends.items()},
-    # Simulated satellite products have bands where the others have a surface.
+    # Simulated satellite products have bands instead of a surface.
     32: (18, None, None),
     33: (18, None, None),
     34: (18, None, 27),
 }
-"""Octets of the product definition templates that NOAA publishes, from the template tables of section 4: unit of time,
-first fixed surface, end of the overall interval."""
+"""Octets of NOAA's product definition templates, from the template tables of section 4: unit of time, first fixed
+surface, end of the overall interval."""
 
 _UNITS: Mapping[int, timedelta] = {
     0: timedelta(minutes=1),
@@ -291,7 +290,7 @@ _UNITS: Mapping[int, timedelta] = {
     12: timedelta(hours=12),
     13: timedelta(seconds=1),
 }
-"""Code table 4.4. Months and longer have no fixed length, so they give no step."""
+"""Code table 4.4. Months and longer units have no fixed length and so no step."""
 
 
 _MEMBER_TEMPLATES, _DERIVED_TEMPLATES = frozenset({1, 11, 60, 61}), frozenset({2, 3, 4, 12, 13, 14})
@@ -328,7 +327,7 @@ def _product(section: bytes, reference: datetime) -> Product:
 
 
 def _origin(section: bytes, template: int) -> dict[str, int]:
-    """Octets 35 (type of ensemble, or derived forecast) and 36 (member); the process is 4 before the unit of time."""
+    """Return process (4 octets before the time unit), ensemble or derived type (35), member 36."""
     layout = _LAYOUTS.get(template)
     octets = {} if layout is None else {"generatingProcessIdentifier": layout[0] - 4}
     if template in _MEMBER_TEMPLATES:
@@ -339,7 +338,7 @@ def _origin(section: bytes, template: int) -> dict[str, int]:
 
 
 def _scaled_step(count: int, unit: timedelta) -> timedelta:
-    """Count times unit; beyond MAX_STEP it is cut just above it, so that no product overflows a timedelta."""
+    """Return count times unit, cut just above MAX_STEP so that no timedelta overflows."""
     limit = (MAX_STEP + unit) // unit
     return unit * max(-limit, min(count, limit))
 
@@ -352,6 +351,6 @@ def _surface(section: bytes, at: int) -> tuple[int, float | None]:
 
 
 def signed(value: int, bits: int) -> int:
-    """Sign and magnitude, as GRIB writes negative integers (regulation 92.1.5): the first bit is the sign."""
+    """Decode sign and magnitude: the first bit is the sign (regulation 92.1.5)."""
     sign = 1 << (bits - 1)
     return sign - value if value & sign else value

@@ -1,6 +1,6 @@
 """GRIB index sidecars: the `.idx` inventories that wgrib2 writes beside an object.
 
-Belongs here: reading lines and telling whether they describe an object. Does not belong here: the object's own bytes
+Belongs here: reading lines and checking them against an object. Does not belong here: the object's own bytes
 (`grib2_sections.py`). A line is `message[.submessage]:offset:d=YYYYMMDDHH:variable:level:step:qualifier...`; GEFS has
 a qualifier (the ensemble member). The length of the last message is not in the file.
 """
@@ -22,7 +22,7 @@ MAX_INDEX_BYTES = 2 * 1024 * 1024
 
 MAX_INDEX_LINES = 20_000
 MAX_LAYERS = 4096
-"""More are not handed on; the largest real indexes (HRRR, native levels) have some 1,200 lines."""
+"""Most layers returned; the largest real indexes (HRRR, native levels) have some 1,200 lines."""
 
 _LINE = re.compile(
     # Texts of printable ASCII: they become names of an Item's layers.
@@ -41,7 +41,7 @@ _STEP_UNITS = {
 
 
 class IndexEntry(NamedTuple):
-    """One line. `submessage` is 0 where the line has none; `reference` holds the digits of `d=`."""
+    """One line. `submessage` is 0 if the line has none; `reference` has the digits of `d=`."""
 
     message: int
     submessage: int
@@ -54,7 +54,7 @@ class IndexEntry(NamedTuple):
 
 
 def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
-    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) when it is no index, or a larger one than is believed."""
+    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) unless it is a plausible index."""
     if source.size > MAX_INDEX_BYTES:
         raise ReadError(
             MetadataIssue.SIDECAR_MISMATCH, f"the index has {source.size} bytes, more than {MAX_INDEX_BYTES}"
@@ -63,39 +63,39 @@ def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
 
 
 def parse_index(content: bytes) -> tuple[IndexEntry, ...]:
-    """Parse the lines of an index. Raises ReadError(SIDECAR_MISMATCH) naming the first line that is none."""
+    """Parse an index. Raises ReadError(SIDECAR_MISMATCH) naming the first wrong line."""
     lines = content.count(b"\n") + (not content.endswith(b"\n"))
     if lines > MAX_INDEX_LINES:
         raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index has {lines} lines, more than {MAX_INDEX_LINES}")
     text = content.decode("ascii", errors="replace")
-    found = _LINE.findall(text)
-    if len(found) != lines:
+    rows = _LINE.findall(text)
+    if len(rows) != lines:
         wrong = next((line for line in text.split("\n") if not _LINE.fullmatch(line)), "")
         raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index holds a line that is none: {wrong[:80]!r}")
     return tuple(
         IndexEntry(int(message), int(sub or 0), int(offset), reference, variable, level, step, qualifier)
-        for message, sub, offset, reference, variable, level, step, qualifier in found
+        for message, sub, offset, reference, variable, level, step, qualifier in rows
     )
 
 
 def order_fault(entries: Sequence[IndexEntry]) -> str | None:
-    """Find what is wrong with the order of messages and offsets, or None.
+    """Return the first fault in the order of messages and offsets, or None.
 
     wgrib2 numbers messages and submessages without a gap. Offsets ascend from message to message, and the submessages
     of one message share its offset.
     """
-    for one, other in pairwise(entries):
-        same = one.message == other.message
-        after = {(one.message, one.submessage + 1), (one.message + 1, 0), (one.message + 1, 1)}
-        if (other.message, other.submessage) not in after:
-            return f"line {other.message}.{other.submessage} follows line {one.message}.{one.submessage}"
-        if (same and one.offset != other.offset) or (not same and one.offset >= other.offset):
-            return f"message {other.message} at byte {other.offset} follows message {one.message} at byte {one.offset}"
+    for prev, this in pairwise(entries):
+        same = prev.message == this.message
+        successors = {(prev.message, prev.submessage + 1), (prev.message + 1, 0), (prev.message + 1, 1)}
+        if (this.message, this.submessage) not in successors:
+            return f"line {this.message}.{this.submessage} follows line {prev.message}.{prev.submessage}"
+        if (same and prev.offset != this.offset) or (not same and prev.offset >= this.offset):
+            return f"message {this.message} at byte {this.offset} follows message {prev.message} at byte {prev.offset}"
     return None
 
 
 def reference_fault(entries: Sequence[IndexEntry], reference: datetime) -> str | None:
-    """Tell which line has another reference time (UTC) than the object, or None."""
+    """Return the fault of a line with another reference time (UTC) than the object, or None."""
     expected = f"{reference:%Y%m%d%H%M%S}"
     for digits in sorted({entry.reference for entry in entries}):
         if not expected.startswith(digits):
@@ -104,9 +104,10 @@ def reference_fault(entries: Sequence[IndexEntry], reference: datetime) -> str |
 
 
 def step_range(step: str) -> tuple[timedelta, timedelta] | None:
-    """Return the times from the reference to begin and end of a step text: equal for `anl` and `6 hour fcst`.
+    """Return the times from the reference to begin and end of a step text.
 
-    A window such as `0-15 min acc fcst` has both. None for texts of another form (months, verifying analyses).
+    Equal for `anl` and `6 hour fcst`, different for a window such as `0-15 min acc fcst`. None for other forms (months,
+    verifying analyses).
     """
     if step == "anl":
         return timedelta(0), timedelta(0)
@@ -118,7 +119,7 @@ def step_range(step: str) -> tuple[timedelta, timedelta] | None:
 
 
 def spans_of(steps: Iterable[str], reference: datetime) -> dict[str, Span]:
-    """Return when the fields of each step hold, without steps that are not understood or beyond belief."""
+    """Return the time of each step's fields, without unknown and implausible steps."""
     ranges = {step: step_range(step) for step in steps}
     return {
         step: Span(reference + bounds[0], reference + bounds[1])
@@ -128,22 +129,22 @@ def spans_of(steps: Iterable[str], reference: datetime) -> dict[str, Span]:
 
 
 def step_end(step: str) -> timedelta | None:
-    """Return the time from the reference to the end of a step text; None where `step_range` has none."""
+    """Return the time from the reference to the end of a step text; None without a range."""
     bounds = step_range(step)
     return None if bounds is None else bounds[1]
 
 
 def latest_step(entries: Sequence[IndexEntry]) -> timedelta:
-    """End of the latest step of all lines."""
+    """Return the end of the latest step of all lines."""
     ends = (step_end(text) for text in {entry.step for entry in entries})
     return max((end for end in ends if end is not None), default=timedelta(0))
 
 
 def layers(entries: Sequence[IndexEntry], *, end: int) -> tuple[Layer, ...]:
-    """Return each line's field and bytes; `end` is where the last message ends. Empty for more than MAX_LAYERS.
+    """Return each line's field and bytes; none for more than MAX_LAYERS.
 
-    Offsets must ascend (`order_fault`). Submessages share the bytes of their message, and what stands between two
-    messages (a WMO header) counts to the one before.
+    `end` is the end of the last message. Offsets must ascend (`order_fault`). Submessages share the bytes of their
+    message, and bytes between two messages (a WMO header) count to the message before.
     """
     if len(entries) > MAX_LAYERS:
         return ()

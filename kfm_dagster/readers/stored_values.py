@@ -1,8 +1,8 @@
-"""What STAC says of stored numbers: bands by the attributes of a NetCDF variable, dimensions by an even grid.
+"""STAC fields of stored numbers: bands by NetCDF attributes, dimensions by an even grid.
 
 Belongs here: from attributes of the NetCDF and CF conventions to fields of a STAC band (STAC 1.1.0, common metadata,
 data values; raster extension 2.0.0), and rows and columns as Dimension Objects (datacube extension 2.2.0). Does not
-belong here: reading attributes (`hdf5.py`, `netcdf_header.py`), what else a file varies over (`grib2_cube.py`).
+belong here: reading attributes (`hdf5.py`, `netcdf_header.py`), other dimensions of a file (`grib2_cube.py`).
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from kfm_dagster.readers.hdf5 import AttributeValue
 
 NUMBERS = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 TEXTS = ("_Unsigned", "units")
-"""Attributes that are looked at."""
+"""Attributes that define a band."""
 PROPERTIES = frozenset({"data_type", "nodata", "unit", "raster:scale", "raster:offset"})
 """Fields that a band can have."""
 
 _LONGEST_TEXT = 500
-"""Characters of a text that an Item shows; OISST's longest is one of 181."""
+"""Most characters of a text in an Item; OISST's longest has 181."""
 
 
 def band_fields(data_type: str | None, attributes: Mapping[str, AttributeValue]) -> dict[str, Any]:
-    """Fields of the band whose values are stored as `data_type`; what the attributes do not say is absent.
+    """Return the fields of a band with values stored as `data_type`, by its attributes.
 
-    Numbers are the file's own, unrounded: value = stored * scale + offset (CF 1.11, 8.1). Integers that `_Unsigned`
-    says to be unsigned are that (NetCDF Users Guide, appendix A), and so is their fill value.
+    Numbers are the file's own, unrounded: value = stored * scale + offset (CF 1.11, 8.1). With `_Unsigned` integers and
+    their fill value are unsigned (NetCDF Users Guide, appendix A).
     """
     unsigned = attributes.get("_Unsigned") == "true" and data_type is not None and data_type.startswith("int")
     known = f"u{data_type}" if unsigned else data_type
     fill = _number(attributes, "_FillValue")
-    found = {
+    optional = {
         "data_type": known,
         "nodata": _nodata(_number(attributes, "missing_value") if fill is None else fill, known),
         "unit": shown_text(attributes.get("units")) or None,
         "raster:scale": _finite(_number(attributes, "scale_factor")),
         "raster:offset": _finite(_number(attributes, "add_offset")),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in optional.items() if value is not None}
 
 
 def shown_text(value: AttributeValue | None) -> str:
-    """Text in one line; nothing where there is none, where it holds what is no text, or more than an Item shows."""
+    """Return a text in one line; empty for no text, an unprintable or a too long one."""
     line = " ".join(value.split()) if isinstance(value, str) else ""
     return line if line.isprintable() and len(line) <= _LONGEST_TEXT else ""
 
@@ -58,7 +58,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _nodata(value: float | None, data_type: str | None) -> float | str | None:
-    """Fill value in the form of STAC 1.1: an integer of integers; JSON has no other way to write a NaN than as text."""
+    """Return the fill value as STAC 1.1 has it: an integer for integers, a text for a NaN."""
     if value is None or data_type is None:
         return None
     if not math.isfinite(value):
@@ -70,12 +70,12 @@ def _nodata(value: float | None, data_type: str | None) -> float | str | None:
 
 
 COLUMNS, ROWS = "x", "y"
-"""Names of the dimensions, as GDAL and rioxarray have them whatever the grid is of."""
+"""Names of the dimensions, as GDAL and rioxarray have them for every grid."""
 _DECIMALS = 9
 
 
 def horizontal(*, transform: Sequence[float], shape: Sequence[int], wkt2: str) -> dict[str, dict[str, Any]]:
-    """Return columns and rows: from the first cell's centre to the last's, in the reference system of `wkt2`.
+    """Return columns and rows, from the first cell's centre to the last's, in `wkt2`.
 
     `transform` and `shape` are those of the projection extension: (width of a cell, 0, west, 0, minus its height,
     north), and rows before columns.
@@ -89,7 +89,7 @@ def horizontal(*, transform: Sequence[float], shape: Sequence[int], wkt2: str) -
 
 
 def dimension(axis: str, *, first: float, step: float, count: int, wkt2: str) -> dict[str, Any]:
-    """Return a dimension of evenly spaced centres; what is between them is a length, whichever way they run."""
+    """Return a dimension of evenly spaced centres; its step is positive in either direction."""
     last = first + step * (count - 1)
     return {
         "type": "spatial",

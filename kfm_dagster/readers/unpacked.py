@@ -1,6 +1,6 @@
-"""Compressed streams as bytes, decompressed only as far as they are read, and within a bound.
+"""Compressed streams as bytes, decompressed only as far as read, and within a bound.
 
-Belongs here: gzip and bzip2 behind one interface, a gzipped object as a ByteSource, and what hostile streams may cost.
+Belongs here: gzip and bzip2 behind one interface, a gzipped object as a ByteSource, and the bounds for hostile streams.
 Does not belong here: what the bytes mean, and how they are requested (`ranges.py`).
 """
 
@@ -15,21 +15,21 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
 
 STEP_BYTES = 64 * 1024
-"""What is taken of a gzipped object at a time, and kept of either end of what is in it."""
+"""Step of reading a gzipped object, and bytes kept of either end of its content."""
 
 
 class Bytes(Protocol):
-    """Whatever gives bytes by their place."""
+    """A source of bytes by their place."""
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes [start, start + length), fewer only at the end."""
+        """Return bytes [start, start + length), fewer only at the end."""
         ...
 
 
 def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) -> Iterator[bytes]:
-    """Yield [start, end) of a source by requests of `step` bytes, the first one of `first` where that is given.
+    """Yield [start, end) of a source by requests of `step` bytes, the first of `first` if not 0.
 
-    Raises ReadError(TRUNCATED_OBJECT) for fewer.
+    Raises ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes.
     """
     length = first or step
     while start < end:
@@ -41,7 +41,7 @@ def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) ->
 
 
 class Gunzip:
-    """`zlib` with the interface of `bz2.BZ2Decompressor`; it checks the checksum and the length of RFC 1952, 2.3.1."""
+    """`zlib` as `bz2.BZ2Decompressor`; checks checksum and length (RFC 1952, 2.3.1)."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -67,9 +67,9 @@ class Gunzip:
 
 
 class Unpacked:
-    """A compressed stream as bytes, read forwards: a read forgets what lies before its start.
+    """A compressed stream as bytes, read forwards: a read discards the bytes before its start.
 
-    `step` bytes at least are decompressed at a time, `limit` bytes at most in all.
+    At least `step` bytes are decompressed at a time, at most `limit` in all.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class Unpacked:
         return self._decompressor.eof
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes [start, start + length), fewer only at the end. Raises ReadError past the limit."""
+        """Return [start, start + length), fewer only at the end. Raises ReadError past the limit."""
         end = start + length
-        while (reached := self._start + len(self._data)) < end and not self._ended:
-            gone = min(start - self._start, len(self._data))
-            del self._data[:gone]
-            self._start += gone
-            # What is passed over on the way to the start is not unpacked at once.
-            self._grow(max(end - max(reached, start), self._step))
+        while (stop := self._start + len(self._data)) < end and not self._ended:
+            discarded = min(start - self._start, len(self._data))
+            del self._data[:discarded]
+            self._start += discarded
+            # The bytes before the start are unpacked in steps, not at once.
+            self._grow(max(end - max(stop, start), self._step))
         return bytes(self._data[start - self._start : max(end - self._start, 0)])
 
     def _grow(self, wanted: int) -> None:
@@ -117,18 +117,17 @@ class Unpacked:
 
 
 class Gunzipped:
-    """What is in a gzipped object of one stream, as a ByteSource. Of what is in it, memory holds only both ends.
+    """The content of a gzipped object of one stream, as a ByteSource; memory has both ends.
 
-    It is unpacked to its end when it is opened, so that whoever reads it knows that it is whole, and that checksum and
-    length hold (RFC 1952, 2.3.1). Reads within STEP_BYTES of an end cost nothing more; any other goes on from where the
-    last one stood, or begins again.
+    Opening it unpacks it to its end, which proves that it is whole, with valid checksum and length (RFC 1952, 2.3.1).
+    Reads within STEP_BYTES of an end are free; any other read continues from the last one, or begins again.
     """
 
     def __init__(self, packed: bytes, *, limit: int) -> None:
-        """Raise ReadError where it is not whole.
+        """Unpack the object once. Raises ReadError.
 
-        TRUNCATED_OBJECT when the stream goes on past the object; UNREADABLE_FORMAT when it is corrupt, or something
-        follows it; RESOURCE_LIMIT when more than `limit` bytes are in it.
+        TRUNCATED_OBJECT when the stream goes on past the object; UNREADABLE_FORMAT when it is corrupt, or bytes follow
+        it; RESOURCE_LIMIT when it has more than `limit` bytes.
         """
         self._packed = packed
         self._limit = limit
@@ -149,7 +148,7 @@ class Gunzipped:
         return self._size
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes [start, start + length), cut at the end."""
+        """Return bytes [start, start + length), cut at the end."""
         stop = min(start + length, self._size)
         if start >= stop:
             return b""
@@ -163,11 +162,11 @@ class Gunzipped:
         return self._stream.read(start, stop - start)
 
     def _unpacked(self, decompressor: Gunzip, pieces: Iterator[bytes]) -> Unpacked:
-        # One more, because a stream of just so many is asked once more whether it has ended.
+        # One byte more: after exactly `limit` bytes, another read checks that the stream has ended.
         return Unpacked(pieces, decompressor, step=STEP_BYTES, limit=self._limit + 1)
 
     def _survey(self) -> tuple[bytes, bytes, int]:
-        """Unpack everything, and return both ends and the size."""
+        """Unpack the whole stream; return both ends and the size."""
         pieces, decompressor = _in_steps(self._packed), Gunzip()
         stream = self._unpacked(decompressor, pieces)
         head = tail = stream.read(0, STEP_BYTES)
