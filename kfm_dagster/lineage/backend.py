@@ -1,8 +1,8 @@
-"""OpenLineage backends: recorded events leave through openlineage-python's transports (HTTP, Kafka, ...).
+"""OpenLineage backends: send recorded events through openlineage-python's transports (HTTP, Kafka, ...).
 
-Belongs here: the configured client, and telling a backend that is down from an event that it does not want. Does not
-belong here: which events are due, and when they are tried again (`delivery.py`). Nothing of a unit depends on a
-backend: events are recorded first and sent from the record, so a dead backend costs time and no unit.
+Belongs here: the configured client, and distinguishing a backend that is down from an event that it refuses. Does not
+belong here: which events are due, and when they are retried (`delivery.py`). No unit depends on a backend: events are
+recorded first and sent from the record, so a dead backend costs time and no unit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
 FLUSH_SECONDS = 20.0
-"""How long a transport that sends in the background may take for the events since the last flush."""
+"""Longest time that a background transport may take for the events since the last flush."""
 
 REFUSED = frozenset({400, 409, 410, 413, 415, 422})
-"""HTTP answers that are about the event. Others are about us, the address or the moment, and pass or get repaired."""
+"""HTTP statuses that refuse the event. Others concern credentials, the address or an outage, and can be cured."""
 
 
 class BackendUnavailableError(DependencyUnavailableError):
@@ -34,8 +34,8 @@ class BackendUnavailableError(DependencyUnavailableError):
 class ClientBackend:
     """The transports of an OpenLineage client, under that client's own configuration, filters and tags.
 
-    An event is taken when every transport has it. A composite transport would swallow the failure of one of its parts,
-    so its parts are used one by one. Sending and flushing raise BackendUnavailableError.
+    An event is accepted when every transport has it. A composite transport would swallow the failure of one of its
+    parts, so its parts are used one by one. Sending and flushing raise BackendUnavailableError.
     """
 
     def __init__(self, client: OpenLineageClient) -> None:
@@ -47,7 +47,7 @@ class ClientBackend:
         """Build the client that OPENLINEAGE_URL, OPENLINEAGE_CONFIG or OPENLINEAGE__TRANSPORT__* describe.
 
         None when they describe none, or OPENLINEAGE_DISABLED is set. A stray `openlineage.yml` in the working folder is
-        not enough: data leaves this machine only by a variable's word.
+        not enough: data leaves this machine only if a variable is set.
         """
         if not any(name.startswith("OPENLINEAGE") for name in os.environ):
             return None
@@ -57,7 +57,7 @@ class ClientBackend:
         return None if client.transport.kind in {"noop", "console"} else cls(client)
 
     def send(self, event: Event) -> str | None:
-        """Hand an event to every transport; return why one refuses it for good, None when all take it."""
+        """Send an event to every transport; return the permanent refusals, None when all accept it."""
         refusals = []
         for client in self._clients:
             try:
@@ -73,7 +73,7 @@ class ClientBackend:
         return "; ".join(refusals) or None
 
     def flush(self) -> None:
-        """Return when every event sent so far is taken, by transports that work in the background, too."""
+        """Wait until all transports, background ones too, have accepted every event sent so far."""
         for index, client in enumerate(self._clients):
             wait = getattr(client.transport, "wait_for_completion", None)
             if wait is not None and not wait(FLUSH_SECONDS):
@@ -91,7 +91,7 @@ def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError
 
 
 def _parts(transport: Any) -> Sequence[Any]:
-    """Transports that must all have an event; one that only stands in for another stays inside its composite."""
+    """Return the transports that must all have an event; a fallback transport stays inside its composite."""
     if transport.kind == "composite" and transport.config.continue_on_success:
         return [part for child in transport.transports for part in _parts(child)]
     return [transport]
@@ -102,8 +102,8 @@ def _for_transport(transport: Any) -> OpenLineageClient:
     from openlineage.client.transport.http_common import DEFAULT_RETRY_CONFIG  # noqa: PLC0415, as above
 
     if transport.kind == "http" and transport.config.retry == DEFAULT_RETRY_CONFIG:
-        # The outbox tries again. Six attempts of 5 s inside one call would hold a tick up for every event, and the
-        # last one's answer would be lost in a RetryError.
+        # The outbox retries. Six attempts of 5 s inside one call would delay a tick for every event, and the last
+        # answer would be lost in a RetryError.
         transport.config.retry = {"total": 0}
     if transport.kind == "http":
         transport.session.hooks["response"].append(_refuse_redirect)
@@ -111,14 +111,14 @@ def _for_transport(transport: Any) -> OpenLineageClient:
 
 
 def _refuse_redirect(response: Any, **_more: Any) -> None:
-    # Followed as a GET (RFC 9110, 15.4), it would end at a login page that says 200, and the event would be gone.
+    # Followed as a GET (RFC 9110, 15.4), a redirect would end at a login page with status 200 and lose the event.
     if 300 <= response.status_code < 400 and response.status_code not in {307, 308}:
         response.close()
         raise ConnectionError(f"the backend redirects to {response.headers.get('Location')}")
 
 
 def _lost_events(transport: Any) -> int:
-    """Return how many events a transport has given up in the background."""
+    """Return the number of events that a transport has dropped in the background."""
     stats = getattr(transport, "get_stats", None)
     return int(stats().get("failed", 0)) if stats else 0
 

@@ -1,9 +1,9 @@
-"""Batches of lineage: recorded with what they say, and published at the lineage root whatever is down in between.
+"""Lineage batches: recorded with their bytes, and published at the lineage root, whatever is down in between.
 
 A batch is in the outbox from the transaction that records it until the root and the backend have it; no batch waits
-behind another. The root gets a batch's file out of the row, and may get it twice: the same bytes under the same name.
+behind another. The file's bytes come from the row; the root may get them twice, under the same name.
 
-Belongs here: recording a batch, publishing, and what still waits. Does not belong here: what a batch says (`store.py`,
+Belongs here: recording a batch, publishing, and the backlog. Does not belong here: a batch's content (`store.py`,
 `noted.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`), retries (`outbox/`).
 """
 
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 FILES, BACKEND = "files", "backend"
 
 LEASE = timedelta(seconds=120)
-"""How long a delivery owns its batch between two writes; one event takes 5 s at most in the client's own setting."""
+"""How long a delivery owns its batch between two writes; one event takes 5 s at most by the client's default."""
 
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
@@ -40,7 +40,7 @@ BATCH_ID_DIGITS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failing:
-    """A batch that a destination did not take; `not_taken` counts the events that the backend was offered in vain."""
+    """A batch that a destination did not accept; `not_taken` counts the events that the backend did not accept."""
 
     batch_id: str
     destination: str
@@ -53,7 +53,7 @@ class Failing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Batches that one destination has not taken; `error` is what it said of one of them, None before it failed."""
+    """Batches that one destination lacks; `error` is its error for one of them, None before a failure."""
 
     batches: int = 0
     units: int = 0
@@ -63,7 +63,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undelivered:
-    """What lineage still waits, for the root that readers see and for the backend; `failing` are the worst batches."""
+    """Lineage that waits for the root (which readers see) and for the backend; `failing` has the worst batches."""
 
     files: Waiting
     backend: Waiting
@@ -71,9 +71,9 @@ class Undelivered:
 
 
 class LineageBatches:
-    """Takes batches in and publishes them. Any number of processes may work on one outbox.
+    """Records and publishes batches. Any number of processes may work on one outbox.
 
-    `deliver` tells whether there is a backend, which gets OpenLineage.
+    `deliver`: whether a backend is configured, which gets OpenLineage.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class LineageBatches:
         href: str,
         units: int,
     ) -> None:
-        """Record a batch, which from then on waits for each place that is to have it.
+        """Record a batch, and queue it for each of its destinations.
 
-        Its file, at `href` below the lineage root, tells of so many units or steps.
+        Its file, at `href` below the lineage root, covers `units` units or steps.
         """
         deliver = self._deliver and path is LineagePath.OPENLINEAGE
         tx.run(
@@ -121,9 +121,9 @@ class LineageBatches:
             self.outbox.put(tx, BACKEND, batch_id, payload=[])
 
     def publish_unless_failing(self) -> None:
-        """Publish what is due, but leave it to a later tick while the root does not take files.
+        """Publish due files, unless the root is failing; a later tick then publishes them.
 
-        So a run pays for a dead root once, not with every batch.
+        So a run waits for a dead root once, not with every batch.
         """
         with self._database.snapshot() as tx:
             failing = backlog(tx)[FILES].error is not None
@@ -131,9 +131,9 @@ class LineageBatches:
             self.publish()
 
     def publish(self, *, most: int = 100) -> int:
-        """Publish the files that are due, oldest first; return how many. Ends at the first that fails.
+        """Publish due files, oldest first, up to the first failure; return the number published.
 
-        That one is deferred, so the next call gets past it.
+        The failed file is deferred, so that the next call skips it.
         """
         published = 0
         while published < most and (entry := self.outbox.due([FILES])) is not None and self._publish(entry):
@@ -155,9 +155,9 @@ class LineageBatches:
 
 
 def backlog(tx: Transaction) -> Mapping[str, Waiting]:
-    """Return what waits for the root (FILES) and for the backend (BACKEND)."""
-    waits = {
+    """Return the batches that wait for the root (FILES) and for the backend (BACKEND)."""
+    waiting = {
         row.consumer: Waiting(batches=row.batches, units=int(row.units), oldest=row.oldest_at, error=row.error)
         for row in tx.run("lineage.backlog")
     }
-    return {FILES: Waiting(), BACKEND: Waiting()} | waits
+    return {FILES: Waiting(), BACKEND: Waiting()} | waiting

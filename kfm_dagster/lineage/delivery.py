@@ -1,8 +1,8 @@
-"""Delivery: events of published batches go to the OpenLineage backend, at least once, a batch at a time.
+"""Delivery: sends events of published batches to the OpenLineage backend, at least once, a batch at a time.
 
-A try claims its batch in the outbox and writes its progress every second: events that a killed process sent since are
-sent again, byte for byte under the same ids. Does not belong here: what is due for the lineage root (`batches.py`),
-leases and retries (`outbox/`).
+A try claims its batch in the outbox and saves its progress every second: events that a killed process sent since are
+sent again, byte for byte under the same ids. Does not belong here: delivery to the lineage root (`batches.py`), leases
+and retries (`outbox/`).
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from kfm_dagster.storage.database import Database
 _LOG = logging.getLogger(__name__)
 
 MAX_REFUSALS = 20
-"""Events that a backend may refuse in one try; a backend that refuses everything is not asked thousands of times."""
+"""Refusals that end a try, so that a backend that refuses everything does not get thousands of events."""
 
 PROGRESS = timedelta(seconds=1)
-"""How often a try writes down how far it is: what a killed process sent since then is sent again."""
+"""How often a try saves its progress: events that a killed process sent since then are sent again."""
 
 
 @dataclass(kw_only=True)
 class _Try:
     """One try of a batch.
 
-    An entry's position counts the events that were sent, but for those that were not taken, whose positions are its
-    payload. An event that was not taken goes to the end of its batch, whether the backend refused it or was down: one
-    event that a backend dies of must not keep the others.
+    An entry's position counts the events sent; its payload has the positions of events that were not accepted. Such an
+    event goes to the end of its batch, whether the backend refused it or was down: an event that crashes the backend
+    must not block the others.
     """
 
     entry: Entry
     safe: Entry
-    """The entry at the last flush, as the next try is to find it: a transport may lose what it was given since."""
+    """The entry at the last flush, for the next try: a transport may lose events that it got since."""
     taken: int = 0
     refusals: int = 0
     error: str | None = None
 
     def next(self, events: int) -> int | None:
-        """Return the position to send next; None when everything was taken."""
+        """Return the position to send next; None when all events were accepted."""
         if self.entry.position < events:
             return self.entry.position
         return self.entry.payload[0] if self.entry.payload else None
 
 
 def _after(entry: Entry, position: int, *, taken: bool) -> Entry:
-    """Return the entry once the event at the position was sent."""
-    others = [one for one in entry.payload if one != position]
+    """Return the entry after sending the event at a position."""
+    others = [other for other in entry.payload if other != position]
     payload = others if taken else [*others, position]
     return replace(entry, position=max(entry.position, position + 1), payload=payload)
 
 
 class BackendDelivery:
-    """Sends what is due. Any number of processes may deliver from one outbox."""
+    """Sends due batches. Any number of processes may deliver from one outbox."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class BackendDelivery:
         self._clock = clock
 
     def deliver(self, *, most_batches: int, within: timedelta) -> int:
-        """Send events until nothing is due, so many batches are tried, or the time is over; return how many were taken.
+        """Send events while batches are due, up to `most_batches` or `within`; return the number of accepted events.
 
         Raises BackendUnavailableError when the backend does not answer; the batch is deferred.
         """
@@ -112,7 +112,7 @@ class BackendDelivery:
                 tx.run("lineage.mark_delivered", batch_id=entry.subject)
                 self._outbox.done(tx, entry)
         elif attempt.error is None:
-            self._outbox.release(attempt.safe)  # the time was over
+            self._outbox.release(attempt.safe)  # out of time
         else:
             _LOG.warning("the OpenLineage backend refuses events of %s: %s", batch.href, attempt.error)
             self._outbox.defer(attempt.safe, attempt.error)
@@ -125,10 +125,10 @@ class BackendDelivery:
         return [json.loads(line) for line in content.splitlines()]
 
     def _send(self, attempt: _Try, events: Sequence[Event], until: datetime) -> bool:
-        """Send what is new, then once more what was not taken; tell whether everything was taken."""
-        asked_last = len(events) + len(attempt.entry.payload) - attempt.entry.position
+        """Send new events, then once more those not accepted; return whether all events were accepted."""
+        sends = len(events) + len(attempt.entry.payload) - attempt.entry.position
         saved = self._clock()
-        for _ in range(asked_last):
+        for _ in range(sends):
             self._send_next(attempt, events)
             now = self._clock()
             if attempt.refusals >= MAX_REFUSALS or now >= until:

@@ -1,7 +1,7 @@
 """Lineage files: published whole under their final name, in a folder or a bucket.
 
 Belongs here: durability and atomicity of one file. Does not belong here: which files there should be, and when one is
-tried again (`batches.py`). A file's bytes are in the database until it is published, so publishing can be repeated.
+retried (`batches.py`). A file's bytes are in the database until it is published, so publishing can be repeated.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kfm_dagster.storage.objects import open_store
 from kfm_dagster.storage.private import private_folder
 
 STAGING = ".staging"
-"""Folder of unfinished files; readers' patterns (`openlineage/**`, `prov/**`) do not reach it."""
+"""Folder of unfinished files, outside readers' patterns (`openlineage/**`, `prov/**`)."""
 
 LEFTOVER_SECONDS = 24 * 3600.0
-"""An unfinished file this old was left by a process that died; writing one takes well under a second."""
+"""Age of an unfinished file of a dead process; writing one takes well under a second."""
 
 STORE_ERRORS = (OSError, BaseError)
-"""What a folder or a bucket raises when it does not take or give a file."""
+"""Errors of a folder or a bucket that cannot write or read a file."""
 
 
 class FolderFiles:
@@ -36,7 +36,7 @@ class FolderFiles:
         self._root = root
 
     def publish(self, href: str, content: bytes) -> None:
-        """Write beside, sync, rename: no reader and no other writer of the file ever sees half of it."""
+        """Write a partial file, sync, rename: no reader or other writer ever sees half a file."""
         partial = self._staging() / f"{secrets.token_hex(16)}.partial"
         try:
             hit(Failpoint.LINEAGE_STAGE_BEFORE)
@@ -60,7 +60,7 @@ class FolderFiles:
         return (self._root / href).read_bytes()
 
     def _staging(self) -> Path:
-        """Return the folder of unfinished files, without those that dead processes left."""
+        """Return the folder of unfinished files, after removing the files of dead processes."""
         folder = self._root / STAGING
         private_folder(folder)
         for leftover in folder.glob("*.partial"):

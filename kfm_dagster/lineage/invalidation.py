@@ -1,9 +1,9 @@
-"""Invalidation: withdraws what a run told, by telling so; files and rows of what was told stay (PCS-03).
+"""Invalidation: withdraws a run's lineage by publishing the withdrawal; published files and rows stay (PCS-03).
 
-A withdrawn batch gets a batch beside it, through the same outbox: per unit an OpenLineage event of type OTHER, which
+A withdrawn batch gets a second batch, through the same outbox: per unit an OpenLineage event of type OTHER, which
 adds to a run that has ended (OpenLineage.json 2-0-2, `eventType`), or the PROV-O invalidation of the entities that the
 ingest generated. Both are recorded in the transaction that withdraws, once per batch.
-Does not belong here: what a unit is told as afterwards (`revisions.py`).
+Does not belong here: a unit's next revision (`revisions.py`).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from kfm_dagster.storage.database import Transaction
 def invalidate(
     batches: LineageBatches, *, run_id: str, contract: DatasetContract, reason: str, at: datetime, tx: Transaction
 ) -> int:
-    """Withdraw what a run told of a dataset and is current; return the number of units."""
+    """Withdraw a run's current lineage of a dataset; return the number of units."""
     withdrawn: set[WalId] = set()
-    for told in tx.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all():
-        batch_id = hashlib.sha256(orjson.dumps(["invalidation", told.batch_id])).hexdigest()[:BATCH_ID_DIGITS]
-        mark = {"batch_id": told.batch_id, "invalidated_by": batch_id, "reason": reason, "invalidated_at": at}
+    for batch in tx.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all():
+        batch_id = hashlib.sha256(orjson.dumps(["invalidation", batch.batch_id])).hexdigest()[:BATCH_ID_DIGITS]
+        mark = {"batch_id": batch.batch_id, "invalidated_by": batch_id, "reason": reason, "invalidated_at": at}
         if tx.run("lineage.invalidate", mark).first() is None:
-            continue  # another process was quicker
-        units = tx.run("lineage.emissions_of_batch", batch_id=told.batch_id).all()
-        path, activity = LineagePath(told.path), invalidation_activity(told.batch_id)
-        why = {"run_id": run_id, "reason": reason}
+            continue  # another process has withdrawn it
+        units = tx.run("lineage.emissions_of_batch", batch_id=batch.batch_id).all()
+        path, activity = LineagePath(batch.path), invalidation_activity(batch.batch_id)
+        attributes = {"run_id": run_id, "reason": reason}
         if path is LineagePath.PROV:
-            content = jsonld(joined([node]) for node in _nodes(units, activity, rfc3339(at), why))
+            content = jsonld(joined([node]) for node in _nodes(units, activity, rfc3339(at), attributes))
         else:
-            content = event_lines(_event(unit, activity, rfc3339(at), why, contract) for unit in units)
-        folder, _, name = told.href.rpartition("/")
+            content = event_lines(_event(unit, activity, rfc3339(at), attributes, contract) for unit in units)
+        folder, _, name = batch.href.rpartition("/")
         batches.record(
             tx,
             content,
@@ -66,7 +66,7 @@ def _event(unit: Any, activity: str, at: str, why: dict[str, str], contract: Dat
 
 
 def _nodes(units: Sequence[Any], activity: str, at: str, why: dict[str, str]) -> Iterator[Node]:
-    """Yield the rollback as an activity, and what it invalidated."""
+    """Yield the rollback as an activity, and the entities that it invalidated."""
     yield software_agent("kfm_dagster")
     yield {
         "id": activity,
@@ -78,7 +78,7 @@ def _nodes(units: Sequence[Any], activity: str, at: str, why: dict[str, str]) ->
     }
     for unit in units:
         entities = [(qc_report_entity(unit.wal_id, unit.revision), "kfm:QcReport")]
-        if unit.content_sha256 is not None:  # else the Item was never in the catalog: a newer unit's was
+        if unit.content_sha256 is not None:  # else the Item never reached the catalog, which had a newer unit's
             entities.append((item_entity(unit.wal_id, unit.revision), "kfm:StacItem"))
         for entity, kind in entities:
             yield {"id": entity, "type": ["Entity", kind], "wasInvalidatedBy": activity, "invalidatedAtTime": at}

@@ -1,10 +1,10 @@
-"""Ends that the database notes: steps of nodes (IEN-11) and failed attempts of units (RSP-16), each published once.
+"""Noted ends: steps of nodes (IEN-11) and failed attempts of units (RSP-16), each published once.
 
-What ends a step or an attempt writes one row and nothing else; the process that publishes lineage takes the rows that
-no batch holds, in one transaction with the batches. So a crash before it leaves the rows, and a crash after it leaves
-the outbox: nothing is lost, nothing is published twice, and no stage or settlement waits for it.
-Belongs here: which rows, their batches, and the events of a failed attempt. Does not belong here: what is said of a
-step (`steps.py`), or of units that were registered (`openlineage.py`).
+The end of a step or an attempt writes one row; the process that publishes lineage turns the rows without a batch into
+batches, in one transaction. A crash before its commit leaves the rows, a crash after it leaves the outbox: nothing is
+lost, nothing is published twice, and no stage or settlement waits for it.
+Belongs here: selecting the rows, their batches, and the events of a failed attempt. Does not belong here: documents of
+a step (`steps.py`) or of registered units (`openlineage.py`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ MOST = 500
 """Rows that one transaction publishes: steps of some 30 runs."""
 
 PublicName = Callable[[str], str]
-"""Gives the name that a dataset has in public."""
+"""Returns the public name of a dataset."""
 
 
 def publish_noted(database: Database, batches: LineageBatches, *, public: PublicName) -> None:
-    """Record the lineage of every step and failed attempt that has none. Raises the database's errors."""
-    # Runs beside one another mix their rows; sorting keeps the order of each.
+    """Record the lineage of every step and failed attempt without any. Raises the database's errors."""
+    # Rows of concurrent runs are mixed; the sort is stable and keeps the order within a run.
     steps, failures = partial(_record_steps, batches, public), partial(_record_failures, batches, public)
     _take(database, "lineage.unpublished_steps", attrgetter("run_id"), steps, lock="etl_steps")
     _take(database, "lineage.unpublished_failures", attrgetter("dataset", "run_id"), failures, lock="lineage_failures")
@@ -63,8 +63,8 @@ def _take(
         with database.transaction() as tx:
             tx.lock(lock)
             rows = tx.run(statement, most=MOST).all()
-            for _, together in groupby(sorted(rows, key=part), key=part):
-                record(tx, list(together))
+            for _, group in groupby(sorted(rows, key=part), key=part):
+                record(tx, list(group))
 
 
 def _record_steps(batches: LineageBatches, public: PublicName, tx: Transaction, rows: Sequence[Any]) -> None:
@@ -83,7 +83,7 @@ def _record_steps(batches: LineageBatches, public: PublicName, tx: Transaction, 
             path=path,
             dataset=NAMESPACE,
             run_id=steps[0].run_id,
-            # Beside the units' files, so that who reads those reads one event of each kind per unit.
+            # Apart from the units' files, so that their readers get one event of each kind per unit.
             href=f"steps/{path}/{steps[0].ended_at:%Y-%m-%d}/{stem}.{suffix}",
             units=len(steps),
         )
@@ -102,7 +102,7 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
         path=LineagePath.OPENLINEAGE,
         dataset=rows[0].dataset,
         run_id=rows[0].run_id,
-        # Beside the registered units' files, as those of steps.
+        # Apart from the registered units' files, like those of steps.
         href=f"failures/openlineage/{dataset}/{rows[0].at:%Y-%m-%d}/{batch_id}.ndjson",
         units=len(rows),
     )
@@ -113,7 +113,7 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
 def failure_events(row: Any, *, dataset: str) -> tuple[Event, Event]:
     """Return START and FAIL of a row of `lineage.unpublished_failures`; `dataset` is the public name.
 
-    The error is its code alone; what it says is in the record.
+    The error is only its code; the message is in the record.
     """
     run_id = uuid8("openlineage-failure", row.wal_id, str(row.attempt))
     reason, code = row.fields["replay_reason"], row.fields["last_error_code"]

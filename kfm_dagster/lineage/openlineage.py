@@ -1,12 +1,12 @@
 """OpenLineage: the form of an event, and START and COMPLETE of one unit's ingest, as plain dictionaries (pure).
 
-Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are right by construction, since every value
-comes from a frozen envelope; the tests hold them against the official schemas. openlineage-python's own classes cost
-many times as much, so they are used only where an event leaves for a backend (`backend.py`).
+Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are valid by construction, since every value
+comes from a frozen envelope; the tests validate them by the official schemas. openlineage-python's own classes cost
+many times as much, so they are used only to send an event to a backend (`backend.py`).
 
-Times are those of the batch: START when the run began, COMPLETE when the batch's lineage was recorded, because a unit
-has no other observed times. The object's announcement is no start: a backfilled volume of 1991 would be a run of
-decades. What the events say is fixed once, when they are recorded; a retry never makes them again (`store.py`).
+Times are the batch's: START when the run began, COMPLETE when the batch's lineage was recorded, because a unit has no
+other observed times. The object's announcement is not a start: a backfilled volume of 1991 would be a run of decades.
+Events are built once, when they are recorded; a retry never builds them again (`store.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 JOB_NAMESPACE = "kfm-nodd"
 STAC_NAMESPACE = "kfm-stac"
 _PRODUCER = f"https://kfm.dev/kfm_dagster/{__version__}"
-"""URI of the software; identifies, and need not resolve."""
+"""URI that identifies the software; it need not resolve."""
 _SCHEMAS = "https://kfm.dev/schemas/"
 """Base of the `$id`s of our published JSON Schemas (docs/spec)."""
 _SPEC = "https://openlineage.io/spec/"
@@ -41,7 +41,7 @@ def run_event(
     inputs: Sequence[Mapping[str, Any]] = (),
     outputs: Sequence[Mapping[str, Any]] = (),
 ) -> Event:
-    """Return an event of a run, `at` a time in RFC 3339."""
+    """Return an event of a run; `at` is in RFC 3339."""
     return {
         "eventType": kind,
         "eventTime": at,
@@ -60,7 +60,7 @@ def ingest_job(dataset: str) -> dict[str, str]:
 
 
 def official_facet(release: str, name: str, definition: str = "", /, **members: Any) -> dict[str, Any]:
-    """Return a facet of OpenLineage's own, by its schema's file and, where it has another name, the definition."""
+    """Return an official OpenLineage facet, by its schema's file and, if the name differs, its definition."""
     schema = f"{_SPEC}facets/{release}/{name}.json#/$defs/{definition or name}"
     return {"_producer": _PRODUCER, "_schemaURL": schema, **members}
 
@@ -81,7 +81,7 @@ def version_facet(version: str) -> dict[str, Any]:
 
 
 def statistics_of_input(**known: Any) -> dict[str, Any]:
-    """Return the input facet with what is known of how much was read; empty where nothing is."""
+    """Return the input facet with the known amounts read; empty if none is known."""
     counts = {name: value for name, value in known.items() if value is not None}
     facet = official_facet("1-0-0", "InputStatisticsInputDatasetFacet", **counts)
     return {"inputStatistics": facet} if counts else {}
@@ -95,8 +95,8 @@ def event_lines(events: Iterable[Event]) -> bytes:
 def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]:
     """Return the START and the COMPLETE event of one unit.
 
-    Facets accumulate over a run's events (OpenLineage, "Run State Updates"), so START has what is known before the
-    ingest, and COMPLETE what came of it.
+    Facets accumulate over a run's events (OpenLineage, "Run State Updates"), so START has the facts known before the
+    ingest, and COMPLETE its results.
     """
     job, source = ingest_job(run.dataset), data_object(unit.envelope.object_uri)
     return (
@@ -187,8 +187,8 @@ def _input_facets(unit: LineageUnit) -> dict[str, Any]:
 
 
 def _output(unit: LineageUnit) -> dict[str, Any]:
-    # The dataset is the Collection, not each Item: a dataset per Item would bury a lineage browser. Which part of the
-    # Collection the run wrote is what the official subset facet is for.
+    # The dataset is the Collection, not each Item: a dataset per Item would flood a lineage browser. The official
+    # subset facet names the part of the Collection that the run wrote.
     subset = official_facet(
         "1-0-0",
         "BaseSubsetDatasetFacet",

@@ -1,8 +1,8 @@
-"""PROV-O: what a batch of ingests used and made, as one JSON-LD document (pure), and the same document as PROV-JSON.
+"""PROV-O: inputs and results of a batch of ingests as one JSON-LD document (pure), and its PROV-JSON form.
 
 Terms are those of https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
-A line holds one unit's nodes, so that a document can be made, searched and compared unit by unit; nodes that units
-share (an object, a notification of several records, the agents) have one id and say the same wherever they stand.
+A line holds one unit's nodes, so that a document can be built, searched and compared unit by unit; nodes that units
+share (an object, a notification of several records, the agents) have one id and the same content everywhere.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ CONTEXT: Mapping[str, Any] = {
 _JSON_RELATIONS: Mapping[str, tuple[str, Node]] = {
     "wasRevisionOf": ("wasDerivedFrom", {"prov:type": {"$": "prov:Revision", "type": "prov:QUALIFIED_NAME"}}),
 }
-"""Relations that PROV-JSON has as another one with a type."""
+"""Relations that PROV-JSON expresses as another relation with a type."""
 
 _JSON_TIMES: Mapping[str, str] = {"startedAtTime": "prov:startTime", "endedAtTime": "prov:endTime"}
 
 SERVICE = agent_id("kfm_dagster")
 OPERATOR = agent_id("kfm_dagster.stac_register")
 """The operator that made the Item, on behalf of the service. Agents have no version: the activity has it, so that an
-upgrade does not change who made what."""
+upgrade leaves attributions as they are."""
 
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
     """Return the JSON-LD document of a batch of `prov_line`s; the same batch gives the same bytes."""
     masking = contract.governance.masking
-    # What went before every unit of the batch, and who asked for it, in the dataset's public name.
+    # The masking decision behind every unit of the batch, under the dataset's public name.
     decision = None if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id)
     return jsonld([joined([*_agents(contract), *(decision.prov_nodes([]) if decision else [])]), *lines])
 
 
 def jsonld(lines: Iterable[bytes]) -> bytes:
-    """Return a document of lines that each hold the JSON of some nodes, separated by commas."""
+    """Return a document of lines; each line has the JSON of some nodes, separated by commas."""
     return b'{"@context":%b,\n"@graph":[\n%b\n]}\n' % (orjson.dumps(CONTEXT), b",\n".join(lines))
 
 
 def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
-    """Return activity and entities of one unit; `producers` are the agents who made the source object."""
+    """Return the activity and entities of one unit; `producers` are the agents of the source object."""
     # The decision of the sensitive area that the unit's footprint met.
     properties = unit.envelope.metadata.stac_properties if unit.envelope.metadata else {}
     decided = properties.get(MASKING_DECISION)
@@ -98,23 +98,23 @@ def producer_ids(contract: DatasetContract) -> list[str]:
 def prov_json(document: bytes) -> dict[str, Any]:
     """Convert a document of `prov_document` to PROV-JSON. Raises ValueError for anything else."""
     loaded = orjson.loads(document)
-    # A document of an earlier release knows fewer terms, none of them otherwise.
+    # A document of an earlier release has fewer terms, with the same definitions.
     context = loaded.get("@context") if isinstance(loaded, dict) else None
     if not isinstance(context, dict) or not context or not context.items() <= CONTEXT.items():
         raise ValueError("not a PROV document of this package: it has another @context")
-    found: dict[str, Any] = {"prefix": {"kfm": PREFIXES["kfm"], "urn": PREFIXES["urn"]}}
+    records: dict[str, Any] = {"prefix": {"kfm": PREFIXES["kfm"], "urn": PREFIXES["urn"]}}
     for node in loaded["@graph"]:
         kind, *classes = node["type"]
-        found.setdefault(kind.lower(), {})[node["id"]] = _json_attributes(node, classes)
+        records.setdefault(kind.lower(), {})[node["id"]] = _json_attributes(node, classes)
         for relation, (subject, target) in RELATIONS.items():
             for other in _listed(node.get(relation, [])):
-                # Named by what it relates, so that a node met twice gives one relation.
+                # Named by the related ids, so that a repeated node gives one relation.
                 name = f"_:{relation}.{node['id'][9:]}.{other[9:]}"
                 kind, more = _JSON_RELATIONS.get(relation, (relation, {}))
                 if relation == "wasInvalidatedBy":
                     more = {"prov:time": node["invalidatedAtTime"]}
-                found.setdefault(kind, {})[name] = {subject: node["id"], target: other, **more}
-    return found
+                records.setdefault(kind, {})[name] = {subject: node["id"], target: other, **more}
+    return records
 
 
 def _json_attributes(node: Node, classes: list[str]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _activity(unit: LineageUnit, run: IngestRun) -> Node:
         "type": ["Activity", "kfm:Ingest"],
         "startedAtTime": run.started_at,
         "endedAtTime": run.occurred_at,
-        "used": [found for found in (unit.object_id, unit.message_id) if found],
+        "used": [entity for entity in (unit.object_id, unit.message_id) if entity],
         "wasAssociatedWith": [SERVICE, OPERATOR],
         "kfm:wal_id": unit.wal_id,
         "kfm:attempt": envelope.attempt,
@@ -220,9 +220,9 @@ def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
         "wasAttributedTo": OPERATOR,
     }
     if stac.superseded:
-        # The Item was considered and never stood, so nothing generated it; nor could the newer unit's activity have
-        # invalidated it, which ended before (PROV-CONSTRAINTS, generation precedes invalidation). The Item that stands
-        # is another aspect of the same thing: an alternate (PROV-DM, 5.5.2).
+        # The Item never became current, so nothing generated it; nor can the newer unit's activity, which ended before,
+        # have invalidated it (PROV-CONSTRAINTS, generation precedes invalidation). The current Item is another aspect
+        # of the same thing: an alternate (PROV-DM, 5.5.2).
         node["kfm:superseded"] = True
         if unit.yields_to is not None:
             node["alternateOf"] = unit.yields_to

@@ -1,10 +1,10 @@
-"""Revisions: what a unit's lineage is published as, beside what was published of it before (pure).
+"""Revisions: under which revision a unit's lineage is published, beside its earlier publications (pure).
 
-The first publication of a unit has the empty revision, whichever attempt or replay gets so far. What was published is
-never erased and never published again; when a repair changed the unit's Item, or what was published is withdrawn, a
-further revision is added, named by the replay or the run.
-What the Item said decides, not the status of this attempt: a repair that died after the catalog was written is a no-op
-on its next attempt, and its revision is still missing.
+The first publication of a unit has the empty revision, in whichever attempt or replay. A publication is never erased
+and never repeated; when a repair changed the unit's Item, or the lineage was withdrawn, a further revision is added,
+named by the replay or the run.
+The Item's content decides, not the status of this attempt: a repair that died after writing the catalog is a no-op on
+its next attempt, and its revision is still missing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kfm_dagster.lineage.unit import FIRST_REVISION, LineagePath, LineageUnit, i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revision:
-    """One path's publication of a unit; content_sha256 is that of the Item, None when the unit registered none.
+    """One path's publication of a unit; content_sha256 is the Item's, None when the unit registered none.
 
-    It is None as well for what a release before revisions published. `invalidated`: it was withdrawn since.
+    It is also None for publications of releases before revisions. `invalidated`: withdrawn since.
     """
 
     path: LineagePath
@@ -30,11 +30,11 @@ class Revision:
 
 
 History = Mapping[WalId, Sequence[Revision]]
-"""What was published, by unit, oldest first."""
+"""Publications by unit, oldest first."""
 
 
 def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageUnit:
-    """Return the unit under the revision that it has to be published as, related to the Items before and after it."""
+    """Return the unit with its revision, related to the Items before and after it."""
     revision = _revision(unit.envelope, unit.stac, history.get(unit.wal_id, ()), run_id)
     revises, yields_to = _revised(unit, revision, history), _standing(unit.stac, history)
     if (revision, revises, yields_to) == (unit.revision, unit.revises, unit.yields_to):
@@ -44,8 +44,8 @@ def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageU
 
 def _revision(envelope: Envelope, stac: StacResult, published: Sequence[Revision], run_id: str) -> str:
     valid = _valid(published)
-    # Without a replay it was another release of the code that changed the Item, in the middle of a retry; or what the
-    # run had published was withdrawn.
+    # Without a replay, another release of the code changed the Item during a retry, or the run's publications were
+    # withdrawn.
     unused = _unused(envelope.replay_run_id or run_id, published)
     if not valid:
         return unused if published else FIRST_REVISION
@@ -80,7 +80,7 @@ def _valid(published: Sequence[Revision]) -> list[Revision]:
 
 
 def _unused(name: str, published: Sequence[Revision]) -> str:
-    """Return the name, with a number where what was published under it is withdrawn: an id names one for ever."""
+    """Return the name, numbered if its publication was withdrawn: an id is never reused."""
     withdrawn = {entry.revision for entry in published if entry.invalidated}
     number = 1
     revision = name

@@ -1,9 +1,9 @@
-"""A step as both paths tell it: START and COMPLETE or FAIL of OpenLineage, activity and output of PROV-O (pure).
+"""Lineage documents of a step: OpenLineage's START and COMPLETE or FAIL, PROV-O's activity and output (pure).
 
-A step is one end of one intent of an idempotent node (`etl_steps`): of a stage of our chain, or of any other team's
-node. Its parent is the run. What was not measured is absent.
-Belongs here: what the documents say. Does not belong here: which steps are published when (`noted.py`), or the
-lineage of ingest units (`openlineage.py`, `prov.py`).
+A step is one end of one intent of an idempotent node (`etl_steps`): of a stage of our chain, or of another team's
+node. Its parent is the run. Figures that were not measured are absent.
+Belongs here: the documents. Does not belong here: which steps are published when (`noted.py`), or the lineage of
+ingest units (`openlineage.py`, `prov.py`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ STORAGE_NAMESPACE = "kfm-storage"
 RUN_JOB = "kfm.run"
 """Job of a step's parent, the run."""
 INPUTS_NAMED = 100
-"""A manifest of more entries is named as one dataset and counted: a batch's would bury every lineage browser."""
+"""A longer manifest becomes one dataset with a count: the entries of a batch would flood a lineage browser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One end of one intent. `node` and `job` are public names; `measures` has what was measured and nothing else."""
+    """One end of one intent. `node` and `job` are public names; `measures` has only the measured figures."""
 
     run_id: str
     wal_id: int
@@ -54,20 +54,20 @@ class Step:
     ended_at: datetime
     inputs: Sequence[Mapping[str, Any]]
     artifact: tuple[str, str] | None
-    """URI and SHA-256 of the file that the output names, if it names one."""
+    """URI and SHA-256 of the output's file, if it names one."""
     has_output: bool
-    """Whether the content has an output: this step's, or for a skip that of the first to apply it."""
+    """Whether the content has an output: this step's, or, for a skip, the output of the step that applied it."""
     measures: Mapping[str, float | int | str]
     error: str | None
     outcome: str | None
-    """How it ended in run-state; None for a node that keeps none: another team's may do without."""
+    """Outcome in run-state; None for a node without run-state, such as another team's."""
     validation_summary: Mapping[str, Any] | None
-    """The summary of its checks, where run-state has an output of it."""
+    """Summary of the step's checks, where run-state has an output."""
 
     @classmethod
     def of(cls, row: Any, *, public: Callable[[str], str]) -> Step:
         """Return the step of a row of `lineage.unpublished_steps`."""
-        # A replay carries out an intent long after it was written; what it measured began when it did.
+        # A replay carries out an intent long after its writing; the measured work began with the replay.
         began = row.ended_at - timedelta(seconds=row.seconds) if row.seconds is not None else row.started_at
         kind, _, partition = row.node.partition("@")
         dataset, dot, rest = kind.partition(".")
@@ -124,7 +124,7 @@ class Step:
 
 
 def step_events(step: Step) -> tuple[Event, Event]:
-    """Return the START and the COMPLETE (or FAIL) event of a step."""
+    """Return a step's START event and its COMPLETE or FAIL event."""
     applied = step.status == "APPLIED"
     job, run_id = {"namespace": NAMESPACE, "name": step.job}, step.openlineage_run_id
     facets = {"parent": _parent(step)}
@@ -159,7 +159,7 @@ def step_events(step: Step) -> tuple[Event, Event]:
 
 
 def step_nodes(step: Step) -> Iterator[Node]:
-    """Yield the PROV nodes of a step: its activity, what it used and generated, its run and its dataset."""
+    """Yield a step's PROV nodes: activity, run, dataset, and the used and generated entities."""
     applied = step.status == "APPLIED"
     used = [_content_id(entry["uri"], entry.get("checksum")) for entry in step.inputs[:INPUTS_NAMED]]
     activity: Node = {
@@ -185,7 +185,7 @@ def step_nodes(step: Step) -> Iterator[Node]:
     if step.outcome is not None:
         activity |= {"kfm:dataset_id": step.job, "kfm:outcome": step.outcome}
     if step.validation_summary is not None:
-        # As text: PROV-JSON's attributes are values, and its members differ by node.
+        # As text: PROV-JSON's attributes are scalar, and the summary's members differ by node.
         summary = orjson.dumps(step.validation_summary, option=orjson.OPT_SORT_KEYS)
         activity["kfm:validation_summary"] = summary.decode()
     yield activity
@@ -200,12 +200,12 @@ def step_nodes(step: Step) -> Iterator[Node]:
             "kfm:content_hash": step.content_hash,
             "wasGeneratedBy": step.activity_id,
             "wasDerivedFrom": used,
-            # A version of the dataset, as the run gave it.
+            # A version of the dataset, from this run.
             "specializationOf": step.dataset_entity_id,
             "wasAttributedTo": SERVICE,
         }
         if step.artifact is not None:
-            # The file is what the next node uses; equal bytes of another content are the same file.
+            # The next node uses the file; equal bytes of another content are the same file.
             output["alternateOf"] = _content_id(*step.artifact)
             yield _content(*step.artifact)
         yield output
@@ -219,7 +219,7 @@ def step_agents(steps: Sequence[Step]) -> Iterator[Node]:
 
 
 def _inputs(step: Step) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each input dataset, and what is known of how much of it was read."""
+    """Yield each input dataset with its input facets: the known amount read."""
     if len(step.inputs) > INPUTS_NAMED:
         whole = {"namespace": NAMESPACE, "name": f"manifest/{step.content_hash}"}
         yield whole, statistics_of_input(fileCount=len(step.inputs), size=step.measures.get("bytes_in"))
@@ -245,10 +245,10 @@ def _outputs(step: Step) -> Iterator[dict[str, Any]]:
 
 
 def _dataset(uri: str) -> dict[str, Any]:
-    """Name a manifest's entry as OpenLineage names datasets; what has no scheme stands in our own storage."""
+    """Return the OpenLineage dataset of a manifest's entry; a URI without a scheme is in our own storage."""
     if "://" in uri:
-        named = data_object(uri)
-        return {**named, "name": named["name"] or "/"}
+        dataset = data_object(uri)
+        return {**dataset, "name": dataset["name"] or "/"}
     scheme, separator, rest = uri.partition(":")
     return {"namespace": scheme, "name": rest} if separator else {"namespace": STORAGE_NAMESPACE, "name": uri}
 
@@ -259,7 +259,7 @@ def _parent(step: Step) -> dict[str, Any]:
 
 
 def _run_state(row: Any) -> tuple[str | None, Mapping[str, Any] | None]:
-    """Return outcome and summary of a node that keeps run-state: what was applied says how much of it failed."""
+    """Return the outcome and summary of a node that keeps run-state, from the applied record."""
     if "dataset_id" not in row.payload.get("context", {}):
         return None, None
     if row.status == "FAILED":
@@ -270,13 +270,13 @@ def _run_state(row: Any) -> tuple[str | None, Mapping[str, Any] | None]:
 
 
 def _artifact(record: Any) -> tuple[str, str] | None:
-    """Return the file that an output names, in our chain's form or as `{"artifact": {"uri": ..., "sha256": ...}}`."""
+    """Return the file of an output, in our chain's form or as `{"artifact": {"uri": ..., "sha256": ...}}`."""
     if not isinstance(record, dict):
         return None
-    named = record.get("artifact")
-    if not isinstance(named, dict):
-        named = {"uri": record.get("artifact_uri"), "sha256": record.get("artifact_sha256")}
-    uri, digest = named.get("uri"), named.get("sha256")
+    file = record.get("artifact")
+    if not isinstance(file, dict):
+        file = {"uri": record.get("artifact_uri"), "sha256": record.get("artifact_sha256")}
+    uri, digest = file.get("uri"), file.get("sha256")
     return (uri, digest) if isinstance(uri, str) and isinstance(digest, str) else None
 
 

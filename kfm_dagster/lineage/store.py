@@ -1,13 +1,13 @@
-"""The lineage store: both paths of a batch's lineage, each unit once per path and revision, whatever crashes.
+"""Lineage store: records each unit's lineage once per path and revision, whatever crashes.
 
-One transaction per partition of a batch asks the fence, and per path writes a row per unit, the batch, and its bytes
-into the outbox. With that commit the lineage is told: a dead lineage root or backend costs no unit, the outbox brings
-it there later. The primary key (wal_id, path, revision) decides between workers: a batch holds the units whose rows it
+One transaction per partition of a batch checks the fence and writes, per path, a row per unit, the batch, and its bytes
+into the outbox. With that commit the lineage is published: a dead lineage root or backend costs no unit, the outbox
+delivers later. The primary key (wal_id, path, revision) decides between workers: a batch holds the units whose rows it
 wrote.
 
-Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here: what a
-document says (`openlineage.py`, `prov.py`), which revision a unit is told as (`revisions.py`), withdrawing
-(`invalidation.py`), or what becomes of a recorded batch (`batches.py`, `delivery.py`).
+Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here:
+documents (`openlineage.py`, `prov.py`), the choice of a unit's revision (`revisions.py`), withdrawing
+(`invalidation.py`), or delivery of a recorded batch (`batches.py`, `delivery.py`).
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _ISSUE = {
     LineagePath.PROV: ProvenanceIssue.PROV_STORE_UNAVAILABLE,
 }
 _REFUSALS = (IntegrityError, DataError, InternalError)
-"""What the database raises when it refuses a batch; a database that is gone is nobody's lineage path."""
+"""Errors of a database that refuses a batch; a lost connection is not the fault of a lineage path."""
 
 _RACE = "lineage_emissions_id_names_one_unit"
-"""Another worker tells a unit at this very moment: PostgreSQL may meet its row at this index before the primary key."""
+"""Index of a race: when another worker records the same unit, PostgreSQL may fail here before the primary key."""
 
 MAX_ROUNDS = 12
-"""One round does it, and each one more means such a moment, so ten workers without a fence may overlap."""
+"""One round suffices without a race, and each race costs one more: ten workers without a fence may overlap."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One path's lineage of one record, in one revision. `state` is that of the file: staged or published.
+    """One path's lineage of one record, in one revision. `state` is the file's: staged or published.
 
-    `invalidated_at` is when it was withdrawn, None while it stands.
+    `invalidated_at` is the time of the withdrawal, None while the lineage is valid.
 
     object_uri and record_status are the record's, None when the ledger does not know the wal_id.
     """
@@ -81,11 +81,11 @@ class Link:
 
 @dataclass(kw_only=True)
 class _Part:
-    """The units of one partition on their way into the record, and why some do not get there."""
+    """The units of one partition to record, and the failures and refusals of some of them."""
 
     units: Sequence[LineageUnit]
     lines: Mapping[LineagePath, dict[WalId, bytes]]
-    """What each path still has to tell, by unit."""
+    """Lines that each path still has to record, by unit."""
     failures: dict[LineagePath, dict[WalId, str]] = field(default_factory=lambda: {path: {} for path in LineagePath})
     refused: Mapping[WalId, FenceIssue] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class Lineage:
     """Emits, finds and delivers lineage. Any number of threads and processes may share a database and a root.
 
     The root is a folder or `s3://bucket/prefix`; opening another raises ConfigurationError. With a backend, OpenLineage
-    batches recorded from now on wait for `deliver`. `public` gives the name that a step's dataset has in public.
+    batches recorded from now on wait for `deliver`. `public` returns the public name of a step's dataset.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class Lineage:
     def emit(
         self, units: Sequence[LineageUnit], *, run: IngestRun, contract: DatasetContract, fence: Fence
     ) -> Mapping[WalId, ProvenanceResult]:
-        """Record what each path has not told, and return the result of every unit.
+        """Record the units that a path has not recorded yet, and return the result of every unit.
 
-        `units` are of the contract's dataset. A unit that the fence refuses gets its issue and is not told; a path that
-        cannot tell a unit gives its issue to that unit. Readers find the files at once unless the lineage root is down.
-        Raises what the database raises: without it the whole stage fails and is tried again.
+        `units` are of the contract's dataset. A unit that the fence refuses gets its issue and is not recorded; a path
+        that cannot record a unit adds an issue to it. Readers see the files at once unless the lineage root is down.
+        Raises the database's errors: the whole stage then fails and is retried.
         """
         run = replace(run, dataset=contract.public_id)
         results: dict[WalId, ProvenanceResult] = {}
@@ -134,11 +134,11 @@ class Lineage:
         return results
 
     def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction) -> int:
-        """Withdraw what a run told of the contract's dataset; return how many units that was.
+        """Withdraw the lineage that a run published of the contract's dataset; return the number of units.
 
-        Nothing is deleted: the withdrawal is told on both paths, and what is withdrawn stands in no `links_of`. A unit
-        that is emitted again is told as a further revision. A second call finds nothing and tells nothing. `reason` is
-        for a person, at most 200 characters. Raises what the database raises.
+        Nothing is deleted: both paths publish the withdrawal, and `links_of` leaves withdrawn lineage out. A unit that
+        is emitted again gets a further revision. A second call changes nothing. `reason` is for a person, at most 200
+        characters. Raises the database's errors.
         """
         units = invalidate(self._batches, run_id=run_id, contract=contract, reason=reason, at=self._clock(), tx=tx)
         if units:
@@ -146,25 +146,22 @@ class Lineage:
         return units
 
     def publish_staged(self) -> int:
-        """Record steps that ended and attempts that failed, and publish what the root has not got.
-
-        Returns the number of files published.
-        """
+        """Record ended steps and failed attempts, and publish pending files; return the number of files."""
         publish_noted(self._database, self._batches, public=self._public)
         return self._batches.publish()
 
     def deliver(self, *, most_batches: int = 10, within: timedelta = timedelta(seconds=20)) -> int:
-        """Send recorded OpenLineage events to the backend; return how many it took.
+        """Send recorded OpenLineage events to the backend; return the number of accepted events.
 
-        At least once, each event the same bytes whenever it is sent, so a backend that knows run ids takes each once.
-        Raises BackendUnavailableError when the backend is down; everything stays pending.
+        Delivery is at least once, with the same bytes each time: a backend that knows run ids stores each event once.
+        Raises BackendUnavailableError when the backend is down; all events stay pending.
         """
         return self._delivery.deliver(most_batches=most_batches, within=within) if self._delivery else 0
 
     def flush(self) -> str | None:
-        """Publish all that is recorded and deliver it; return why a backend does not take it, None when all is well.
+        """Publish and deliver all recorded lineage; return the backend's error, None without one.
 
-        What is not taken waits in the outbox for the next call.
+        Events that are not accepted wait in the outbox for the next call.
         """
         self.publish_staged()
         try:
@@ -174,27 +171,27 @@ class Lineage:
         return None
 
     def undelivered(self, *, most: int = 20) -> Undelivered:
-        """Return what recorded lineage still waits for the root or the backend, and the batches that failed most."""
+        """Return the lineage that waits for the root or the backend, and the batches that failed most."""
         with self._database.snapshot() as tx:
             waits = backlog(tx)
             failing = tx.rows(Failing, "lineage.failing", most=most)
         return Undelivered(files=waits[FILES], backend=waits[BACKEND], failing=failing)
 
     def links_of(self, wal_id: WalId) -> list[Link]:
-        """From a record to its OpenLineage runs and PROV activities, every revision that stands, oldest first."""
+        """Return the OpenLineage runs and PROV activities of a record: all valid revisions, oldest first."""
         with self._database.snapshot() as tx:
             return tx.rows(Link, "lineage.links", wal_id=wal_id, lineage_id="")
 
     def find(self, lineage_id: str) -> Link | None:
-        """From an OpenLineage run id or PROV activity id to the record, also when it is withdrawn."""
+        """Return the link of an OpenLineage run id or PROV activity id, even a withdrawn one."""
         with self._database.snapshot() as tx:
             return tx.row(Link, "lineage.links", wal_id="", lineage_id=lineage_id)
 
     def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
-        """Record one partition of a batch. Documents are built before the transaction, which other writers wait for."""
+        """Record one partition of a batch, building documents before the transaction that blocks other writers."""
         history = self._history(units)
-        told = [in_revision(unit, history, run_id=run.run_id) for unit in units]
-        part = _build(told, history, run, contract)
+        revised = [in_revision(unit, history, run_id=run.run_id) for unit in units]
+        part = _build(revised, history, run, contract)
         try:
             with self._database.transaction() as tx:
                 part.refused = fence(tx, {unit.wal_id: unit.envelope.attempt for unit in units})
@@ -219,24 +216,24 @@ class Lineage:
     def _record_path(
         self, tx: Transaction, path: LineagePath, part: _Part, run: IngestRun, contract: DatasetContract
     ) -> None:
-        """Record one path; when the database refuses it, the other path is not touched."""
+        """Record one path; a refusal by the database does not affect the other path."""
         lines = part.lines[path]
         units = [unit for unit in part.units if unit.wal_id in lines and unit.wal_id not in part.refused]
         if not units:
             return
-        why = ""
+        reason = ""
         for _ in range(MAX_ROUNDS):
             try:
                 with tx.nested():
                     self._insert(tx, path, units, lines, run, contract)
             except _REFUSALS as error:
-                why = error_text(error.orig if isinstance(error.orig, Exception) else error)
-                if _RACE not in why:
+                reason = error_text(error.orig if isinstance(error.orig, Exception) else error)
+                if _RACE not in reason:
                     break
             else:
                 return
-        _LOG.warning("lineage path %s of %d units of %s is refused: %s", path, len(units), contract.id, why)
-        part.failures[path] |= dict.fromkeys((unit.wal_id for unit in units), why)
+        _LOG.warning("lineage path %s of %d units of %s is refused: %s", path, len(units), contract.id, reason)
+        part.failures[path] |= dict.fromkeys((unit.wal_id for unit in units), reason)
 
     def _insert(
         self,
@@ -250,8 +247,8 @@ class Lineage:
         rows = [[unit.wal_id, unit.revision, unit.lineage_id(path), unit.registered_sha256] for unit in units]
         packed = orjson.dumps(rows)
         batch_id = hashlib.sha256(orjson.dumps([path, run.run_id]) + packed).hexdigest()[:BATCH_ID_DIGITS]
-        found = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=packed.decode()).scalars()
-        ours = set(found)  # another worker may have told the others
+        inserted = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=packed.decode()).scalars()
+        ours = set(inserted)  # another worker may have recorded the others
         if not ours:
             return
         ready = [lines[unit.wal_id] for unit in units if unit.wal_id in ours]
@@ -268,7 +265,7 @@ class Lineage:
 
 
 def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contract: DatasetContract) -> _Part:
-    """Build what each path has not told; a unit that has no document fails alone."""
+    """Build the lines that each path has not recorded; a unit without a document fails alone."""
     part = _Part(units=units, lines={path: {} for path in LineagePath})
     producers = producer_ids(contract)
     documents: Mapping[LineagePath, Callable[[LineageUnit], bytes]] = {
@@ -276,18 +273,18 @@ def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contr
         LineagePath.PROV: lambda unit: prov_line(unit, run, producers),
     }
     for unit in units:
-        told = {(entry.path, entry.revision) for entry in history.get(unit.wal_id, ())}
+        recorded = {(entry.path, entry.revision) for entry in history.get(unit.wal_id, ())}
         for path in LineagePath:
-            if (path, unit.revision) not in told:
+            if (path, unit.revision) not in recorded:
                 try:
                     part.lines[path][unit.wal_id] = documents[path](unit)
-                except (TypeError, ValueError) as error:  # what a text without a UTF-8 form raises, for one
+                except (TypeError, ValueError) as error:  # e.g. of a text without a UTF-8 form
                     part.failures[path][unit.wal_id] = error_text(error)
     return part
 
 
 def _partitions(units: Sequence[LineageUnit]) -> list[list[LineageUnit]]:
-    """One part per partition, in order, each unit once; in the order of wal_id, so that two workers never deadlock."""
+    """Return unique units by partition, in order of wal_id, so that two workers never deadlock."""
     once = {unit.wal_id: unit for unit in units}
 
     def order(unit: LineageUnit) -> tuple[str, str]:

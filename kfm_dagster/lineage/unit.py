@@ -1,7 +1,7 @@
-"""Lineage units: one registered ingest unit with the ids that both paths give it.
+"""Lineage units: a registered ingest unit with its ids on both paths.
 
-Belongs here: names, ids and the facts of a run that both documents state. Does not belong here: what an OpenLineage
-event (`openlineage.py`) or a PROV-O node (`prov.py`) looks like, or where they are kept (`store.py`).
+Belongs here: names, ids and the facts of a run that both documents state. Does not belong here: the form of an
+OpenLineage event (`openlineage.py`) or a PROV-O node (`prov.py`), or their storage (`store.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIRST_REVISION = ""
 """Revision of a unit's lineage before any repair."""
 
 REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
-"""What stac-register must have answered before a unit has lineage."""
+"""Results of stac-register with which a unit has lineage."""
 
 
 @unique
@@ -31,23 +31,23 @@ class LineagePath(StrEnum):
 class IngestRun:
     """The run that ingests a batch of one dataset.
 
-    Times are in RFC 3339 and the batch's: started_at its claim, occurred_at its end.
+    Times are the batch's, in RFC 3339: started_at is its claim, occurred_at its end.
     """
 
     run_id: str
     started_at: str
     occurred_at: str
     dataset: str = ""
-    """The dataset's public name; `Lineage.emit` takes it from the contract, so that none names a governed dataset."""
+    """The dataset's public name; `Lineage.emit` sets it from the contract, so that a governed dataset stays unnamed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineageUnit:
     """A registered envelope and its lineage ids: UUIDv8 of stable fields, PROV's ones as `urn:uuid:` IRIs.
 
-    The object is named by URI and version, messages by the ids that SNS and SQS gave them, and everything that this
-    ingest makes by the unit's wal_id and the revision. So a second emit, in any process or release, names the same
-    things, and a repair that changed the Item is told beside what was told before.
+    Ids of the object come from its URI and version, ids of messages from SNS and SQS, and ids of all that this ingest
+    makes from the unit's wal_id and the revision. So a second emit, in any process or release, gives the same ids, and
+    a repair that changed the Item is published beside the earlier lineage.
     """
 
     wal_id: WalId
@@ -64,7 +64,7 @@ class LineageUnit:
     revises: str | None = None
     """PROV entity of the Item that this unit's Item replaced."""
     yields_to: str | None = None
-    """PROV entity of the Item that stands instead, when this unit came after a newer one."""
+    """PROV entity of the current Item, when this unit came after a newer one."""
 
     @classmethod
     def of(
@@ -75,7 +75,7 @@ class LineageUnit:
         revises: str | None = None,
         yields_to: str | None = None,
     ) -> LineageUnit:
-        """Name everything. Raises ValueError for an envelope that stac-register has not registered."""
+        """Derive all ids. Raises ValueError for an envelope that stac-register has not registered."""
         stac = envelope.stac
         if stac is None or stac.write_status not in REGISTERED:
             raise ValueError(f"{envelope.wal_id} has no registered STAC Item")
@@ -105,7 +105,7 @@ class LineageUnit:
     @property
     def entity_ids(self) -> tuple[str, ...]:
         """PROV entities: notification and message when there were any, then object, QC report and STAC Item."""
-        messages = tuple(found for found in (self.notification_id, self.message_id) if found)
+        messages = tuple(entity for entity in (self.notification_id, self.message_id) if entity)
         return (*messages, self.object_id, self.qc_report_id, self.item_id)
 
     @property
@@ -114,32 +114,32 @@ class LineageUnit:
         return None if self.stac.superseded else self.stac.content_sha256
 
     def lineage_id(self, path: LineagePath) -> str:
-        """Return what a path calls this ingest: the OpenLineage run id, or the PROV activity id."""
+        """Return this ingest's id on a path: the OpenLineage run id, or the PROV activity id."""
         return self.openlineage_run_id if path is LineagePath.OPENLINEAGE else self.activity_id
 
 
 def agent_id(name: str) -> str:
-    """PROV agent of a piece of software or an organisation, by its name."""
+    """Return the PROV agent of a piece of software or an organisation."""
     return _urn("agent", name)
 
 
 def object_entity(object_uri: str, object_version: str | None) -> str:
-    """PROV entity of one version of an object."""
+    """Return the PROV entity of one version of an object."""
     return _urn("object", object_uri, object_version)
 
 
 def item_entity(wal_id: WalId, revision: str) -> str:
-    """PROV entity of the Item that a unit registered."""
+    """Return the PROV entity of the Item that a unit registered."""
     return _urn("item", *_ingest(wal_id, revision))
 
 
 def qc_report_entity(wal_id: WalId, revision: str) -> str:
-    """PROV entity of what the checks said of a unit's object."""
+    """Return the PROV entity of the quality report of a unit's object."""
     return _urn("qc-report", *_ingest(wal_id, revision))
 
 
 def invalidation_activity(batch_id: str) -> str:
-    """PROV activity that withdraws a batch of lineage."""
+    """Return the PROV activity that withdraws a batch of lineage."""
     return _urn("invalidation", batch_id)
 
 
