@@ -1,14 +1,14 @@
-"""Energy: of each step's CPU seconds by a named assumption, or as codecarbon measures it, told which grid feeds it.
+"""Energy of each step: from CPU seconds by a named assumption, or measured by codecarbon.
 
     kWh = CPU seconds x watts of a busy core / 3,600,000        g CO2e = kWh x intensity of the grid
 
     pip install 'kfm-dagster[energy]'; export KFM_ENERGY_GRID=USA/virginia
 
 The assumption leaves out memory, idle machines and cooling. codecarbon is an extra: it reads RAPL counters where it
-may, and otherwise multiplies the processor's rated power by its load; carbon comes from the yearly mix of the grid,
-from tables that it brings with it. Its first measurement in a process takes some seconds (it looks for the hardware),
-each later one about 10 ms.
-Does not belong here: who measures what (`idempotent_node/steps.py`).
+may, and otherwise multiplies the processor's rated power by its load; carbon comes from the yearly mix of the grid that
+feeds the machine, in tables that it ships. Its first measurement in a process takes some seconds (it detects the
+hardware), each later one about 10 ms.
+Does not belong here: the calls that measure (`idempotent_node/steps.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GRAMS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Energy:
-    """What some work took: kWh, grams of CO2 equivalent, and what measured it."""
+    """Energy of some work: kWh, grams of CO2 equivalent, and the method."""
 
     kwh: float
     gco2e: float
@@ -47,13 +47,13 @@ _WATT_SECONDS_PER_KWH = 3_600_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnergyAssumption:
-    """What is assumed where nothing measures: power of a busy core in watts, grams of CO2e per kWh of the grid."""
+    """Assumption without a meter: watts of a busy core, grams of CO2e per kWh of the grid."""
 
     watts_per_core: float = WATTS_PER_CORE
     gco2e_per_kwh: float = GCO2E_PER_KWH
 
     def of(self, cpu_seconds: float) -> Energy:
-        """Return the energy of so many CPU seconds; its method names the assumption and where each figure is from."""
+        """Return the energy of CPU seconds; its method names the assumption and its sources."""
         kwh = cpu_seconds * self.watts_per_core / _WATT_SECONDS_PER_KWH
         return Energy(kwh=kwh, gco2e=kwh * self.gco2e_per_kwh, method=str(self))
 
@@ -64,7 +64,7 @@ class EnergyAssumption:
 
 
 class CodecarbonMeter:
-    """Measures with one codecarbon tracker of this process, which is made when it is first needed."""
+    """Measures with one codecarbon tracker per process, created on first use."""
 
     def __init__(self, *, country: str, region: str | None) -> None:
         self._country = country
@@ -74,18 +74,18 @@ class CodecarbonMeter:
         self._tracker: Any = None
 
     def prepare(self) -> None:
-        """Look for the hardware, which takes long the first time; harmless to repeat."""
+        """Detect the hardware, which is slow the first time; safe to repeat."""
         if self._tracker is None and (end := self.begin()) is not None:
             end()
 
     def begin(self) -> Callable[[], Energy | None] | None:
-        """Begin, and return what ends the measurement; None while another one is under way, which would count twice."""
+        """Begin a measurement and return its end; None during another one, to avoid counting twice."""
         if not self._busy.acquire(blocking=False):
             return None
         try:
             self._opened().start_task()
         except Exception as error:
-            # The lock stays taken: what could not measure once is not asked again, and no work fails for it.
+            # The lock stays taken: a tracker that failed once is not used again, and no work fails for it.
             _LOG.warning("codecarbon does not measure here; energy is not told: %s", error_text(error))
             return None
         return self._end
@@ -108,7 +108,7 @@ class CodecarbonMeter:
                 country_iso_code=self._country,
                 region=self._region,
                 tracking_mode="process",
-                # Runs beside one another each measure themselves.
+                # Concurrent runs each measure themselves.
                 allow_multiple_runs=True,
                 output_methods=[],
                 log_level="error",
@@ -117,10 +117,10 @@ class CodecarbonMeter:
 
 
 def open_energy_meter(grid: str) -> CodecarbonMeter | None:
-    """Return the meter for a grid: `COUNTRY` (ISO 3166-1 alpha-3) or `USA/state`; for "" None.
+    """Return the meter for a grid: `COUNTRY` (ISO 3166-1 alpha-3) or `USA/state`; None for "".
 
-    Raises ConfigurationError for a grid that codecarbon has no figures of, because it would take the world's, and when
-    it is not installed.
+    Raises ConfigurationError for a grid without figures in codecarbon, which would use the world's, and when
+    codecarbon is not installed.
     """
     if not grid:
         return None
@@ -147,7 +147,7 @@ def _has_figures(grid: str) -> bool:
     source = DataSource()  # type: ignore[no-untyped-call]
     country, slash, state = grid.partition("/")
     if slash:
-        # Keys with an underscore say of which unit and source the figures are.
+        # Keys with an underscore name the unit and the source of the figures.
         return country == "USA" and not state.startswith("_") and state in source.get_country_emissions_data("usa")
-    # Its own getter loads pandas with every table that it has; each command would wait for that.
+    # codecarbon's getter loads pandas and all its tables, which would delay each command.
     return country in json.loads(Path(source.global_energy_mix_data_path).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""OTLP: where spans go when the environment names a collector, by OpenTelemetry's SDK and its own variables (TEL-01).
+"""OTLP export of spans to the environment's collector, by OpenTelemetry's SDK and variables (TEL-01).
 
-Nothing of it is imported before an endpoint is set. Belongs here: whether the environment asks for it, and waiting for
-what is under way. Does not belong here: the SDK's parts (`otlp_spans.py`), or what spans say (`traces.py`).
+The SDK is imported only once an endpoint is set. Belongs here: whether the environment enables export, and flushing
+spans. Does not belong here: the SDK's parts (`otlp_spans.py`), or the content of spans (`traces.py`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kfm_dagster.telemetry.traces import is_tracing
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _FLUSH_MILLISECONDS = 5_000
-"""Waited for at the end of a batch, while nothing is locked; what is not exported by then is the queue's."""
+"""Timeout of the flush at the end of a batch, outside any lock; later spans stay in the queue."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def exports(signal: str, environment: Mapping[str, str]) -> bool:
-    """Tell whether the environment asks for OTLP of a signal ("traces", "metrics"), and the exporter is installed.
+    """Return whether OTLP of a signal ("traces", "metrics") is configured and the exporter installed.
 
-    The names are OpenTelemetry's: an endpoint of all signals or of this one, `OTEL_SDK_DISABLED`, and
-    `OTEL_TRACES_EXPORTER=none`. With another protocol than http/protobuf, or without the exporter, the log has a line.
+    The variables are OpenTelemetry's: an endpoint of all signals or of this one, `OTEL_SDK_DISABLED`, and
+    `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, or without the exporter.
     """
     own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
     if not (environment.get(f"{own}ENDPOINT") or environment.get(ENDPOINT)):
@@ -48,7 +48,7 @@ def exports(signal: str, environment: Mapping[str, str]) -> bool:
 
 
 def configure_traces(environment: Mapping[str, str] = os.environ) -> None:
-    """Send this process's spans to the collector that the environment names; nothing where an SDK is configured."""
+    """Send this process's spans to the environment's collector, unless an SDK is configured already."""
     if is_tracing() or not exports("traces", environment):
         return
     from kfm_dagster.telemetry.otlp_spans import AttemptProvider  # noqa: PLC0415, an extra that few have installed
@@ -57,7 +57,7 @@ def configure_traces(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def flush_traces() -> None:
-    """Wait for spans that are under way, at most 5 s: a run's process may end without a word."""
+    """Flush pending spans, within 5 s: a run's process may end abruptly."""
     flush = getattr(trace.get_tracer_provider(), "force_flush", None)
     if flush is not None:
         flush(_FLUSH_MILLISECONDS)

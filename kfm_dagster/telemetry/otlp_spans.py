@@ -1,4 +1,4 @@
-"""The parts of OpenTelemetry's SDK that export spans; imported where an endpoint is set (`otlp.py`)."""
+"""Span export by OpenTelemetry's SDK; imported once an endpoint is set (`otlp.py`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ drop most of them."""
 
 
 def service() -> Resource:
-    """Return who sends: what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say, and the release."""
-    named = {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "kfm_dagster"), SERVICE_VERSION: __version__}
-    return Resource.create(named)
+    """Return the resource of `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and the release."""
+    attributes = {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "kfm_dagster"), SERVICE_VERSION: __version__}
+    return Resource.create(attributes)
 
 
 class AttemptProvider(TracerProvider):

@@ -1,10 +1,10 @@
-"""Totals: what the metrics add up besides the moves of records, in the transaction of what is counted (TEL-01, TEL-03).
+"""Totals: counters of the metrics besides record moves, in the counted event's transaction (TEL-01, TEL-03).
 
-A total has a metric, what it is about (a dataset, a node; "" for the deployment) and a label (a status, an error code);
-every label is of a vocabulary of ours, so that their number is bounded. A histogram is kept as observations by the
-bound of their class, and the sum of what was observed.
-Belongs here: what is added up, under which name and labels, writing and reading it. Does not belong here: when
-something is counted (its room), or how Prometheus reads it (`exports/metrics.py`).
+A total has a metric, a subject (a dataset, a node; "" for the deployment) and a label (a status, an error code); labels
+are of vocabularies of ours, so that their number is bounded. A histogram is kept as observations by the upper bound of
+their class, and the sum of all observations.
+Belongs here: the totals, their names and labels, writing and reading them. Does not belong here: the calls that count
+(each in its room), or Prometheus' form (`exports/metrics.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PATHS: Mapping[str, str] = {
     ProvenanceIssue.PROV_STORE_UNAVAILABLE: "prov",
     ProvenanceIssue.OPENLINEAGE_EMIT_FAILED: "openlineage",
 }
-"""The path of lineage that an issue is of."""
+"""The lineage path of an issue."""
 SUM = "sum"
-"""Label of the sum of what a histogram has observed."""
+"""Label of the sum of a histogram's observations."""
 _SUBJECTS = frozenset({"dataset", "dataset_id"})
 _DEPLOYMENT = frozenset({"env", "queue"})
 _CHECKED = (CheckStatus.OK, CheckStatus.SUSPECT, CheckStatus.FAILED)
@@ -62,7 +62,7 @@ class Total(StrEnum):
         known: Iterable[str] = ("",),
         bounds: tuple[float, ...] = (),
     ) -> Self:
-        """Make a member whose value is its name for Prometheus."""
+        """Return a member whose value is its name for Prometheus."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.documentation, member.labels, member.bounds = documentation, labels, bounds
@@ -120,7 +120,7 @@ class Total(StrEnum):
         "nodd_sns_ingest_latency_seconds",
         "From the event of a live object to the end of the attempt that made its Item.",
         ("dataset", "env"), (),
-        # 300 s is the service level of a message's way, 90 s that of its wait.
+        # 300 s is the service level of ingesting a message, 90 s that of its wait.
         (5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 420, 600, 900, 1800, 3600, 7200, 21600),
     )  # fmt: skip
     DEAD_LETTERS = (
@@ -151,24 +151,24 @@ class Total(StrEnum):
 
 
 class Totals:
-    """What one transaction adds."""
+    """The amounts that one transaction adds."""
 
     def __init__(self) -> None:
         self._amounts: defaultdict[tuple[Total, str, str], float] = defaultdict(float)
 
     def add(self, total: Total, subject: str = "", label: str = "", amount: float = 1) -> None:
-        """Add an amount, which is not negative."""
+        """Add an amount, never negative."""
         self._amounts[total, subject, label] += amount
 
     def observe(self, total: Total, seconds: float, *, subject: str) -> None:
-        """Add one observation of a histogram; a time before its beginning, by another's clock, is 0."""
+        """Add one observation of a histogram; a negative time, by another machine's clock, is 0."""
         seconds, bounds = max(seconds, 0.0), total.bounds
         place = bisect_left(bounds, seconds)
         self.add(total, subject, bound_label(bounds[place] if place < len(bounds) else math.inf))
         self.add(total, subject, SUM, seconds)
 
     def write(self, tx: Transaction) -> None:
-        """Write what there is, which counts once the transaction is committed."""
+        """Write the amounts, which count once the transaction is committed."""
         rows = [
             {"metric": total, "subject": subject, "label": label, "amount": amount}
             for (total, subject, label), amount in sorted(self._amounts.items())
@@ -179,21 +179,21 @@ class Totals:
 
 
 def count(tx: Transaction, total: Total, subject: str = "", label: str = "", *, amount: float = 1) -> None:
-    """Add one amount, which is not negative, in a transaction."""
+    """Add one amount, never negative, in a transaction."""
     totals = Totals()
     totals.add(total, subject, label, amount)
     totals.write(tx)
 
 
 def bound_label(bound: float) -> str:
-    """Return how a bound is written, as Prometheus writes it."""
+    """Return a bound as Prometheus writes it."""
     return "+Inf" if bound == math.inf else f"{bound:g}"
 
 
 def kept_totals(tx: Transaction) -> dict[tuple[Total, str, str], float]:
-    """Return every total that is not 0 by its subject and label, from the database's first day.
+    """Return every total that is not 0 by subject and label, since the database's first day.
 
-    What another release added up under another name is left out.
+    Totals under names of other releases are left out.
     """
     known = {str(total): total for total in Total}
     rows = tx.run("totals.read")

@@ -1,10 +1,10 @@
 """Traces: one for each attempt of a unit, with a span for each operator (TEL-02, WAL-13).
 
-The ids of a trace and of its root are made of the unit and its attempt, so that every process that works on the
-attempt adds to one trace, and the root is written last, when the ledger has committed how the attempt ended. A trace
-of an attempt whose worker died has what that worker exported, and the root that the recovery wrote.
+The ids of a trace and of its root derive from the unit and its attempt, so that every process that works on the
+attempt adds to one trace. The root is written last, once the ledger has committed the attempt's end. The trace of an
+attempt whose worker died has the spans that the worker exported, and the root that the recovery wrote.
 Belongs here: names, ids, attributes, errors, also of any other span: they cost nothing until an SDK is configured. Does
-not belong here: where spans go (`otlp.py`).
+not belong here: the export of spans (`otlp.py`).
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ RECEIVE = "sqs_receive"
 _PREFIX = "nodd_sns."
 _AUTOMATIC = frozenset({None, "retry"})
 KNOWN_ATTEMPTS = 4_096
-"""Attempts whose ids are kept: a batch asks for those of each unit some ten times."""
+"""Attempts whose ids are cached: a batch uses each unit's ids some ten times."""
 _ROOT_IDS: ContextVar[SpanContext | None] = ContextVar("kfm_root_ids", default=None)
 
 Attributes = dict[str, str | int]
 
 
 _SAMPLERS: list[Callable[[int], bool]] = []
-"""Which traces are sampled: of the provider that takes the root's ids from here; empty (all of them) with any other."""
+"""The sampler of a provider that takes root ids from here; empty with any other provider: all traces are sampled."""
 
 
 @contextmanager
 def span(name: str, attributes: Mapping[str, str | int | bool]) -> Iterator[Span]:
-    """Open a span; an exception that passes through marks it as an error, by its kind alone, and goes on."""
+    """Open a span; an exception marks it as an error, by its type only, and is raised again."""
     with _tracer().start_as_current_span(
-        # What an error says may quote addresses and messages of others.
+        # An error's text may quote addresses and messages.
         name,
         attributes=dict(attributes),
         record_exception=False,
@@ -59,30 +59,30 @@ def span(name: str, attributes: Mapping[str, str | int | bool]) -> Iterator[Span
 
 
 def mark_error(span: Span, code: str) -> None:
-    """Mark a span as failed, by a code and no more."""
+    """Mark a span as failed, by a code only."""
     span.set_status(Status(StatusCode.ERROR, code))
     span.set_attribute("error.type", code)
 
 
 def root_ids() -> SpanContext | None:
-    """Return the ids of the root that is being started, for the provider's id generator; None for any other span."""
+    """Return the ids of a starting root, for the provider's id generator; None for other spans."""
     return _ROOT_IDS.get()
 
 
 def sample_by(decides: Callable[[int], bool]) -> None:
-    """Let the root's ids come from here, and ask this of the id of each trace."""
+    """Provide root ids from here, and sample each trace by its id with `decides`."""
     _SAMPLERS[:] = [decides]
     attempt_ids.cache_clear()
 
 
 def is_tracing() -> bool:
-    """Tell whether spans go anywhere: whether an OpenTelemetry SDK is configured in this process."""
+    """Return whether an OpenTelemetry SDK is configured in this process."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
 @lru_cache(maxsize=KNOWN_ATTEMPTS)
 def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
-    """Return the ids of an attempt's trace and of its root: SHA-256 of both, so the same in every process."""
+    """Return the ids of an attempt's trace and root: a SHA-256, so the same in every process."""
     digest = hashlib.sha256(f"kfm_dagster {wal_id} {attempt}".encode()).digest()
     trace_id = int.from_bytes(digest[:16])
     sampled = all(decides(trace_id) for decides in _SAMPLERS)
@@ -95,9 +95,9 @@ def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
 
 
 def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str) -> Callable[[Envelope], Envelope]:
-    """Return the work on one unit with a span around it; as it is where nothing is traced.
+    """Return the work on one unit with a span around it; unchanged without tracing.
 
-    A unit that has left the chain has none. `dataset` is the public name.
+    A unit that has left the chain has no span. `dataset` is the public name.
     """
     if not is_tracing():
         return work
@@ -109,11 +109,11 @@ def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str)
         token = attach(_under(ids))
         try:
             if not ids.trace_flags.sampled:
-                return work(unit)  # below the attempt, so that what it opens is not exported either
+                return work(unit)  # below the attempt, so that its inner spans are not exported either
             with span(_PREFIX + operator, _of_unit(unit, dataset)) as opened:
-                made = work(unit)
-                _mark(opened, made)
-                return made
+                result = work(unit)
+                _mark(opened, result)
+                return result
         finally:
             detach(token)
 
@@ -122,24 +122,24 @@ def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str)
 
 @contextmanager
 def traced_batch(operator: str, received: Sequence[Envelope], *, dataset: str) -> Iterator[list[Envelope]]:
-    """Give each unit of a batch that the body works on as a whole a span of the body's time.
+    """Write a span of the body's time for each unit of a batch that the body works on as a whole.
 
-    The body adds the units as they became to the list. What it raises is the error of the others, and goes on.
+    The body adds the resulting units to the list. Its exception is the error of the other units, and is raised again.
     """
-    made: list[Envelope] = []
+    results: list[Envelope] = []
     began, error = time.time_ns(), None
     try:
-        yield made
+        yield results
     except BaseException as raised:
         error = raised
         raise
     finally:
         if is_tracing():
-            done = {unit.wal_id: unit for unit in made}
+            by_id = {unit.wal_id: unit for unit in results}
             for unit in received:
                 if unit.failure is None:
-                    became = done.get(unit.wal_id)
-                    record_span(operator, became or unit, began, dataset, None if became else error)
+                    result = by_id.get(unit.wal_id)
+                    record_span(operator, result or unit, began, dataset, None if result else error)
 
 
 def record_span(operator: str, unit: Envelope, began: int, dataset: str, error: BaseException | None = None) -> None:
@@ -160,9 +160,9 @@ def record_span(operator: str, unit: Envelope, began: int, dataset: str, error: 
 
 
 def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datetime, unit: Envelope | None) -> None:
-    """Write the root of an attempt that has ended: a row of `ledger.attempts`, and the code of what ended it.
+    """Write the root span of an ended attempt: a row of `ledger.attempts`, and the error code of its end.
 
-    `unit` is what the operators made of it, where that is known.
+    `unit` is the operators' result, where known.
     """
     ids = attempt_ids(row.wal_id, row.attempts)
     if not ids.trace_flags.sampled:
@@ -185,7 +185,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
     try:
         opened = _tracer().start_span(
             _PREFIX + ROOT,
-            # A provider of somebody else's makes its own ids: then the root is one more span of the trace.
+            # Another provider generates its own ids: then the root is one more span of the trace.
             context=Context() if _SAMPLERS else _under(ids),
             start_time=_nanoseconds(row.last_attempt_at),
             attributes=attributes,
@@ -198,7 +198,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
 
 
 def record_receive(unit: Envelope, *, dataset: str, began: int) -> None:
-    """Write, in the trace of a unit's first attempt, how long its message took to be landed and recorded."""
+    """Write a span of landing and recording the message into the trace of the unit's first attempt."""
     ids = attempt_ids(unit.wal_id, 1)
     if not ids.trace_flags.sampled:
         return
@@ -221,17 +221,17 @@ def _of_unit(unit: Envelope, dataset: str) -> Attributes:
 
 
 def _of_replay(reason: str | None, run_id: str | None) -> Attributes:
-    named = {"nodd.replay_reason": reason, "nodd.replay_run_id": run_id}
-    return {name: value for name, value in named.items() if value}
+    attributes = {"nodd.replay_reason": reason, "nodd.replay_run_id": run_id}
+    return {name: value for name, value in attributes.items() if value}
 
 
 def _made_of(unit: Envelope) -> Attributes:
-    named = {
+    ids = {
         "nodd.stac_item_id": unit.stac and unit.stac.item_id,
         "nodd.openlineage_run_id": unit.provenance and unit.provenance.openlineage_run_id,
         "nodd.prov_activity_id": unit.provenance and unit.provenance.activity_id,
     }
-    return {name: value for name, value in named.items() if value}
+    return {name: value for name, value in ids.items() if value}
 
 
 def _run_mode(lane: str, replay_reason: str | None) -> str:
@@ -241,7 +241,7 @@ def _run_mode(lane: str, replay_reason: str | None) -> str:
 
 
 def _mark(opened: Span, made: Envelope) -> None:
-    """Mark a span by what is found of its unit, which was in the chain before."""
+    """Mark a span with the issues of its unit, which was in the chain before."""
     if (failure := made.failure) is not None:
         mark_error(opened, failure.code)
     for issue in made.issues:

@@ -1,6 +1,6 @@
-"""The clock that the pipeline writes by: its error, and whether that allows writing (PCS-10).
+"""The error of this machine's clock, and whether the error allows writing (PCS-10).
 
-Readings come from the kernel (`kernel.py`) and from the Date of a server's answer (`server_dates.py`), once per run
-(`measuring.py`); they are kept (`log.py`), judged by the configured rules (`decision.py`) and summed up as KPIs
-(`quality.py`). Nothing here sets a clock, and nothing here fails a run: what follows from a decision is the stage's.
+Readings come from the kernel and from the Date of a server's answer, once per run (`sources.py`); they are recorded
+(`reading.py`), judged by the configured rules (`decision.py`) and summarised as KPIs (`quality.py`). This package never
+sets a clock and never fails a run: the stage acts on a decision.
 """

@@ -1,6 +1,6 @@
-"""The rule of the card: locked, and calibrated within tau of the stage's start, or no writing (pure; PCS-10).
+"""The card's rule: writing needs a clock locked and calibrated within tau of the start (pure; PCS-10).
 
-Belongs here: the rule. Does not belong here: where readings come from, or what an unlocked clock does to a stage
+Belongs here: the rule. Does not belong here: the sources of readings, or the effect of an unlocked clock on a stage
 (E_SYNC: `stages/`).
 """
 
@@ -15,10 +15,10 @@ from kfm_dagster.telemetry.clock.reading import KERNEL, ClockReading, ClockState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockRules:
-    """What `configs/state_machine.yaml` asks of the clock.
+    """The rules for the clock in `configs/state_machine.yaml`.
 
-    `tau_calib`: how far from a stage's start a calibration may lie. `max_offset`: how wrong the clock may be, the
-    uncertainty included. An HTTP Date alone knows no better than half a second.
+    `tau_calib`: longest time between a calibration and a stage's start. `max_offset`: largest error of the clock, the
+    uncertainty included. An HTTP Date alone has an uncertainty of at least half a second.
     """
 
     tau_calib: timedelta = timedelta(hours=24)
@@ -27,7 +27,7 @@ class ClockRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockDecision:
-    """Whether writing is allowed by the clock, by which reading, and why (not)."""
+    """Whether the clock allows writing, by which reading, and why."""
 
     state: ClockState
     reason: str
@@ -46,14 +46,14 @@ class ClockDecision:
 
 
 def decide(readings: Sequence[ClockReading], rules: ClockRules, *, ts_start: datetime) -> ClockDecision:
-    """Judge the clock at a stage's start by the readings of this clock, in the order in which they were taken.
+    """Judge the clock at a stage's start by its readings, in the order of measurement.
 
-    A reading calibrates when all that its uncertainty allows is within `max_offset`, and proves the clock wrong when
-    nothing is; one in between decides nothing, nor does a kernel that is not synchronised: another service may keep
-    its clock. Of the kernel, and of all servers together, the latest reading that decides counts, if it lies within
-    `tau_calib` of the start. Either can prove the clock wrong, and one that calibrates is enough.
+    A reading calibrates the clock when its whole uncertainty interval is within `max_offset`, and refutes it when the
+    whole interval is outside. A reading in between decides nothing, nor does an unsynchronised kernel, whose clock
+    another service may keep. The latest deciding reading of the kernel, and of all servers together, counts, if it
+    lies within `tau_calib` of the start. Either can refute the clock, and one calibration suffices.
 
-    The order of taking counts, not `at`: a clock that was ahead and is set right again has readings in its future.
+    The order of measurement counts, not `at`: a clock that was ahead and then corrected has readings in its future.
     """
     fresh = [reading for reading in readings if abs(ts_start - reading.at) <= rules.tau_calib]
     latest = {reading.source == KERNEL: reading for reading in fresh if decides(reading, rules)}

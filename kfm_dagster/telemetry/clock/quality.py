@@ -1,7 +1,7 @@
 """KPIs of the clock from its recorded readings: delta_t_abs and sigma_y(tau), by source (pure; PCS-17).
 
-allantools would compute sigma_y, of evenly spaced data only, and brings SciPy and matplotlib with it; runs are not
-evenly spaced. Does not belong here: reading the log, or showing anything.
+allantools computes sigma_y of evenly spaced data only, and needs SciPy and matplotlib; runs are not evenly spaced.
+Does not belong here: reading the log, or presentation.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from numpy.typing import NDArray
 from kfm_dagster.telemetry.clock.reading import ClockReading
 
 TAUS = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=6), timedelta(days=1))
-"""Averaging times that are shown: from what two runs lie apart to `tau_calib`."""
+"""Averaging times to report: from the time between two runs to `tau_calib`."""
 
 TOLERANCE = 0.1
-"""Two readings lie tau apart when their distance differs from it by no more than this share of it."""
+"""Largest deviation from tau, as a share of tau, of two readings that count as tau apart."""
 RESOLUTION_SECONDS = 1e-6
-"""Of the times of readings."""
+"""Resolution of the times of readings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stability:
-    """Allan deviation at an averaging time of `tau_seconds`: dimensionless; None without readings that far apart."""
+    """Allan deviation (dimensionless) at an averaging time; None without readings that far apart."""
 
     tau_seconds: float
     sigma_y: float | None
     terms: int
-    """Pairs of neighbouring frequencies that it is the mean of; few say little."""
+    """Pairs of neighbouring frequencies in the mean; a mean of few pairs is unreliable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockQuality:
-    """What one source's readings say: the last one that has an offset, and the stability by averaging time."""
+    """The quality of one source: its last reading with an offset, and stability by averaging time."""
 
     source: str
     readings: int
@@ -45,19 +45,19 @@ class ClockQuality:
 
 
 def clock_quality(readings: Sequence[ClockReading], taus: Sequence[timedelta] = TAUS) -> tuple[ClockQuality, ...]:
-    """Sum up the readings of one clock, by source in alphabetical order; sources without any offset are left out.
+    """Summarise the readings of one clock by source, alphabetically; skip sources without any offset.
 
-    Sources are not mixed: each has an error of its own, which a change of source would show as one of the clock.
+    Sources are not mixed: each has its own error, so a change of source would look like an error of the clock.
     """
     by_source: dict[str, list[ClockReading]] = {}
-    for one in readings:
-        if one.offset_seconds is not None:
-            by_source.setdefault(one.source, []).append(one)
-    found = []
+    for reading in readings:
+        if reading.offset_seconds is not None:
+            by_source.setdefault(reading.source, []).append(reading)
+    qualities = []
     for source, of_source in sorted(by_source.items()):
-        at = np.array([one.at.timestamp() for one in of_source])
-        error = np.array([-one.offset_seconds for one in of_source if one.offset_seconds is not None])
-        found.append(
+        at = np.array([reading.at.timestamp() for reading in of_source])
+        error = np.array([-reading.offset_seconds for reading in of_source if reading.offset_seconds is not None])
+        qualities.append(
             ClockQuality(
                 source=source,
                 readings=len(of_source),
@@ -65,14 +65,14 @@ def clock_quality(readings: Sequence[ClockReading], taus: Sequence[timedelta] = 
                 stability=tuple(allan_deviation(at, error, tau.total_seconds()) for tau in taus),
             )
         )
-    return tuple(found)
+    return tuple(qualities)
 
 
 def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: float) -> Stability:
     """Return the overlapping Allan deviation of a clock's time error.
 
-    `at` and `error`, both of shape (n,) and in seconds, are when the clock was read and how far it was ahead, in any
-    order; of several readings at one time the first counts. `tau` is in seconds.
+    `at` is when the clock was read and `error` how far it was ahead, both of shape (n,), in seconds and in any order;
+    of several readings at one time the first counts. `tau` is in seconds.
 
     sigma_y^2(tau) = 1/2 <(ybar_2 - ybar_1)^2> over all pairs of neighbouring mean frequencies ybar = dx / dt over tau
     (IEEE Std 1139), overlapping: one pair begins at every reading, which for evenly spaced data is Riley, NIST SP 1065
@@ -98,13 +98,13 @@ def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: fl
 def _nearest(
     at: NDArray[np.float64], wanted: NDArray[np.float64], tolerance: float
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return for each wanted time the index of the nearest reading, and whether it is near enough.
+    """Return the index of the reading nearest to each wanted time, and whether it is near enough.
 
-    What is wanted after the last reading is not there, however near that is: evenly spaced data would have more terms
-    than the published estimator.
+    Times after the last reading never count, however near: evenly spaced data would have more terms than the published
+    estimator.
     """
     after = np.clip(np.searchsorted(at, wanted), 0, at.size - 1)
     before = np.maximum(after - 1, 0)
     nearest = np.where(np.abs(at[before] - wanted) <= np.abs(at[after] - wanted), before, after)
-    is_there = wanted <= at[-1] + RESOLUTION_SECONDS
-    return nearest, is_there & (np.abs(at[nearest] - wanted) <= tolerance)
+    in_range = wanted <= at[-1] + RESOLUTION_SECONDS
+    return nearest, in_range & (np.abs(at[nearest] - wanted) <= tolerance)

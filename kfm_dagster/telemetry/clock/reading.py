@@ -1,7 +1,6 @@
-"""Readings: what one source says of this machine's clock, and their append-only record (`clock_readings`).
+"""Readings of this machine's clock by one source, and their append-only record (`clock_readings`).
 
-Offsets are seconds of true time minus this clock: a clock that is behind has a positive one, as the kernel and NTP
-(RFC 5905) have it.
+Offsets are seconds of true time minus this clock: positive for a slow clock, as in the kernel and NTP (RFC 5905).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from kfm_dagster.storage.database import Database
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RECENT = 10_000
-"""Readings that are read at most: five weeks of a run every five minutes."""
+"""Most readings per query: five weeks of a run every five minutes."""
 
 KERNEL = "kernel"
 """Source of the kernel's own readings; any other source is a server."""
@@ -34,10 +33,10 @@ class ClockState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockReading:
-    """What one source says at one time; `at` by the clock that is read.
+    """The reading of one source at one time; `at` is by the clock under test.
 
-    Offset and uncertainty are seconds, both or neither: the true offset is within offset +- uncertainty. `state` is the
-    source's own word, before any rule.
+    Offset and uncertainty are seconds, both or neither: the true offset is within offset +- uncertainty. `state` is as
+    reported by the source, before any rule.
     """
 
     at: datetime
@@ -53,10 +52,10 @@ class ClockReading:
 
 
 def clock_id() -> str:
-    """Return the identity of this kernel's clock since it was booted; `unknown` where the kernel gives it none.
+    """Return the id of this kernel's clock since boot; `unknown` where the kernel has none.
 
     Containers of one machine share its clock and this id; workers of one database do not share a clock, and none may
-    trust another's readings. It is random and says nothing of the machine.
+    trust another's readings. The id is random and reveals nothing about the machine.
     """
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip() or "unknown"
@@ -65,19 +64,19 @@ def clock_id() -> str:
 
 
 class ClockLog:
-    """Readings of one clock, by default this machine's since it was booted; every other clock's stay out of sight."""
+    """Readings of one clock, by default this machine's since boot; those of other clocks are hidden."""
 
     def __init__(self, database: Database, *, clock: str | None = None) -> None:
         self._database = database
         self._clock = clock_id() if clock is None else clock
 
     def record(self, readings: Iterable[ClockReading]) -> None:
-        """Keep readings, in their order."""
+        """Record readings, in their order."""
         with self._database.transaction() as tx:
             tx.run_many("clock.record", [{"clock_id": self._clock, **asdict(reading)} for reading in readings])
 
     def recent(self, *, since: datetime, limit: int = RECENT) -> tuple[ClockReading, ...]:
-        """Return the last `limit` readings that were taken at `since` or later, in the order of taking."""
+        """Return the last `limit` readings since `since`, in the order of measurement."""
         with self._database.snapshot() as tx:
             readings = tx.rows(ClockReading, "clock.recent", clock_id=self._clock, since=since, limit=limit)
         return tuple(reversed(readings))

@@ -1,8 +1,8 @@
-"""The sources that say how right this clock is: the kernel, and the Date of a server's answer to one HEAD request.
+"""Sources of clock readings: the kernel, and the Date of a server's answer to one HEAD request.
 
-The kernel knows what a time service has set (chrony, ntpd, systemd-timesyncd): adjtimex(2) with `modes = 0` reads it,
-changes nothing and needs no privilege. Belongs here: asking, and what an answer means. Where there is no such call, or
-a sandbox refuses it, the state is unknown; a server that does not answer, or answers from a cache, gives nothing.
+The kernel has the state that a time service set (chrony, ntpd, systemd-timesyncd): adjtimex(2) with `modes = 0` reads
+it, changes nothing and needs no privilege. Belongs here: requests, and the meaning of an answer. Without this call, or
+if a sandbox refuses it, the state is unknown; a server that does not answer, or answers from a cache, gives no reading.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIME_ERROR = 5
 STA_UNSYNC = 0x0040
 """Status bit: not synchronised. The kernel sets it by itself once the maximum error reaches 16 s."""
 STA_NANO = 0x2000
-"""Status bit: the offset is in nanoseconds, else in microseconds. Errors are in microseconds always."""
+"""Status bit: the offset is in nanoseconds, else in microseconds. Errors are always in microseconds."""
 
 
 class NtpState(ctypes.Structure):
@@ -45,7 +45,7 @@ class NtpState(ctypes.Structure):
 
 
 def adjtimex() -> tuple[int, NtpState] | None:
-    """Return the kernel's answer and its state; None where it has no such call or refuses it."""
+    """Return the kernel's answer and state; None where the call is missing or refused."""
     if not sys.platform.startswith("linux"):
         return None
     state = NtpState()
@@ -57,14 +57,14 @@ def adjtimex() -> tuple[int, NtpState] | None:
 
 
 def kernel_clock(at: datetime, *, ask: Callable[[], tuple[int, NtpState] | None] = adjtimex) -> ClockReading:
-    """Return what the kernel says of its clock.
+    """Return the kernel's reading of its clock.
 
     The uncertainty is its maximum error, which grows by 500 ppm between two updates of the time service; the estimated
-    error is no bound, and some services leave it 0. The offset of a clock that is not synchronised is meaningless.
+    error is not a bound, and some services leave it 0. The offset of an unsynchronised clock is meaningless.
     """
-    if (answered := ask()) is None:
+    if (result := ask()) is None:
         return ClockReading(at=at, source=KERNEL, state=ClockState.UNKNOWN)
-    answer, state = answered
+    answer, state = result
     if answer == TIME_ERROR or state.status & STA_UNSYNC:
         return ClockReading(at=at, source=KERNEL, state=ClockState.UNLOCKED)
     return ClockReading(
@@ -79,16 +79,16 @@ def kernel_clock(at: datetime, *, ask: Callable[[], tuple[int, NtpState] | None]
 _LOG = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 3.0
-"""A server that takes longer to connect or to answer is given up: its Date would be of little use."""
+"""Timeout of connecting and of answering: a later Date would be too uncertain."""
 DATE_RESOLUTION_SECONDS = 1.0
-"""An HTTP Date has whole seconds (RFC 9110, 5.6.7), and servers leave the rest of the second out."""
+"""An HTTP Date has whole seconds (RFC 9110, 5.6.7), and servers truncate the fraction."""
 
 
 def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUEST_SECONDS) -> ClockReading | None:
-    """Ask a server for its time by one HEAD request without credentials; None when it does not tell.
+    """Request a server's time by one HEAD request without credentials; None without a usable answer.
 
-    Any answer will do, a refusal too. Proxies of the environment are used, redirects are not followed. `seconds` is for
-    each of connecting and answering.
+    A refusal is an answer, too. Proxies of the environment are used, redirects are not followed. `seconds` is the
+    timeout of connecting and of answering.
     """
     try:
         host = urlsplit(url).hostname or ""
@@ -102,16 +102,16 @@ def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUES
 
 
 def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: datetime) -> ClockReading:
-    """Return what a Date says that a server set between sending and receiving by this clock.
+    """Return the reading of a Date that a server set between sending and receiving by this clock.
 
     The server's time was within [date, date + 1 s), this clock's within [sent_at, received_at]. Raises ValueError for
-    a text that is not a date, and for an answer that came before its question: the clock was set meanwhile.
+    a text that is not a date, and for an answer before its request: the clock was set back meanwhile.
     """
     if received_at < sent_at:
         raise ValueError("the clock was set back while an answer was on its way")
     try:
         time = parsedate_to_datetime(date or "")
-        # HTTP means UTC; two of its three forms say so in a way that the parser takes for no zone at all.
+        # HTTP dates are in UTC; of two of their three forms the parser does not recognise the zone.
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, TypeError, IndexError, OverflowError):
         raise ValueError("the answer has no HTTP date (RFC 9110, 5.6.7)") from None
@@ -127,7 +127,7 @@ def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: d
 
 
 def _head(url: str, *, seconds: float) -> Any:
-    # No handler for errors and redirects, so that every answer is one; none for files and FTP.
+    # Without handlers for errors and redirects, every status is an answer; none for files and FTP.
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
         opener.add_handler(handler)
@@ -142,15 +142,15 @@ def _head(url: str, *, seconds: float) -> Any:
 
 
 MOST_REQUESTS = 5
-"""An answer during which the server's second changes decides nothing: three in ten where answers take 0.3 s, and 0.2 %
-of five in a row."""
+"""Most requests per measurement. An answer during which the server's second changes decides nothing: three in ten where
+answers take 0.3 s, and 0.2 % of five in a row."""
 
 
 def measure(rules: ClockRules, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
-    """Return the readings of this moment, the kernel's first, in the order in which they are judged.
+    """Return current readings, the kernel's first, in the order in which they are judged.
 
-    `endpoint` is asked again while its answer decides nothing by the rules. Never raises for a network that is away:
-    the kernel's reading is left then.
+    `endpoint` gets further requests while its answer decides nothing by the rules. Never raises for a lost network:
+    the kernel's reading remains.
     """
     readings = [kernel_clock(clock())]
     for _ in range(0 if endpoint is None else MOST_REQUESTS):
