@@ -1,7 +1,7 @@
-"""Whole files: an export's files come into being together, each whole, and replace only what an export wrote.
+"""Atomic files: an export's files appear together, each whole, and replace only files of an export.
 
-A reader sees the old file or the new one. Does not belong here: what the files say, or the catalog's files, which
-several processes write at the same time (`catalog/publisher.py`).
+A reader sees the old file or the new one. Does not belong here: the content of the files, or the catalog's files,
+which several processes write at the same time (`catalog/publisher.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ForeignFileError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportFile:
-    """A file to write. It begins with `opening`, by which the next export knows it for its own."""
+    """A file to write. It begins with `opening`, by which the next export recognises it."""
 
     name: str
     opening: bytes
@@ -33,9 +33,9 @@ class ExportFile:
 
 @contextmanager
 def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
-    """Open files of a folder for writing; they take their places when the block ends, and none does when it raises.
+    """Open files of a folder for writing; the block's end puts them in place, an exception discards them.
 
-    `option` is the one by which a person names the place.
+    `option` is the command-line option that names the place.
     Raises ForeignFileError before anything is written, ConfigurationError when the folder cannot be written to.
     """
     try:
@@ -65,7 +65,7 @@ def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--
 
 
 def write_document(path: Path, text: str, *, opening: bytes, option: str = "--out") -> None:
-    """Write one text, which begins with `opening`, as `atomic_files` does."""
+    """Write one text, which begins with `opening`, like `atomic_files`."""
     with atomic_files(path.parent, [ExportFile(name=path.name, opening=opening)], option=option) as [file]:
         file.write(text.encode().removeprefix(opening))
 
@@ -80,7 +80,7 @@ def _refuse_foreign(path: Path, opening: bytes, option: str) -> None:
 
 
 def begins_with(path: Path, opening: bytes) -> bool:
-    """Return whether a path is a file, and no link, that begins so."""
+    """Return whether a path is a file (not a link) that begins with `opening`."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""DCAT export: every collection of the catalog as a dcat:Dataset, as JSON-LD with an inline context (RSP-14).
+"""DCAT export: each collection of the catalog as a dcat:Dataset, in JSON-LD with inline context (RSP-14).
 
-Terms are those of https://www.w3.org/TR/vocab-dcat-3/. The document says what the index and run-state say, and names
-nothing by the time of the export, so the same database gives the same bytes. Does not belong here: what follows from a
-contract alone (`dcat_terms.py`), and STAC's own documents (`catalog/documents.py`).
+Terms are those of https://www.w3.org/TR/vocab-dcat-3/. The document is built from the index and run-state, without the
+time of the export, so the same database gives the same bytes. Does not belong here: terms that follow from a contract
+alone (`dcat_terms.py`), and STAC's own documents (`catalog/documents.py`).
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def export_dcat(
 ) -> Path:
     """Write the catalog's datasets to a folder and return the file.
 
-    `catalog` is the STAC catalog's public address, else its URL or folder; `contact` is whom its readers may ask,
-    `mailto:` or a page: without one, each dataset names its producer's. Raises ContractError for a collection whose
-    contract is not there, ForeignFileError, ConfigurationError.
+    `catalog` is the STAC catalog's public address, else its URL or folder; `contact` is an address for readers,
+    `mailto:` or a page: without one, each dataset names its producer's. Raises ContractError for a collection without
+    a contract, ForeignFileError, ConfigurationError.
     """
     own_contact = dcat_terms.contact(PUBLISHER, contact) if contact else {}
     with database.snapshot() as tx:
@@ -124,7 +124,7 @@ def export_dcat(
             for row in tx.run("exports.collections").all()
         ]
     with atomic_files(folder, [FILE]) as [file]:
-        # The opening is written already: the document's first member.
+        # The opening, which has the document's first member, is written already.
         text = json.dumps(_catalog(datasets) | own_contact, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         file.write(text.encode().removeprefix(FILE.opening))
     return folder / FILE.name
@@ -149,7 +149,7 @@ def _dataset(
     latest = tx.run("exports.latest_run", dataset=contract.id).one_or_none()
     recorded = [] if latest is None else run_states.of_run(latest.run_id)
     states = [
-        # What is read in public names a governed dataset by its pseudonym.
+        # A public document names a governed dataset by its pseudonym.
         replace(state, dataset_id=f"{contract.public_id}.{state.dataset_id.rpartition('.')[2]}")
         for state in recorded
         if state.dataset_id.rpartition(".")[0] == contract.id
@@ -163,7 +163,7 @@ def _dataset(
         "description": contract.metadata.description,
         "keyword": sorted(contract.stac.keywords),
         "publisher": _agent(PUBLISHER, None),
-        "creator": [_agent(one.name, one.url) for one in contract.stac.providers if "producer" in one.roles],
+        "creator": [_agent(agent.name, agent.url) for agent in contract.stac.providers if "producer" in agent.roles],
         **dcat_terms.licence(contract),
         **dcat_terms.themes(contract),
         **dcat_terms.frequency(contract),
@@ -181,16 +181,16 @@ def _agent(name: str, url: str | None) -> Document:
 
 
 def _where_and_when(extent: Extent) -> Document:
-    found: Document = {
+    members: Document = {
         "temporal": {"type": "dct:PeriodOfTime", "startDate": extent.start, "endDate": extent.end},
     }
     if extent.bbox is not None:
-        found["spatial"] = {"type": "dct:Location", "bbox": wkt(extent.bbox)}
-    return found
+        members["spatial"] = {"type": "dct:Location", "bbox": wkt(extent.bbox)}
+    return members
 
 
 def wkt(bbox: Bbox) -> str:
-    """Return a box in WGS 84 degrees as WKT; one that crosses the antimeridian is two boxes."""
+    """Return a box in WGS 84 degrees as WKT; a box across the antimeridian gives two polygons."""
     west, south, east, north = bbox
     halves = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     rings = [
@@ -201,7 +201,7 @@ def wkt(bbox: Bbox) -> str:
 
 
 def _version(row: Any, states: list[RunState]) -> Document:
-    """Return the collection's version: the moment at which an Item of it last changed."""
+    """Return the collection's version: the time of the last change of an Item."""
     if not row.items:
         return {"versionNotes": "No Item is in this collection yet."}
     changed = rfc3339(row.changed_at)
@@ -215,7 +215,7 @@ def _version(row: Any, states: list[RunState]) -> Document:
 
 
 def _provenance(states: list[RunState]) -> Document:
-    """Return the note on where the collection comes from: the run-state of its latest run."""
+    """Return the provenance of the collection: the run-state of its latest run."""
     if not states:
         return {"provenance": {"type": "dct:ProvenanceStatement", "label": "No run has recorded its state yet."}}
     run_id = states[0].run_id

@@ -1,7 +1,7 @@
-"""What DCAT asks of a dataset in words of its own: theme, frequency, contact, licence, and places that anyone can open.
+"""DCAT terms of a dataset: theme, frequency, contact, licence, and distributions that anyone can open.
 
-Controlled words are those of ISO 19115 (topic categories) and of the EU's authority tables, which DCAT-AP and DCAT-US
-both take; a frequency has DCAT-US's ISO 8601 interval as its label. Belongs here: how each follows from the contract.
+Controlled terms are those of ISO 19115 (topic categories) and of the EU's authority tables, which DCAT-AP and DCAT-US
+both accept; a frequency has DCAT-US's ISO 8601 interval as its label. Belongs here: deriving terms from the contract.
 Does not belong here: the document (`dcat.py`).
 """
 
@@ -29,14 +29,14 @@ _TOPIC_OF = {
 _FREQUENCIES = "http://publications.europa.eu/resource/authority/frequency"
 _FREQUENCY_OF = {3600: "HOURLY", 3 * 3600: "TRIHOURLY", 12 * 3600: "12HRS", _DAY: "DAILY", 7 * _DAY: "WEEKLY"}
 _FORMAT_OF = {"application/netcdf": "NetCDF", "application/wmo-GRIB2": "GRIB2", JSON: "JSON"}
-"""Names of formats whose media type is theirs alone; of another the asset's title says more."""
+"""Names of formats with a media type of their own; others are named by the asset's title."""
 _OBJECT_SCHEMES = {"aws": "s3", "gcp": "gs", "azure": "az"}
 _NO_SPDX = {"other", "various", "proprietary"}
-"""Words that STAC allows where there is no SPDX identifier."""
+"""Words that STAC allows instead of an SPDX identifier."""
 
 
 def licence(contract: DatasetContract) -> Document:
-    """Return licence and rights: both of a dataset and of each of its distributions, where readers look for them."""
+    """Return licence and rights, for a dataset and each of its distributions, as readers check both."""
     governance = contract.governance
     attribution = {"rights": governance.attribution} if governance.attribution else {}
     if governance.license in _NO_SPDX:
@@ -45,20 +45,20 @@ def licence(contract: DatasetContract) -> Document:
 
 
 def themes(contract: DatasetContract) -> Document:
-    """Return the contract's own theme, and the topic category that it belongs to."""
+    """Return the contract's own theme and its topic category."""
     theme = contract.metadata.labels.get("theme")
     if theme is None:
         return {}
-    own = {"id": f"urn:uuid:{uuid8('theme', theme)}", "type": "skos:Concept", "prefLabel": theme}
+    concept = {"id": f"urn:uuid:{uuid8('theme', theme)}", "type": "skos:Concept", "prefLabel": theme}
     if theme not in _TOPIC_OF:
-        return {"theme": [own]}
+        return {"theme": [concept]}
     code, label = _TOPIC_OF[theme]
     topic = {"id": f"{_TOPICS}/{code}", "type": "skos:Concept", "prefLabel": label, "inScheme": _TOPICS}
-    return {"theme": [topic, own]}
+    return {"theme": [topic, concept]}
 
 
 def frequency(contract: DatasetContract) -> Document:
-    """Return how often objects are added: at the contract's hours, or by its listings; else all the time."""
+    """Return the update frequency: from the contract's hours or listings, else continuous."""
     seconds = _interval(contract)
     if seconds is None:
         return _frequency("UPDATE_CONT", "R/PT1S")
@@ -68,7 +68,7 @@ def frequency(contract: DatasetContract) -> Document:
 
 
 def _interval(contract: DatasetContract) -> int | None:
-    """Seconds from one set of objects to the next; None where they come one by one."""
+    """Return the seconds between sets of objects; None where objects come one by one."""
     listing = contract.storage.scheduled_listing
     if listing is not None and not contract.notifications.topics:
         return listing.every_seconds
@@ -93,13 +93,13 @@ def contact(name: str, address: str) -> Document:
 
 
 def producers_contact(contract: DatasetContract) -> Document:
-    """Return the contact point of the first producer that has an address, for a catalog that names none of its own."""
-    found: list[Provider] = [one for one in contract.stac.providers if "producer" in one.roles and one.url]
-    return contact(found[0].name, str(found[0].url)) if found else {}
+    """Return the contact point of the first producer with a URL, for a catalog without its own."""
+    producers: list[Provider] = [agent for agent in contract.stac.providers if "producer" in agent.roles and agent.url]
+    return contact(producers[0].name, str(producers[0].url)) if producers else {}
 
 
 def distributions(iri: str, collection_id: str, contract: DatasetContract, *, catalog: str) -> list[Document]:
-    """Return the STAC Collection, and the data in each bucket: by https where anyone may read it."""
+    """Return the STAC Collection, and the data of each bucket: by https where it is public."""
     asset = contract.stac.data_asset
     return [
         _distribution(
@@ -124,7 +124,7 @@ def distributions(iri: str, collection_id: str, contract: DatasetContract, *, ca
 
 
 def _distribution(iri: str, title: str, *, url: str, media_type: str, terms: Mapping[str, Any]) -> Document:
-    # A media type's parameters are no part of its IANA registration.
+    # The IANA registration of a media type has no parameters.
     registered = media_type.partition(";")[0].strip()
     label = _FORMAT_OF.get(registered, title)
     return {

@@ -1,7 +1,7 @@
-"""How a deployment is: what needs attention, what to do about it, and where the units are. Only reads.
+"""Status of a deployment: items that need attention, with commands, and units by status. Read-only.
 
-Belongs here: gathering that from the database. Does not belong here: a terminal's tables (`cli/status.py`), how the
-stages went (`validation.py`), or whether queue, clock and stores are sound (`deployment/doctor`).
+Belongs here: gathering the status from the database. Does not belong here: a terminal's tables (`cli/status.py`), the
+results of stages (`validation.py`), or checks of queue, clock and stores (`deployment/doctor`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from kfm_dagster.plural import counted
 from kfm_dagster.views.feeds import GAP_DAYS
 
 LATE = timedelta(minutes=15)
-"""Units that have waited longer, of a dataset that no run works on, wait in vain: a tick takes seconds, a run a minute
-or two."""
+"""Longest normal wait of units of a dataset without a run: a tick takes seconds, a run a minute or two."""
 GAPS_SINCE = timedelta(days=GAP_DAYS)
-"""As `kfm gaps` looks back unless it is asked for more."""
+"""The default period of `kfm gaps`."""
 REJECTED_SINCE = timedelta(days=1)
 MOST_REJECTED = 1_000
 
@@ -82,7 +81,7 @@ class DeploymentStatus:
 
 
 def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
-    """Return how the deployment is, by what its database says."""
+    """Return the deployment's status, from its database."""
     at = pipeline.clock()
     with pipeline.database.snapshot() as view:
         units = pipeline.ledger.counts(tx=view)
@@ -102,7 +101,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
             *_of_announcements(pipeline),
             *_of_rejections(pipeline.deliveries.rejected(limit=MOST_REJECTED), at),
         ]
-    order = sorted(matters, key=lambda one: (one.urgency is not Urgency.NOW, one.since or at, one.what))
+    order = sorted(matters, key=lambda item: (item.urgency is not Urgency.NOW, item.since or at, item.what))
     is_well = all(matter.urgency is not Urgency.NOW for matter in order)
     return DeploymentStatus(at=at, well=is_well, units=units, matters=order)
 
@@ -126,15 +125,15 @@ def _of_failing(group: FailingUnits) -> Matter:
 def _of_waiting(
     pending: Iterable[Any], at: datetime, *, busy: set[str], off: Mapping[str, KillSwitch]
 ) -> Iterator[Matter]:
-    for one in pending:
-        if at - one.oldest_at > LATE and one.dataset not in busy and not off.keys() & {one.dataset, EVERY_DATASET}:
-            waited = int((at - one.oldest_at).total_seconds() // 60)
+    for row in pending:
+        if at - row.oldest_at > LATE and row.dataset not in busy and not off.keys() & {row.dataset, EVERY_DATASET}:
+            waited = int((at - row.oldest_at).total_seconds() // 60)
             yield Matter(
-                what=f"{counted(one.units, 'unit')} of {one.dataset} pending, the oldest for "
+                what=f"{counted(row.units, 'unit')} of {row.dataset} pending, the oldest for "
                 f"{counted(waited, 'minute')}, and no run works on any",
-                since=one.oldest_at,
+                since=row.oldest_at,
                 next_step="kfm doctor",
-                path=f"/units?dataset={one.dataset}&status=pending",
+                path=f"/units?dataset={row.dataset}&status=pending",
             )
 
 
@@ -172,15 +171,15 @@ def _of_alert(alert: Alert) -> Matter:
 
 
 def _of_gaps(gaps: Iterable[Gap]) -> Iterator[Matter]:
-    found: dict[tuple[str, GapKind], list[datetime]] = defaultdict(list)
+    first_times: dict[tuple[str, GapKind], list[datetime]] = defaultdict(list)
     for gap in gaps:
-        found[gap.dataset, gap.kind].append(gap.first_seen)
+        first_times[gap.dataset, gap.kind].append(gap.first_seen)
     words = {GapKind.SILENCE: "silent product", GapKind.DROP: "slow product", GapKind.HOLE: "hour with a hole"}
-    for (dataset, kind), seen in found.items():
-        noun = "hours with holes" if kind is GapKind.HOLE and len(seen) > 1 else None
+    for (dataset, kind), times in first_times.items():
+        noun = "hours with holes" if kind is GapKind.HOLE and len(times) > 1 else None
         yield Matter(
-            what=f"{len(seen)} {noun} of {dataset}" if noun else f"{counted(len(seen), words[kind])} of {dataset}",
-            since=min(seen),
+            what=f"{len(times)} {noun} of {dataset}" if noun else f"{counted(len(times), words[kind])} of {dataset}",
+            since=min(times),
             next_step=f"kfm gaps --dataset {dataset}",
             path=f"/gaps?dataset={dataset}",
         )
@@ -221,7 +220,7 @@ def _of_announcements(pipeline: Pipeline) -> Iterator[Matter]:
 
 
 def _of_rejections(newest: Iterable[KeptRejection], at: datetime) -> Iterable[Matter]:
-    counts = Counter(one.reason_code for one in newest if at - one.rejected_at <= REJECTED_SINCE)
+    counts = Counter(rejection.reason_code for rejection in newest if at - rejection.rejected_at <= REJECTED_SINCE)
     return [
         Matter(
             urgency=Urgency.KNOW,

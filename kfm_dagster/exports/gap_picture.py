@@ -1,6 +1,6 @@
-"""What is missing, hour by hour, from the gap table alone, as one SVG picture: there is filled, missing is hatched.
+"""Gap picture: missing objects by hour, from the gap table, as one SVG; missing hours are hatched.
 
-The picture needs no script and no font, follows light and dark, and says in words what it shows.
+The picture needs no script and no font, follows light and dark mode, and describes itself in words.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kfm_dagster.views.view import Parts
 LABEL, WIDTH = 200, 720
 """Pixels of the labels, and of the hours beside them."""
 ROW, BAR, TOP, BOTTOM = 20, 14, 26, 24
-"""Pixels from row to row, of a bar, above the rows, below them."""
+"""Pixels from row to row, of a bar, above and below all rows."""
 LABEL_CHARS = 30
 OPENING = b'<svg xmlns="http://www.w3.org/2000/svg" class="kfm-gaps"'
 LEGEND = "filled: there; hatched: missing; empty: not due, or not settled yet"
@@ -36,11 +36,11 @@ _STYLE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapRow:
-    """A dataset, or a product of it: the share that is there of each hour that was due, and what is amiss now."""
+    """A dataset or one of its products: the present share of each due hour, and the current gap."""
 
     label: str
     shares: Mapping[datetime, float]
-    """Of each hour that was due, from 0 to 1; of a dataset the least of its products'."""
+    """Share of each due hour, from 0 to 1; of a dataset the least of its products'."""
     now: GapKind | None = None
 
     @property
@@ -56,15 +56,15 @@ class GapPicture:
     hours: Sequence[datetime]
     rows: Sequence[GapRow]
     gaps: Sequence[Gap]
-    """What is open of these rows."""
+    """Open gaps of these rows."""
 
     def sentences(self) -> list[str]:
-        """Say what is missing, a line for each row that lacks something; the picture in words."""
-        return [said for row in self.rows if (said := _said(row))]
+        """Return the picture in words: a line for each row with a gap."""
+        return [sentence for row in self.rows if (sentence := _said(row))]
 
 
 def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPicture:
-    """Return the rows of every dataset that is followed or was listed, or those of one dataset's products."""
+    """Return the rows of all followed or listed datasets, or of one dataset's products."""
     table = Gaps(database=parts.database)
     last = floor_hour(parts.clock())
     hours = [last - number * HOUR for number in reversed(range(days * 24))]
@@ -73,8 +73,8 @@ def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPi
     for contract in parts.registry:
         if contract.coverage is None or dataset not in {None, contract.id}:
             continue
-        mine = [gap for gap in gaps if gap.dataset == contract.id]
-        products = list(_products(parts, contract.id, contract.coverage, hours, mine))
+        own = [gap for gap in gaps if gap.dataset == contract.id]
+        products = list(_products(parts, contract.id, contract.coverage, hours, own))
         rows += products if dataset else _merged(contract.id, products)
     return GapPicture(hours=hours, rows=rows, gaps=gaps)
 
@@ -106,7 +106,7 @@ def _days(hours: Sequence[datetime]) -> list[date]:
 
 
 def _merged(label: str, products: Sequence[GapRow]) -> list[GapRow]:
-    """Return one row of a dataset: an hour is as whole as the product that lacks most."""
+    """Return one row of a dataset: each hour has the least share of its products."""
     if not products:
         return []
     shares: dict[datetime, float] = defaultdict(lambda: 1.0)
@@ -130,16 +130,16 @@ def _said(row: GapRow) -> str | None:
 
 
 def draw(picture: GapPicture) -> str:
-    """Return the picture as an SVG document; the same rows give the same document."""
+    """Return the picture as an SVG document; equal rows give equal documents."""
     height = TOP + ROW * max(1, len(picture.rows)) + BOTTOM
-    said = picture.sentences() or ["Nothing is missing." if picture.rows else "No feed is followed here yet."]
+    desc = picture.sentences() or ["Nothing is missing." if picture.rows else "No feed is followed here yet."]
     first, last = picture.hours[0], picture.hours[-1]
     title = f"Gaps of the feeds, {first:%Y-%m-%d %H} to {last:%Y-%m-%d %H} UTC"
     rows = "".join(_row(row, number, picture) for number, row in enumerate(picture.rows))
-    empty = "" if picture.rows else f'<text x="8" y="{TOP + BAR}">{said[0]}</text>'
+    empty = "" if picture.rows else f'<text x="8" y="{TOP + BAR}">{desc[0]}</text>'
     return (
         f'{OPENING.decode()} width="{LABEL + WIDTH + 8}" height="{height}" role="img" '
-        f'aria-labelledby="title said"><title id="title">{title}</title><desc id="said">{escape(" ".join(said))}</desc>'
+        f'aria-labelledby="title said"><title id="title">{title}</title><desc id="said">{escape(" ".join(desc))}</desc>'
         f"<style>{_STYLE}</style>"
         '<defs><pattern id="missing" width="4" height="4" patternUnits="userSpaceOnUse">'
         '<path class="h" d="M0 4L4 0" stroke-width="1.3"/></pattern></defs>'
@@ -155,7 +155,7 @@ def _row(row: GapRow, number: int, picture: GapPicture) -> str:
         f'<text class="n" x="{LABEL - 6}" y="{top + 11}" text-anchor="end">{_MARKS[row.now]}</text>' if row.now else ""
     )
     bars = ""
-    # Hours side by side with the same share are one bar.
+    # Adjacent hours with the same share form one bar.
     for share, group in groupby(picture.hours, key=row.shares.get):
         hours = list(group)
         bars += "".join(_bar(share, _x(hours[0], picture), _x(hours[-1] + HOUR, picture), top))
@@ -169,7 +169,7 @@ def _bar(share: float | None, left: float, right: float, top: int) -> Iterator[s
         return
     missing = BAR if share <= 0 else round(BAR * (1 - share), 1)
     if share < 1:
-        # However little is missing, it is seen.
+        # Even the smallest gap stays visible.
         missing = max(2.0, missing)
         yield f'<rect class="m" {place} y="{top}" height="{missing:.1f}"/>'
     if share > 0:

@@ -1,12 +1,12 @@
-"""Graph export: every output as (:Artifact {content_hash}), every Item and object, and what led to which (IEN-15).
+"""Graph export: outputs as (:Artifact {content_hash}), Items, objects, and their derivations (IEN-15).
 
     (:Artifact)-[:WAS_DERIVED_FROM]->(:Artifact | :Source)      (:Artifact | :Item)-[:WAS_GENERATED_BY]->(:Activity)
     (:Item)-[:WAS_DERIVED_FROM]->(:Object)                      (:Activity)-[:USED]->(:Object)
 
-An Activity is a node in a run, a Source an input that no node here made, an Object one version of what an Item was
-made of. An Item is one writing of it: the next writing is another node, so that no edge ever has to go, and `state`
-says whether it still stands. One state of the database is read, as a stream: memory does not grow with it.
-Every statement is a MERGE on a node's key, so statements may come twice and in any order.
+An Activity is a node in a run, a Source an external input, an Object one version of an Item's object. An Item is one
+writing of an Item: the next writing is another node, so that no edge is ever removed, and `state` shows whether it is
+still current. The export streams one snapshot of the database: memory does not grow with it.
+Every statement is a MERGE on a node's key, so statements may be repeated, in any order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kfm_dagster.storage.database import Database, Transaction
 
 CSV_NODE = ("id:ID", ":LABEL")
 CSV_EDGE = (":START_ID", ":END_ID", ":TYPE")
-"""Headers of neo4j-admin's import, which other bulk loaders read, too."""
+"""Headers of neo4j-admin's import, which other bulk loaders also read."""
 LABELS: Mapping[str, tuple[str, ...]] = {
     "Artifact": ("content_hash", "node", "step", "uri", "sha256", "outcome", "valid_from", "valid_to"),
     "Activity": ("activity_id", "run_id", "node", "step", "started_at", "ended_at"),
@@ -40,20 +40,20 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     "Object": ("object_id", "uri", "version"),
     "Item": ("item_id", "stac_item_id", "collection", "path", "sha256", "state", "valid_from", "valid_to"),
 }
-"""What a label's nodes have: first the property that names one. All are texts; times are RFC 3339."""
+"""Properties of each label's nodes, the key first. All are texts; times are RFC 3339."""
 RELATIONSHIPS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "WAS_GENERATED_BY": (("Artifact", "Activity"), ("Item", "Activity")),
     "WAS_DERIVED_FROM": (("Artifact", "Artifact"), ("Artifact", "Source"), ("Item", "Object")),
     "USED": (("Activity", "Object"),),
 }
-"""Labels that each kind leads from and to; the kinds are PROV-O's."""
+"""Start and end labels of each kind of relationship; the kinds are PROV-O's."""
 
 _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 _SPECIAL = re.compile(r"[\\'\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class NodeKey(NamedTuple):
-    """What names a node: its label, and the value of its label's first property."""
+    """The key of a node: its label, and the value of the label's first property."""
 
     label: str
     value: str
@@ -64,30 +64,30 @@ class NodeKey(NamedTuple):
         return f"{self.label}:{self.value}"
 
     def pattern(self, variable: str) -> str:
-        """Return the node as a MERGE names it."""
+        """Return the node's pattern for a MERGE."""
         return f"({variable}:{self.label} {{{LABELS[self.label][0]}: {literal(self.value)}}})"
 
 
 def merge_node(key: NodeKey, properties: Mapping[str, str | None]) -> str:
-    """Return the statement that makes a node what it is, whatever it was; None is a property that it has not."""
+    """Return the statement that creates or updates a node; None removes a property."""
     settings = ", ".join(f"n.{name} = {literal(value)}" for name, value in properties.items())
     return f"MERGE {key.pattern('n')} SET {settings};\n"
 
 
 def merge_edge(kind: str, start: NodeKey, end: NodeKey) -> str:
-    """Return the statement that makes an edge, and its nodes where they are not there yet."""
+    """Return the statement that creates an edge, and its nodes if missing."""
     return f"MERGE {start.pattern('a')} MERGE {end.pattern('b')} MERGE (a)-[:{kind}]->(b);\n"
 
 
 def literal(value: str | None) -> str:
-    """Return an openCypher literal on one line; a text cannot end its quotes."""
+    """Return an openCypher literal on one line; quotes in the text are escaped."""
     if value is None:
         return "null"
-    return "'" + _SPECIAL.sub(lambda found: _ESCAPES.get(found[0], f"\\u{ord(found[0]):04X}"), value) + "'"
+    return "'" + _SPECIAL.sub(lambda match: _ESCAPES.get(match[0], f"\\u{ord(match[0]):04X}"), value) + "'"
 
 
 def schema_statements() -> Iterator[str]:
-    """Yield what declares the tables of an engine that wants them first (LadybugDB, Kuzu); again changes nothing."""
+    """Yield idempotent table declarations for engines that need them (LadybugDB, Kuzu)."""
     for label, (key, *properties) in LABELS.items():
         columns = ", ".join((f"{key} STRING PRIMARY KEY", *(f"{name} STRING" for name in properties)))
         yield f"CREATE NODE TABLE IF NOT EXISTS {label} ({columns});\n"
@@ -96,7 +96,7 @@ def schema_statements() -> Iterator[str]:
 
 
 BATCH = 1_000
-"""Rows that are fetched at a time."""
+"""Rows per fetch."""
 NODE_COLUMNS = (*CSV_NODE, *dict.fromkeys(name for properties in LABELS.values() for name in properties))
 Node: TypeAlias = tuple[NodeKey, Mapping[str, str | None]]
 FILES = (
@@ -109,15 +109,15 @@ FILES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphExport:
-    """What was written: files, and counts by label of node and kind of edge."""
+    """The written files, and counts by label of node and kind of edge."""
 
     files: tuple[Path, ...]
     counts: Mapping[str, int]
 
 
 def export_graph(database: Database, registry: ContractRegistry, *, folder: Path) -> GraphExport:
-    """Write the graph's files. The same database gives the same bytes. Raises ForeignFileError, ConfigurationError."""
-    named = partial(public_node, registry)
+    """Write the graph's files, same bytes for a same database. Raises ForeignFileError, ConfigurationError."""
+    public_name = partial(public_node, registry)
     counts: Counter[str] = Counter()
     with atomic_files(folder, FILES) as opened, database.snapshot() as tx:
         tx.run("exports.stand_still")
@@ -127,23 +127,23 @@ def export_graph(database: Database, registry: ContractRegistry, *, folder: Path
         schema.writelines(schema_statements())
         nodes = csv.DictWriter(nodes_file, NODE_COLUMNS, lineterminator="\n")
         edges = csv.writer(edges_file, lineterminator="\n")
-        for key, properties in _nodes(tx, named):
+        for key, properties in _nodes(tx, public_name):
             statements.write(merge_node(key, properties))
             names = {"id:ID": key.csv_id, ":LABEL": key.label, LABELS[key.label][0]: key.value}
             nodes.writerow({**names, **properties})
             counts[key.label] += 1
-        for kind, start, end in _edges(tx, named):
+        for kind, start, end in _edges(tx, public_name):
             statements.write(merge_edge(kind, start, end))
             edges.writerow([start.csv_id, end.csv_id, kind])
             counts[kind] += 1
         for file in files:
-            # The files below stay open: they are not in their places yet.
+            # The underlying files stay open: atomic_files still puts them in place.
             file.detach()
     return GraphExport(files=tuple(folder / file.name for file in FILES), counts=dict(counts))
 
 
 def public_node(registry: ContractRegistry, node: str) -> str:
-    """Return a node's name with what public outputs call its dataset."""
+    """Return a node's name with the public name of its dataset."""
     dataset, dot, rest = node.partition(".")
     return f"{registry[dataset].public_id}.{rest}" if dot and dataset in registry.contracts else node
 
@@ -156,7 +156,7 @@ def _nodes(tx: Transaction, named: Callable[[str], str]) -> Iterator[Node]:
     for row in tx.run("exports.activities"):
         times = {"started_at": _time(row.started_at), "ended_at": _time(row.ended_at)}
         yield _activity(row, named), {"run_id": row.run_id, "node": named(row.node), "step": row.step, **times}
-    # Rows come in the order of what they name, so that a source which many contents share is met once.
+    # Rows are sorted by source, so that a source of many contents is yielded once.
     for source, rows in groupby((row for row in tx.run("exports.inputs") if not row.source_hash), key=_source):
         row = next(rows)
         yield source, {"uri": row.uri, "checksum": row.checksum or None, "etag": row.etag or None}
@@ -197,7 +197,7 @@ def _source(row: Any) -> NodeKey:
 
 
 def _object(row: Any) -> NodeKey:
-    # The PROV documents' name of it, so that both can be asked together.
+    # The id of the PROV documents, so that both can be joined.
     return NodeKey("Object", object_entity(row.object_uri, row.object_version))
 
 

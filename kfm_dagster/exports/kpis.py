@@ -1,7 +1,7 @@
-"""The KPIs of the pipeline card: what each one is and where that is said, counted over a span and by day.
+"""The KPIs of the pipeline card: definitions with sources, counted over a span and by day.
 
-A day's KPIs are counted from what stages, audit and clock recorded on that day (UTC), so they are the same whenever
-they are asked for. DuckDB answers what is asked of all attempts.
+A day's KPIs are counted from the records of stages, audit and clock of that day (UTC), so they never change later.
+DuckDB runs the queries over all attempts.
 Belongs here: definitions and counting. Does not belong here: the rest of the report (`validation.py`), pages.
 """
 
@@ -39,7 +39,7 @@ _ATTEMPTS = pa.schema(
 
 
 class Kpi(NamedTuple):
-    """What a KPI is, and the source that says so: volume, version, anchor."""
+    """The definition of a KPI, and its source: volume, version, anchor."""
 
     definition: str
     citation: str
@@ -79,12 +79,12 @@ KPIS: Mapping[str, Kpi] = {
         citation="NIST Special Publication 1065 (2008), equation 11",
     ),
 }
-"""KPI > what it is; the report, its page and docs/pipeline-card.md say it from here."""
+"""Definition by KPI, for the report, its page and docs/pipeline-card.md."""
 
 
 @dataclass(kw_only=True)
 class RecordedSpan:
-    """What was recorded in a span of time. replays: when selections were replayed."""
+    """The records of a span of time. replays: when selections were replayed."""
 
     attempts: Sequence[StageAttempt] = field(default_factory=list)
     lines: Sequence[Line] = field(default_factory=list)
@@ -92,16 +92,16 @@ class RecordedSpan:
     readings: Sequence[ClockReading] = field(default_factory=list)
 
     def by_day(self) -> dict[str, RecordedSpan]:
-        """Return the same by the UTC day on which it was recorded, the oldest first, without days of nothing."""
+        """Return the records by UTC day, oldest first, without empty days."""
         days: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-        for one in self.attempts:
-            days[one.opened_at.date().isoformat()]["attempts"].append(one)
+        for attempt in self.attempts:
+            days[attempt.opened_at.date().isoformat()]["attempts"].append(attempt)
         for line in self.lines:
             days[line["at"][:10]]["lines"].append(line)
         for at in self.replays:
             days[at.date().isoformat()]["replays"].append(at)
-        for read in self.readings:
-            days[read.at.date().isoformat()]["readings"].append(read)
+        for reading in self.readings:
+            days[reading.at.date().isoformat()]["readings"].append(reading)
         return {day: RecordedSpan(**days[day]) for day in sorted(days)}
 
     def kpis(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class RecordedSpan:
 
 
 def settled(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the lines of settlements that runs made themselves."""
+    """Yield the lines of settlements by the runs themselves, without reused ones."""
     for line in lines:
         if (
             line["event"] == "running>succeeded"
@@ -139,23 +139,23 @@ def settled(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def attempts_table(attempts: Sequence[StageAttempt]) -> pa.Table:
-    """Return attempts as the statements of `sql/queries/duckdb/reports.sql` have them."""
+    """Return attempts as the table that `sql/queries/duckdb/reports.sql` reads."""
     rows = [
         {
-            "run_id": one.run_id,
-            "stage": one.stage,
-            "attempt": one.attempt,
-            "state": one.state.value,
-            "seconds": (one.ended_at - one.started_at).total_seconds() if one.ended_at and one.started_at else None,
-            "input_hashes": list(one.input_hashes),
+            "run_id": row.run_id,
+            "stage": row.stage,
+            "attempt": row.attempt,
+            "state": row.state.value,
+            "seconds": (row.ended_at - row.started_at).total_seconds() if row.ended_at and row.started_at else None,
+            "input_hashes": list(row.input_hashes),
         }
-        for one in attempts
+        for row in attempts
     ]
     return pa.Table.from_pylist(rows, schema=_ATTEMPTS)
 
 
 def _throughput(lines: Sequence[Line]) -> float | None:
-    """Return the units settled per second of the span from the first line to the last one; None without a span."""
+    """Return units settled per second between the first and the last line; None without a span."""
     times = [datetime.fromisoformat(line["at"]) for line in (*lines[:1], *lines[-1:])]
     seconds = (times[-1] - times[0]).total_seconds() if times else 0.0
     units = sum(line["details"].get("units", 0) for line in settled(lines))
@@ -163,16 +163,16 @@ def _throughput(lines: Sequence[Line]) -> float | None:
 
 
 def _p_dim(lines: Iterable[Line]) -> float | None:
-    """Return the share of quantities that closed; None where G4 looked at none, or before its figures were kept."""
+    """Return the share of closed quantities; None if G4 checked none, or recorded no figures yet."""
     figures = [line["details"].get("figures", {}) for line in lines if line["event"] == Gate.G4]
-    quantities = sum(one.get("quantities", 0) for one in figures)
-    return sum(one.get("closed", 0) for one in figures) / quantities if quantities else None
+    quantities = sum(counts.get("quantities", 0) for counts in figures)
+    return sum(counts.get("closed", 0) for counts in figures) / quantities if quantities else None
 
 
 def _clock(readings: Sequence[ClockReading]) -> dict[str, Any]:
-    """Return the clock's figures of the source with most readings: |delta t| in seconds, sigma_y by tau in seconds."""
-    best = max(clock_quality(readings), key=lambda one: one.readings, default=None)
+    """Return |delta t| (seconds) and sigma_y by tau (seconds) of the source with most readings."""
+    best = max(clock_quality(readings), key=lambda entry: entry.readings, default=None)
     if best is None:
         return {"delta_t_abs_seconds": None, "sigma_y": {}}
-    stable = {f"{one.tau_seconds:g}": one.sigma_y for one in best.stability if one.sigma_y is not None}
+    stable = {f"{entry.tau_seconds:g}": entry.sigma_y for entry in best.stability if entry.sigma_y is not None}
     return {"delta_t_abs_seconds": best.last.delta_t_abs, "sigma_y": stable}

@@ -1,8 +1,8 @@
-"""The metrics as Prometheus reads them: what the database keeps of them, so that they outlive every process.
+"""Metrics for Prometheus, from counts in the database, so that they outlive every process.
 
-Belongs here: the whole of them, and the names, labels and help of those of the ledger's moves and of the queues. Does
-not belong here: those of what is added up otherwise (`telemetry/totals.py`), what is counted (`metric_totals`,
-`metric_totals`), or the address (`console/app.py`).
+Belongs here: all metrics together, and names, labels and help of the metrics of record moves and queues. Does not
+belong here: those of the other metrics (`telemetry/totals.py`), the counts (`metric_totals`), or the address
+(`console/app.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from kfm_dagster.lineage.batches import backlog
 from kfm_dagster.telemetry.totals import SUM, Total, bound_label, kept_totals
 
 ATTEMPTS = (1, 2, 3, 4, 5, 10)
-"""Bounds of the histogram's buckets, in attempts: the contracts allow a unit 3 to 10 (spec 001, section 8)."""
+"""Upper bounds of the histogram's buckets, in attempts: contracts allow 3 to 10 per unit (spec 001, section 8)."""
 QUANTILES: Mapping[str, str] = {"0.5": "half_at", "0.9": "most_at", "0.99": "nearly_all_at", "1": "oldest_at"}
-"""Which part of the waiting units has waited no longer, and the column of `ledger.waiting` that tells."""
+"""Quantile of the waiting units, and the column of `ledger.waiting` with its time."""
 NO_DEPTHS: Mapping[str, int] = {}
 REJECTED = "rejected"
 """Status of records without a unit; their dataset is unknown."""
 
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:
-    """Return every metric in Prometheus' text format. `depths` has the messages of each queue that has answered."""
+    """Return all metrics in Prometheus' text format. `depths` has the messages of each answering queue."""
     return generate_latest(_Families(pipeline, depths))
 
 
@@ -47,7 +47,7 @@ class _Families(Collector):
 
 
 def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Iterator[Metric]:
-    """Yield every metric; a dataset in which nothing has happened has zeros."""
+    """Yield every metric; a dataset without events has zeros."""
     settings, now = pipeline.settings, pipeline.clock()
     with pipeline.database.snapshot() as view:
         moves = pipeline.ledger.move_counts(tx=view)
@@ -154,7 +154,7 @@ def _attempts(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
 def _totals(
     kept: Mapping[tuple[Total, str, str], float], datasets: Sequence[str], deployment: Mapping[str, str]
 ) -> Iterator[Metric]:
-    """Yield what is added up besides moves; `deployment` has the values of labels that all of it shares."""
+    """Yield the metrics of totals; `deployment` has the values of the shared labels."""
     amounts: dict[Total, dict[tuple[str, str], float]] = {total: {} for total in Total}
     for (total, subject, label), amount in kept.items():
         amounts[total][subject, label] = amount
@@ -173,8 +173,8 @@ def _counter(
     values = dict.fromkeys(product(subjects, total.known), 0.0) | dict(amounts)
     family = CounterMetricFamily(total, total.documentation, labels=total.labels)
     for (subject, label), amount in values.items():
-        named = {**deployment, total.subject: subject, total.label: label}
-        family.add_metric([named[name] for name in total.labels], amount)
+        label_values = {**deployment, total.subject: subject, total.label: label}
+        family.add_metric([label_values[name] for name in total.labels], amount)
     return family
 
 
@@ -186,13 +186,13 @@ def _histogram(
 ) -> Metric:
     family = HistogramMetricFamily(total, total.documentation, labels=total.labels)
     for dataset in sorted({*datasets, *(subject for subject, _ in amounts)}):
-        named, below = {**deployment, "dataset": dataset}, 0.0
+        label_values, below = {**deployment, "dataset": dataset}, 0.0
         buckets: list[tuple[str, float]] = []
         for bound in (*total.bounds, float("inf")):
             below += amounts.get((dataset, bound_label(bound)), 0.0)
             buckets.append((bound_label(bound), below))
         family.add_metric(
-            [named[name] for name in total.labels],
+            [label_values[name] for name in total.labels],
             buckets=buckets,
             sum_value=amounts.get((dataset, SUM), 0.0),
         )

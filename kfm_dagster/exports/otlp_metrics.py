@@ -1,8 +1,8 @@
-"""The metrics by OTLP: what `/metrics` says, sent to a collector; imported where an endpoint is set.
+"""OTLP export of metrics: sends the values of `/metrics` to a collector; imported once an endpoint is set.
 
-The SDK's instruments count what a process does; these are counts that the database keeps, so its values are handed to
-its exporter as they are: cumulative, and since a time that is not given. Does not belong here: what is counted, or the
-names for Prometheus (`metrics.py`).
+The SDK's instruments count events of a process; the database keeps these counts, so its values go to the SDK's exporter
+unchanged: cumulative, and without a start time. Does not belong here: the counts, or the names for Prometheus
+(`metrics.py`).
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.telemetry.otlp_spans import service
 
 _NAMESPACES = ("nodd_sns", "kfm_run_state")
-"""What comes before the dot of a name, which Prometheus does not allow."""
+"""Prefixes before the dot of an OTLP name; Prometheus does not allow the dot."""
 _INTERVAL_MILLISECONDS = "60000"
 """OpenTelemetry's default of `OTEL_METRIC_EXPORT_INTERVAL`."""
 _LOG = logging.getLogger(__name__)
 
 
 def pushing(pipeline: Pipeline, depths: Callable[[], Mapping[str, int]]) -> AbstractContextManager[None]:
-    """Send the metrics to the environment's collector, every `OTEL_METRIC_EXPORT_INTERVAL`, while a block lasts.
+    """Send metrics to the collector every `OTEL_METRIC_EXPORT_INTERVAL`, during a block.
 
-    `depths` tells how many messages are on each queue, of those that have said so.
+    `depths` returns the number of messages of each queue that has answered.
     """
     exporter = OTLPMetricExporter()
 
@@ -61,7 +61,7 @@ def pushing(pipeline: Pipeline, depths: Callable[[], Mapping[str, int]]) -> Abst
 
 
 def metrics_data(pipeline: Pipeline, depths: Mapping[str, int], *, at: int) -> MetricsData:
-    """Return every metric as OTLP has it, at a time in nanoseconds since 1970."""
+    """Return every metric in OTLP's form, at a time in nanoseconds since 1970."""
     scope = ScopeMetrics(
         scope=InstrumentationScope("kfm_dagster", __version__),
         metrics=[_metric(family, at) for family in families(pipeline, depths)],
@@ -71,12 +71,12 @@ def metrics_data(pipeline: Pipeline, depths: Mapping[str, int], *, at: int) -> M
 
 
 def _metric(family: Family, at: int) -> Metric:
-    namespace = next(one for one in _NAMESPACES if family.name.startswith(f"{one}_"))
+    namespace = next(prefix for prefix in _NAMESPACES if family.name.startswith(f"{prefix}_"))
     name = f"{namespace}.{family.name.removeprefix(f'{namespace}_')}"
     if family.type == "histogram":
         points = list(_histogram_points(family, at))
         return Metric(name, family.documentation, "1", Histogram(points, AggregationTemporality.CUMULATIVE))
-    # Of one type, whole or not: a collector knows a metric by its name and that.
+    # Always float, even for whole numbers: a collector identifies a metric by name and type.
     numbers = [
         NumberDataPoint(sample.labels, start_time_unix_nano=0, time_unix_nano=at, value=float(sample.value))
         for sample in family.samples
@@ -88,7 +88,7 @@ def _metric(family: Family, at: int) -> Metric:
 
 
 def _histogram_points(family: Family, at: int) -> Iterator[HistogramDataPoint]:
-    """Yield a point of each set of labels; Prometheus' buckets hold those before them, OTLP's do not."""
+    """Yield a point per set of labels; Prometheus' buckets are cumulative, OTLP's are not."""
     below: dict[frozenset[tuple[str, str]], dict[float, int]] = {}
     sums: dict[frozenset[tuple[str, str]], float] = {}
     for sample in family.samples:
@@ -108,7 +108,7 @@ def _histogram_points(family: Family, at: int) -> Iterator[HistogramDataPoint]:
             sum=sums[key],
             bucket_counts=[after - before for before, after in pairwise(counts)],
             explicit_bounds=sorted(buckets)[:-1],
-            # The protocol has none of them, too, and the classes do not say so.
+            # The protocol allows None, the types of the classes do not.
             min=None,  # type: ignore[arg-type]
             max=None,  # type: ignore[arg-type]
         )

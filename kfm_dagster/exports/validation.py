@@ -1,6 +1,6 @@
-"""/validate: how units and stages of the last days went, and the KPIs of the pipeline card, from what was recorded.
+"""/validate: results of the units and stages of the last days, and the KPIs of the pipeline card.
 
-    units       what became of every unit of the ledger, and how many a run of the window gave back for another attempt
+    units       units of the ledger by status, and how many a run of the window returned for another attempt
     p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset and the newest path
                 quantities; none where nothing was looked at
 
@@ -38,12 +38,12 @@ from kfm_dagster.storage.set_questions import ask
 from kfm_dagster.telemetry.clock.reading import ClockLog
 
 DAYS, MOST_DAYS = 7, 3650
-"""How far a report looks back unless one says otherwise, and how far one may say."""
+"""How many days a report covers by default, and at most."""
 
 
 def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
-    """Return the report as JSON values, over what was opened since then. Raises ArtifactError for a damaged output."""
-    # Not by way of `pipeline.stages`, which settles where run-state is: looking decides nothing.
+    """Return the report as JSON values, over records since `since`. Raises ArtifactError for a damaged output."""
+    # Not through `pipeline.stages`, which decides where run-state is kept; a report must not.
     store = StageStore(pipeline.database, clock=pipeline.clock)
     at = pipeline.clock()
     with pipeline.database.snapshot() as view:
@@ -59,7 +59,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     kpis = {**recorded.kpis(), "p_dim": closure["p_dim"]}
     retries = [line for line in lines if line["kind"] == AuditKind.RETRY]
     states: dict[str, dict[str, int]] = defaultdict(dict)
-    # By the newest attempt of every run.
+    # Of the newest attempt of every run.
     for stage, state, runs in ask("reports.stage_states", attempts=attempts_table(attempts)):
         states[stage][state] = runs
     return {
@@ -69,14 +69,14 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         "stages": states,
         "gates": _gates(lines),
         "stops_triggered": _counted(line["event"] for line in lines if line["kind"] == AuditKind.STOP),
-        "errors": _counted(one.error_class.value for one in attempts if one.error_class),
-        "restricted": _counted(gate for one in attempts for gate in one.restricted),
+        "errors": _counted(attempt.error_class.value for attempt in attempts if attempt.error_class),
+        "restricted": _counted(gate for attempt in attempts for gate in attempt.restricted),
         "retries": {
             "count": len(retries),
             "by_stage": _counted(line["stage"] for line in retries),
             "interval_seconds": [line["details"]["interval_seconds"] for line in retries],
         },
-        "rollbacks": sum(one.state is StageState.ROLLED_BACK for one in attempts),
+        "rollbacks": sum(attempt.state is StageState.ROLLED_BACK for attempt in attempts),
         "replays": {"count": kpis["replay_count"], "stages": len(recorded.replayed())},
         "dimensional_closure": {"p_dim": closure["p_dim"], "ok": closure["ok"]},
         "kpis": kpis,
@@ -88,9 +88,9 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
 
 
 def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
-    """Return what `check_dim_report.json` says: the quantities of each dataset's newest metadata and path, and p_dim.
+    """Return `check_dim_report.json`: quantities of each dataset's newest metadata and path, and p_dim.
 
-    p_dim is None where there is none of them.
+    p_dim is None without quantities.
     """
     registry, rules = pipeline.registry, pipeline.card.machine.gates
     least = rules.G4.min_p_dim
@@ -106,13 +106,13 @@ def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any
 def _reports_of_metadata(
     database: Database, artifacts: Artifacts, contract: DatasetContract, since: datetime, rules: Gates
 ) -> Iterator[dict[str, Any]]:
-    """Yield the reports of a dataset's metadata, the newest first."""
+    """Yield the reports of a dataset's metadata, newest first."""
     stage = f"{contract.id}.{MetadataExtract.operator}"
     with database.snapshot() as view:
         rows = view.run("stages.newest_outputs", stage=stage, since=since).all()
     read = set()
     for row in rows:
-        # Outputs are stored under their content: those of all runs that found nothing are one, which is read once.
+        # Outputs are stored by content: all runs without results share one output, which is read once.
         if row.output_sha256 in read:
             continue
         read.add(row.output_sha256)
@@ -130,7 +130,7 @@ def _reports_of_metadata(
 def _reports_of_paths(
     nodes: IdempotentNodes, contract: DatasetContract, since: datetime, least: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield the reports of a dataset's path quantities as they were made, the newest first; none without beams."""
+    """Return the recorded reports of a dataset's path quantities, newest first; none without beams."""
     outputs = nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
     return (_report_of_path(contract, output, least) for output in outputs)
 
@@ -148,7 +148,7 @@ def _report_of_path(contract: DatasetContract, output: Output, least: float) -> 
 
 
 def _newest_with_quantities(reports: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the first report with a quantity, else the first one: a run that found nothing says nothing of them."""
+    """Return the first report with a quantity, else the first one: runs without results have none."""
     first = None
     for report in reports:
         if report["p_dim"] is not None:
@@ -158,7 +158,7 @@ def _newest_with_quantities(reports: Iterable[dict[str, Any]]) -> dict[str, Any]
 
 
 def _share(quantities: Iterable[Line]) -> float | None:
-    """Return the share of values that close, or None without any."""
+    """Return the share of closed values, or None without values."""
     counts = [(line["closed"], line["values"]) for line in quantities]
     values = sum(value for _, value in counts)
     return sum(closed for closed, _ in counts) / values if values else None
@@ -167,7 +167,7 @@ def _share(quantities: Iterable[Line]) -> float | None:
 def _units(
     counts: Mapping[str, Mapping[Status, int]], lines: Sequence[Line], *, waiting_since: datetime | None, at: datetime
 ) -> dict[str, Any]:
-    """Count the units of the ledger, what needs care first, and those that runs gave back for another attempt."""
+    """Count units by status, those that need attention first, and units returned for another attempt."""
     totals = {status.value: sum(of_dataset[status] for of_dataset in counts.values()) for status in Status}
     return {
         "quarantined": totals.pop(Status.QUARANTINED),
@@ -187,8 +187,8 @@ def _gates(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
     return {
         gate: {
             "title": TITLES[Gate(gate)],
-            "looked_at": (looked := counts.total()),
-            "pass_rate": counts["passed"] / looked if looked else None,
+            "looked_at": (total := counts.total()),
+            "pass_rate": counts["passed"] / total if total else None,
             "outcomes": dict(sorted(counts.items())),
         }
         for gate, counts in outcomes.items()

@@ -20,12 +20,12 @@ class ReportTable(NamedTuple):
 
 
 def report_span(report: Mapping[str, Any]) -> str:
-    """Return what a report is about."""
+    """Return the period and the delivery of a report, as text."""
     return f"{report['since']} to {report['at']}, delivery {report['delivery']}"
 
 
 def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
-    """Yield the tables of a report, for a page and for a terminal; what needs care comes first."""
+    """Yield the tables of a report, for a page and a terminal; urgent ones come first."""
     states = sorted({state for counts in report["stages"].values() for state in counts})
     yield ReportTable("Units", ("what", "value"), list(report["units"].items()))
     yield ReportTable(
@@ -57,9 +57,9 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
 
 
 def figure(value: Any) -> str:
-    """Return a value of the report as text: six significant digits, and `none` for what was not there to count.
+    """Return a value of the report as text: six significant digits, `none` for a missing value.
 
-    A share that is not whole is never shown as whole.
+    A share below 1 is never rounded to 1.
     """
     if value is None or value == {}:
         return "none"
@@ -67,5 +67,5 @@ def figure(value: Any) -> str:
         text = f"{value:.6g}"
         return text if text != "1" or value == 1 else repr(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {figure(one)}" for name, one in value.items())
+        return ", ".join(f"{name}: {figure(entry)}" for name, entry in value.items())
     return str(value)

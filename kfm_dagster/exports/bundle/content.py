@@ -1,7 +1,7 @@
-"""What a release holds, gathered of card, reports and audit, and `report_manifest.yaml`, which sums the files.
+"""Content of a release, gathered from card, reports and audit, and `report_manifest.yaml` with its sums.
 
-The manifest holds nothing that was not recorded - no clock is read - so the same data give the same bytes. Does not
-belong here: how the files are written (`writing.py`), drawn (`figures.py`), read back (`verification.py`) and signed
+The manifest has only recorded facts and reads no clock, so the same data give the same bytes. Does not belong here:
+writing the files (`writing.py`), drawing (`figures.py`), verifying (`verification.py`) and signing them
 (`signature.py`).
 """
 
@@ -27,7 +27,7 @@ from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE, Card
 from kfm_dagster.stages.store import StageStore
 
 EVER = datetime(2000, 1, 1, tzinfo=UTC)
-"""Before anything was recorded."""
+"""A time before all records."""
 PUBLISHABLE_P_DIM = 1.0
 """Every quantity closes dimensionally (pipeline card, chapter 7: a bundle is published with p_dim = 1.0)."""
 
@@ -44,12 +44,12 @@ TIMELINE_FIGURE = "figs/retry_replay_timeline.pdf"
 MANIFEST = "report_manifest.yaml"
 SIGNATURE = "SIGNATURE.asc"
 SUMS = "SHA256SUMS"
-"""Not the card's: for those who have `sha256sum` and nothing else."""
+"""Not in the card: for users who only have `sha256sum`."""
 
 SUMMED = (MACHINE, PLAN, DIMENSIONS, VALIDATION, AUDIT, TRANSITIONS_FIGURE, TIMELINE_FIGURE)
 """The files that the manifest sums, in its order."""
 LAYOUT = (*SUMMED, MANIFEST, SIGNATURE, SUMS)
-"""Every file of a bundle; there is no other."""
+"""All files of a bundle."""
 FOLDERS = ("configs", "reports", "figs")
 
 
@@ -67,7 +67,7 @@ class AttemptKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTransition:
-    """A recorded transition of a stage's state; `from_state` is None where the stage came into being."""
+    """A recorded transition of a stage's state; `from_state` is None where the stage was opened."""
 
     at: datetime
     stage: str
@@ -78,7 +78,7 @@ class StageTransition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """A recorded retry, replay or rollback of a stage: number from 1, when it began, and when it ended, if it did."""
+    """A recorded retry, replay or rollback of a stage: number from 1, begin, and end if it ended."""
 
     at: datetime
     stage: str
@@ -89,10 +89,10 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """What is to be handed on. Times are aware; the same parts in the same order give the same files.
+    """The parts of a release. Times are aware; the same parts in the same order give the same files.
 
-    The card's files are released as they were obeyed. `audit_lines` are JSON objects of one line each, with
-    its end. The reports must be JSON values, without NaN and infinity.
+    The card's files are released as they were in force. `audit_lines` are JSON objects of one line each, with the
+    line end. The reports must be JSON values, without NaN and infinity.
     """
 
     code: CodeFingerprint
@@ -105,13 +105,13 @@ class Release:
 
 
 def span(times: Iterable[datetime]) -> tuple[datetime, datetime] | None:
-    """Return the first and the last of some times; None where there are none."""
+    """Return the first and the last of some times; None without times."""
     ordered = sorted(times)
     return (ordered[0], ordered[-1]) if ordered else None
 
 
 OPENING = b"# kfm export: manifest of a release bundle, version 1\n"
-"""First line, by which the next export knows the bundle for its own."""
+"""First line, by which the next export recognises a bundle."""
 
 
 class BundleFaultError(Exception):
@@ -155,9 +155,9 @@ class Manifest(_Strict):
     files: list[SummedFile]
 
     def sums(self) -> bytes:
-        """Return `SHA256SUMS`: every file and the manifest, as `sha256sum -c` reads them.
+        """Return `SHA256SUMS`: every file and the manifest, for `sha256sum -c`.
 
-        The signature is not among them: it is another one each time, and is verified by what it says.
+        The signature is not included: it differs each time and is verified by itself.
         """
         sums = {file.path: file.sha256 for file in self.files}
         sums[MANIFEST] = hashlib.sha256(self.as_yaml()).hexdigest()
@@ -169,24 +169,24 @@ class Manifest(_Strict):
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
-        """Read a manifest. Raises BundleFaultError unless it is exactly what `as_yaml` writes, over the bundle's files.
+        """Parse a manifest. Raises BundleFaultError unless it is exactly `as_yaml` of the bundle's files.
 
-        So no path leads out of the bundle, none comes twice, and no two readers of the YAML can read different things.
+        So no path leads out of the bundle, no path is repeated, and all YAML readers read the same values.
         """
         try:
             document: Any = yaml.safe_load(content)
         except (yaml.YAMLError, UnicodeDecodeError):
             raise BundleFaultError("not YAML") from None
         try:
-            found = cls.model_validate(document)
+            manifest = cls.model_validate(document)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the document"
             raise BundleFaultError(f"{where}: {first['msg']}") from None
-        _refuse_other_files([file.path for file in found.files])
-        if found.as_yaml() != content:
+        _refuse_other_files([file.path for file in manifest.files])
+        if manifest.as_yaml() != content:
             raise BundleFaultError("not in the form that an export writes")
-        return found
+        return manifest
 
 
 def _refuse_other_files(paths: Sequence[str]) -> None:
@@ -200,10 +200,10 @@ def _refuse_other_files(paths: Sequence[str]) -> None:
 
 
 def gather_release(pipeline: Pipeline) -> Release:
-    """Return everything that was recorded here.
+    """Return the release of all records.
 
-    Raises KfmError before an audit that was changed is signed, and RefusedError for a quantity that does
-    not close, whatever the card lets a gate pass, and where none was looked at.
+    Raises KfmError for a changed audit, and RefusedError for a quantity that does not close, even if the card's gate
+    passed it, and without any checked quantity.
     """
     closure = dimensional_closure(pipeline, since=EVER)
     if closure["p_dim"] is None:
@@ -223,7 +223,7 @@ def gather_release(pipeline: Pipeline) -> Release:
         )
     report = validate_report(pipeline, since=EVER)
     audit = StageStore(pipeline.database, clock=pipeline.clock).audit
-    # As of the report: beside a deployment that works, the audit grows while it is read.
+    # As of the report: in a working deployment, the audit grows while it is read.
     lines = list(takewhile(lambda line: line["seq"] <= report["audit"]["lines"], audit.lines()))
     verify_chain(lines, head=report["audit"]["head"])
     return Release(
@@ -244,7 +244,7 @@ def _transition(line: Mapping[str, Any]) -> StageTransition:
 
 
 def _attempts(lines: list[dict[str, Any]]) -> Iterator[Attempt]:
-    """Yield retries and replays, each with the time at which its attempt ended."""
+    """Yield retries and replays, each with the end of its attempt."""
     ends = {
         (line["run_id"], line["stage"], line["attempt"]): datetime.fromisoformat(line["at"])
         for line in lines

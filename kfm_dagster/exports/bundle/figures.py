@@ -1,7 +1,7 @@
-"""The bundle's two figures, drawn from what was recorded.
+"""The bundle's two figures, drawn from recorded transitions and attempts.
 
-The same data give the same bytes: no date, no random ids, and no style of the user's own matplotlib. Belongs here:
-what is drawn and where. Does not belong here: where the data come from.
+The same data give the same bytes: no date, no random ids, and no style of the user's own matplotlib. Belongs here: the
+drawing. Does not belong here: the source of the data.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _LIBRARY = "matplotlib"
 _LOOK = {"retry": ("o", "#d9822b"), "replay": ("^", "#2b6cb0"), "rollback": ("X", "#b3261e")}
-"""Mark and colour of each kind; the mark alone tells them apart in print."""
+"""Mark and colour of each kind; the mark alone distinguishes them in print."""
 _CROWDED = 40
-"""Marks of a row beyond which their numbers would lie upon one another."""
+"""Most marks of a row with numbers; beyond, the numbers would overlap."""
 _GRAPH = StateGraph(
     places={
         StageState.PENDING: (0, 0),
@@ -45,17 +45,17 @@ _STYLE = (
 
 
 def library_version() -> Mapping[str, str]:
-    """Return what draws, and in which version: another version may give other bytes."""
+    """Return the drawing library and its version: another version may give other bytes."""
     return {_LIBRARY: version(_LIBRARY)}
 
 
 def state_transitions_svg(machine: StateMachine, transitions: Sequence[StageTransition]) -> bytes:
-    """Draw the state machine, each transition with its condition and how often it was recorded.
+    """Draw the state machine, each transition with its condition and its number of records.
 
-    A transition that was recorded and that the machine does not have is drawn dashed: another machine was in force.
+    A recorded transition that the machine lacks is dashed: it was recorded under another machine.
     """
     counts = Counter((each.from_state, each.to_state) for each in transitions)
-    conditions = {(one.origin.value, one.to.value): one.when for one in machine.transitions}
+    conditions = {(rule.origin.value, rule.to.value): rule.when for rule in machine.transitions}
     recorded = {(start, end) for start, end in counts if start is not None}
     arrows = {
         edge: Arrow(
@@ -87,7 +87,7 @@ def state_transitions_svg(machine: StateMachine, transitions: Sequence[StageTran
 
 
 def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> bytes:
-    """Draw retries, replays and rollbacks along time (UTC), a row for each stage."""
+    """Draw retries, replays and rollbacks over time (UTC), a row for each stage."""
     import matplotlib as mpl  # noqa: PLC0415, the extra `release`
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -101,13 +101,13 @@ def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Atte
 
 
 def stages_in_order(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[str]:
-    """Return every stage once, in the order in which something was first recorded of each: the pipeline's own."""
+    """Return every stage once, in the order of its first record: the pipeline's own."""
     seen = [(each.at, each.stage) for each in transitions] + [(each.at, each.stage) for each in attempts]
     return list(dict.fromkeys(stage for _, stage in sorted(seen)))
 
 
 def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the timeline's marks in the order of time: every attempt, and every transition to rolled_back."""
+    """Return the timeline's marks by time: every attempt, and every transition to rolled_back."""
     rollbacks = [
         Attempt(at=each.at, stage=each.stage, kind=AttemptKind.ROLLBACK)
         for each in transitions
@@ -117,7 +117,7 @@ def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -
 
 
 def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]) -> Axes:
-    """Draw marks on a figure, a row for each stage, and return its axes: each kind is one collection of points."""
+    """Draw marks on a figure, a row per stage, one collection of points per kind; return the axes."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # noqa: PLC0415, the extra `release`
 
     figure.set_layout_engine("constrained")

@@ -1,8 +1,8 @@
-"""Whose signature: the secret key that signs releases, and the certificates that are trusted to verify them.
+"""Keys: the secret key that signs releases, and the trusted certificates that verify them.
 
-The key is the file of `KFM_SIGNING_KEY` (or `--key`), else one that is made on first use in `KFM_HOME/keys`. A bundle's
-certificate is never taken from the bundle or from beside it: who can change the one can change the other.
-Belongs here: reading, making and naming keys. Does not belong here: what is signed.
+The key is the file of `KFM_SIGNING_KEY` (or `--key`), else a key generated on first use in `KFM_HOME/keys`. A bundle's
+certificate is never taken from the bundle or its folder: an attacker who can change the one can change the other.
+Belongs here: reading, generating and naming keys. Does not belong here: the signed content.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from pysequoia import Cert, PySigner, Tsk
 
 USER_ID = "kfm release"
-"""Name in a certificate that is made here; a fingerprint says whose it is, a name does not."""
+"""Name in a generated certificate; the fingerprint identifies its owner, the name does not."""
 _KEY = "release.key"
 _CERTIFICATE = "release.asc"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleSigner:
-    """A secret key that is ready to sign, and its certificate."""
+    """An unlocked secret key and its certificate."""
 
     secret: PySigner
     certificate: Cert
     made: Path | None = None
-    """The key's file if it was made just now."""
+    """The key's file if it was generated just now."""
 
     @property
     def fingerprint(self) -> str:
@@ -45,40 +45,40 @@ class BundleSigner:
 
 
 def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
-    """Open the key of a file, else of the settings, else of KFM_HOME, where it is made when there is none.
+    """Open the key of `key`, else of the settings, else of KFM_HOME, where a missing key is generated.
 
-    Raises ConfigurationError for a file that holds no key that can sign, or one that another passphrase protects.
+    Raises ConfigurationError for a file without a key that can sign, or with a key of another passphrase.
     """
     passphrase = settings.signing_passphrase.get_secret_value() if settings.signing_passphrase else None
     if file := key or settings.signing_key:
         return _signer(file, passphrase, made=False)
-    made = _make_key(settings.home / "keys")
-    return _signer(settings.home / "keys" / _KEY, None, made=made)
+    created = _make_key(settings.home / "keys")
+    return _signer(settings.home / "keys" / _KEY, None, made=created)
 
 
 def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequence[Cert]:
-    """Return the certificates of a file (one or a keyring), else that of the settings' key, else that of KFM_HOME.
+    """Return the certificates of `file` (one or a keyring), else of the settings' key, else of KFM_HOME.
 
-    Raises ConfigurationError when there is none.
+    Raises ConfigurationError without any certificate.
     """
     if file is None and settings.signing_key is not None:
         return [_secret_key(settings.signing_key).extract_certificate()]
-    where = file or settings.home / "keys" / _CERTIFICATE
-    if file is None and not where.exists():
+    path = file or settings.home / "keys" / _CERTIFICATE
+    if file is None and not path.exists():
         raise ConfigurationError(
             "there is no certificate to verify with",
-            observed=f"no {where}",
+            observed=f"no {path}",
             expected="the signer's certificate, from a place that you trust",
             next_step="name it with --certificate FILE, or correct KFM_HOME",
         )
-    return _certificates(where)
+    return _certificates(path)
 
 
 def _signer(file: Path, passphrase: str | None, *, made: bool) -> BundleSigner:
     key = _secret_key(file)
     certificate = key.extract_certificate()
     if certificate.is_revoked:
-        # Sequoia would sign with it all the same, and nobody would accept it.
+        # Sequoia would sign with a revoked key, but every verifier would refuse the signature.
         raise _cannot_sign(file, "a revoked key")
     try:
         secret = key.signer(passphrase)
@@ -119,12 +119,12 @@ def _certificates(file: Path) -> Sequence[Cert]:
     try:
         if any(packet.tag in (Tag.SecretKey, Tag.SecretSubkey) for packet in PacketPile.from_bytes(content)):
             raise ConfigurationError(f"{file} holds a secret key", **expected)
-        found = Cert.split_bytes(content)
+        certificates = Cert.split_bytes(content)
     except RuntimeError as error:
         raise ConfigurationError(f"{file} holds no OpenPGP certificate", observed=_why(error), **expected) from None
-    if not found:
+    if not certificates:
         raise ConfigurationError(f"{file} holds no OpenPGP certificate", observed="nothing", **expected)
-    return found
+    return certificates
 
 
 def _content(file: Path) -> bytes:
@@ -137,14 +137,14 @@ def _content(file: Path) -> bytes:
 
 
 def _make_key(folder: Path) -> bool:
-    """Make a key and its certificate unless they are there; say whether the key was made."""
+    """Generate a key and its certificate unless they exist; return whether the key was generated."""
     from pysequoia import Tsk  # noqa: PLC0415, the extra `release`
 
     try:
         private_folder(folder)
-        made = not (folder / _KEY).exists() and _put(folder / _KEY, str(Tsk.generate(USER_ID)), mode=0o600)
+        created = not (folder / _KEY).exists() and _put(folder / _KEY, str(Tsk.generate(USER_ID)), mode=0o600)
         if not (folder / _CERTIFICATE).exists():
-            # From the file: another process may have been first, or one may have died between the two.
+            # From the file: another process may have been first, or may have died between the two.
             certificate = _secret_key(folder / _KEY).extract_certificate()
             _put(folder / _CERTIFICATE, str(certificate), mode=0o644)
     except OSError as error:
@@ -153,18 +153,18 @@ def _make_key(folder: Path) -> bool:
             observed=f"{folder}: {error.strerror or error}",
             next_step="name a key with --key or KFM_SIGNING_KEY, or correct KFM_HOME",
         ) from error
-    return made
+    return created
 
 
 def _put(path: Path, text: str, *, mode: int) -> bool:
-    """Put a whole file where none is; say whether it was this one."""
+    """Create a whole file unless it exists; return whether it was created."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="ascii") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # Unlike a rename, a link replaces nothing: of two processes one is first, and both use its key.
+        # Unlike a rename, a link replaces nothing: one of two processes is first, and both use its key.
         path.hardlink_to(part)
     except FileExistsError:
         return False
@@ -174,5 +174,5 @@ def _put(path: Path, text: str, *, mode: int) -> bool:
 
 
 def _why(error: RuntimeError) -> str:
-    # A backtrace follows, and what a parser quotes is not for a terminal.
+    # A backtrace follows, and a parser's quotes are not for a terminal.
     return redact(str(error).partition("\n")[0]).rstrip(".")

@@ -1,12 +1,12 @@
-"""Detached OpenPGP signatures (RFC 9580), in the one form that can be written.
+"""Detached OpenPGP signatures (RFC 9580), in one canonical form.
 
-A signature that merely verifies is not enough here: ASCII armour has bytes that nobody reads (headers, checksum,
-padding), and so has the signature itself (unhashed subpackets, and the first two octets of the digest, which Sequoia
-takes for a hint). Each of them could change unnoticed. So a signature is accepted in its canonical form only: our
-armour, one version 4 packet in its shortest encoding, no unhashed subpacket, and the digest's true first octets.
-What remains is what the key vouches for.
+A signature that merely verifies is not enough here: ASCII armour has unchecked bytes (headers, checksum, padding), and
+so has the signature itself (unhashed subpackets, and the first two octets of the digest, which Sequoia treats as a
+hint). Each of them could change unnoticed. So a signature is accepted in its canonical form only: our armour, one
+version 4 packet in its shortest encoding, no unhashed subpacket, and the digest's true first octets. The key vouches
+for every other byte.
 
-Belongs here: armour, signing, verifying. Does not belong here: whose key, and from where (`keys.py`).
+Belongs here: armour, signing, verifying. Does not belong here: the keys and their places (`keys.py`).
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 _BEGIN = b"-----BEGIN PGP SIGNATURE-----\n\n"
 _END = b"-----END PGP SIGNATURE-----\n"
 _LINE = 64
-"""Characters of base64 on a line (RFC 9580, section 6.1: at most 76); the length that gpg and Sequoia write."""
+"""Characters of base64 on a line (RFC 9580, section 6.1: at most 76), as in gpg and Sequoia."""
 _VERSION = 4
-"""gpg 2.2 to 2.5 know no version 6 (RFC 9580, section 5.2.3)."""
+"""gpg 2.2 to 2.5 do not support version 6 (RFC 9580, section 5.2.3)."""
 _BINARY = 0x00
-"""Signature over the document's bytes; one over text (0x01) lets line ends change (RFC 9580, section 5.2.1)."""
+"""Signature over the document's bytes; a text signature (0x01) ignores line ends (RFC 9580, section 5.2.1)."""
 _DIGESTS = {8: "sha256", 9: "sha384", 10: "sha512"}
-"""Id (RFC 9580, section 9.5) > name of the digests that Sequoia signs with."""
+"""Names of the digests that Sequoia signs with, by id (RFC 9580, section 9.5)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signed:
-    """Who signed (fingerprint of the certificate, 40 capital hex digits), and when by the signer's clock."""
+    """The signer (fingerprint of the certificate, 40 capital hex digits), and the time by its clock."""
 
     fingerprint: str
     at: datetime
 
 
 def sign_detached(content: bytes, signer: PySigner) -> bytes:
-    """Sign bytes; return the signature, armoured. Raises BundleFaultError for a key that makes no version 4 one."""
+    """Return the armoured signature of bytes. Raises BundleFaultError unless the key signs in version 4."""
     from pysequoia import SignatureMode, sign  # noqa: PLC0415, the extra `release`
 
     raw = sign(signer, content, mode=SignatureMode.DETACHED, armor=False)
@@ -54,7 +54,7 @@ def sign_detached(content: bytes, signer: PySigner) -> bytes:
 
 
 def verify_detached(content: bytes, signature: bytes, certificates: Sequence[Cert]) -> Signed:
-    """Say who of these signed the bytes. Raises BundleFaultError for anything that `sign_detached` would not write."""
+    """Return which certificate signed the bytes. Raises BundleFaultError unless in canonical form."""
     from pysequoia import Sig, verify  # noqa: PLC0415, the extra `release`
 
     raw = _dearmoured(signature)
@@ -62,7 +62,7 @@ def verify_detached(content: bytes, signature: bytes, certificates: Sequence[Cer
     try:
         checked = verify(bytes=content, store=lambda _: list(certificates), signature=Sig.from_bytes(raw))
     except RuntimeError:
-        # Sequoia's text is a backtrace, and says no more than this.
+        # Sequoia's text is a backtrace without further facts.
         raise BundleFaultError(f"no valid signature by {' or '.join(map(fingerprint_of, certificates))}") from None
     at = packet.signature_created
     if at is None:
@@ -76,7 +76,7 @@ def fingerprint_of(certificate: Cert) -> str:
 
 
 def _armoured(raw: bytes) -> bytes:
-    # Without a checksum line: RFC 9580, section 6.1 has writers leave it out, and readers ignore it.
+    # Without a checksum line: by RFC 9580, section 6.1 writers omit it and readers ignore it.
     text = base64.b64encode(raw)
     lines = (text[start : start + _LINE] + b"\n" for start in range(0, len(text), _LINE))
     return _BEGIN + b"".join(lines) + _END
@@ -93,15 +93,15 @@ def _dearmoured(text: bytes) -> bytes:
 
 
 def _packet_of(raw: bytes, content: bytes) -> Packet:
-    """Return the one packet of a signature in canonical form."""
+    """Return the only packet of a signature in canonical form."""
     from pysequoia.packet import PacketPile, Tag  # noqa: PLC0415, the extra `release`
 
     try:
         packets: list[Packet] = list(PacketPile.from_bytes(raw))
-        again = b"".join(bytes(packet) for packet in packets)
+        encoded = b"".join(bytes(packet) for packet in packets)
     except RuntimeError:
         raise BundleFaultError("no OpenPGP packet") from None
-    if len(packets) != 1 or packets[0].tag != Tag.Signature or again != raw:
+    if len(packets) != 1 or packets[0].tag != Tag.Signature or encoded != raw:
         raise BundleFaultError("not one signature packet in its shortest encoding")
     packet = packets[0]
     if packet.body[:2] != bytes((_VERSION, _BINARY)):
@@ -111,7 +111,7 @@ def _packet_of(raw: bytes, content: bytes) -> Packet:
 
 
 def _refuse_unsigned_octets(body: bytes, content: bytes) -> None:
-    """Check the octets that no key vouches for (RFC 9580, sections 5.2.3 and 5.2.4)."""
+    """Check the octets that the signature does not cover (RFC 9580, sections 5.2.3 and 5.2.4)."""
     hashed = body[: 6 + int.from_bytes(body[4:6])]
     unhashed, first = body[len(hashed) : len(hashed) + 2], body[len(hashed) + 2 : len(hashed) + 4]
     if any(unhashed):

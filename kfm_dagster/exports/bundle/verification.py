@@ -1,7 +1,7 @@
-"""Verifying a bundle: the signature, every sum, and that there is no file more or less.
+"""Verification of a bundle: the signature, every sum, and no missing or additional file.
 
-A bundle may come from strangers: nothing is followed out of the folder, no file is read whose size is wrong, and the
-manifest is not believed before its signature holds. Nothing is written.
+A bundle may be hostile: no link is followed out of the folder, files of a wrong size are not read, and the manifest is
+not trusted before its signature is verified. Nothing is written.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from pysequoia import Cert
 
 _SMALL = 1 << 20
-"""Bytes at most of manifest and signature, which are read whole; ours have 2 KB and less."""
+"""Most bytes of manifest and signature, which are read whole; ours have at most 2 KB."""
 _SHOWN = 5
-"""Faults that are named at most, so that a line stays one."""
+"""Most faults in an error, which stays one line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedRelease:
-    """A bundle as it was signed: by whom and when, and what its manifest says."""
+    """A verified bundle: its signer and time, and its manifest."""
 
     signed: Signed
     manifest: Manifest
@@ -51,25 +51,25 @@ class VerifiedRelease:
 
 
 def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
-    """Check a bundle against the certificates that are trusted. Raises RefusedError naming the files at fault.
+    """Verify a bundle by trusted certificates. Raises RefusedError naming the files at fault.
 
-    Sizes and sums are compared only where the signature holds.
+    Sizes and sums are compared only if the signature is valid.
     """
-    there, faults = _standing(folder)
-    found = None
+    present_paths, faults = _standing(folder)
+    release = None
     try:
-        # Without either of them nothing vouches for the other files; that it is missing is a fault already.
-        if {MANIFEST, SIGNATURE} <= there:
-            found = _signed(folder, certificates)
+        # Without either of them the other files cannot be verified; the missing file is a fault already.
+        if {MANIFEST, SIGNATURE} <= present_paths:
+            release = _signed(folder, certificates)
             # `SHA256SUMS` follows from the manifest, whose signature vouches for it, too.
-            sums = found.manifest.sums()
+            sums = release.manifest.sums()
             of_sums = SummedFile(path=SUMS, size=len(sums), sha256=hashlib.sha256(sums).hexdigest())
-            expected = (*found.manifest.files, of_sums)
-            present = (file for file in expected if file.path in there)
+            expected = (*release.manifest.files, of_sums)
+            present = (file for file in expected if file.path in present_paths)
             faults += [fault for file in present for fault in _differences(folder, file)]
     except BundleFaultError as fault:
         faults.append(str(fault))
-    if faults or found is None:
+    if faults or release is None:
         more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise RefusedError(
             "the release bundle is not as it was signed",
@@ -77,26 +77,26 @@ def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedReleas
             expected=f"every file as it was signed by {' or '.join(map(fingerprint_of, certificates))}",
             next_step="get the bundle again, or name the right certificate with --certificate",
         )
-    return found
+    return release
 
 
 def _standing(folder: Path) -> tuple[frozenset[str], list[str]]:
-    """Return the layout's files that are there as files, and what else is wrong with what is there."""
-    there: set[str] = set()
-    wrong: dict[str, str] = {}
+    """Return the layout's regular files in the folder, and the faults of its entries."""
+    regular: set[str] = set()
+    faults: dict[str, str] = {}
     for path, entry in _entries(folder):
         if path in LAYOUT and entry.is_file(follow_symlinks=False):
-            there.add(path)
+            regular.add(path)
         elif path in LAYOUT:
-            wrong[path] = f"{path} is no regular file"
+            faults[path] = f"{path} is no regular file"
         elif path not in FOLDERS:
-            wrong[path] = f"{path!a} does not belong there"
+            faults[path] = f"{path!a} does not belong there"
         elif not entry.is_dir(follow_symlinks=False):
-            wrong[path] = f"{path} is no folder"
+            faults[path] = f"{path} is no folder"
     for path in LAYOUT:
-        if path not in there:
-            wrong.setdefault(path, f"{path} is missing")
-    return frozenset(there), [wrong[path] for path in sorted(wrong)]
+        if path not in regular:
+            faults.setdefault(path, f"{path} is missing")
+    return frozenset(regular), [faults[path] for path in sorted(faults)]
 
 
 def _entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -129,7 +129,7 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
 
 
 def _differences(folder: Path, file: SummedFile) -> Iterator[str]:
-    """Yield what is wrong with one file."""
+    """Yield the faults of one file."""
     try:
         with _opened(folder, file.path) as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -150,7 +150,7 @@ def _small(folder: Path, path: str) -> bytes:
 
 
 def _opened(folder: Path, path: str) -> BufferedReader:
-    """Open a regular file: no link is followed and no pipe waited for, should it have become one since."""
+    """Open a regular file without following a link or blocking on a pipe that replaced it."""
     try:
         handle = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Writing a bundle: into a folder beside its place, summed, signed, checked, and then put there whole.
+"""Writing a bundle: in a temporary folder, summed, signed and verified, then renamed into place.
 
-Belongs here: bytes and folders. Does not belong here: what is in the files.
+Belongs here: bytes and folders. Does not belong here: the content of the files.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _CERTIFICATE = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
 
 
 def write_release(release: Release, folder: Path, signer: BundleSigner) -> Path:
-    """Write a bundle in the place of an earlier one, and return the signer's certificate, `FOLDER.cert.asc` beside it.
+    """Write a bundle in the place of an earlier one; return its certificate, `FOLDER.cert.asc` beside it.
 
-    At any moment there is none, the earlier one, or this one, whole. Raises ForeignFileError before anything is written
-    where something stands that no export wrote, ConfigurationError for a configuration that is no state machine, a key
-    whose signature gpg could not verify, and a folder that cannot be written to.
+    At any time the place has no bundle, the earlier one, or this one, whole. Raises ForeignFileError before writing
+    over anything but an export, ConfigurationError for a configuration that is not a state machine, a key whose
+    signature gpg could not verify, and a folder that is not writable.
     """
     folder = folder.absolute()
     try:
@@ -97,7 +97,7 @@ def _fill(part: Path, release: Release, signer: BundleSigner) -> None:
 def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner) -> Manifest:
     times = [transition.at for transition in release.transitions]
     times += [time for each in release.attempts for time in (each.at, each.ended) if time is not None]
-    told = span(times)
+    period = span(times)
     kinds = [attempt.kind for attempt in release.attempts]
     return Manifest(
         versions={
@@ -112,8 +112,8 @@ def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner) -
             retries=kinds.count(AttemptKind.RETRY),
             replays=kinds.count(AttemptKind.REPLAY),
             audit_events=len(release.audit_lines),
-            first=rfc3339(told[0]) if told else None,
-            last=rfc3339(told[1]) if told else None,
+            first=rfc3339(period[0]) if period else None,
+            last=rfc3339(period[1]) if period else None,
         ),
         signed_by=signer.fingerprint,
         files=files,
@@ -138,7 +138,7 @@ def _json(report: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Make a folder to fill; it is removed unless it has been renamed."""
+    """Create a temporary folder beside `folder`; it is removed unless it was renamed."""
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     part.mkdir()
     try:
@@ -150,8 +150,8 @@ def _beside(folder: Path) -> Iterator[Path]:
 def _put(part: Path, folder: Path) -> None:
     """Rename the new folder into its place.
 
-    No rename replaces a folder that has files in it, so an earlier bundle steps aside first, and comes back when the
-    new one cannot take its place.
+    A rename cannot replace a folder with files, so an earlier bundle is renamed first, and renamed back if the new one
+    cannot take its place.
     """
     if not folder.exists():
         part.rename(folder)
@@ -168,7 +168,7 @@ def _put(part: Path, folder: Path) -> None:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Let only what an export wrote be replaced, whole or damaged, or an empty folder."""
+    """Refuse to replace anything but an earlier bundle, whole or damaged, or an empty folder."""
     if not folder.is_symlink() and not folder.exists():
         return
     if folder.is_dir() and not folder.is_symlink():

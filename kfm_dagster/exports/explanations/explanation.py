@@ -1,8 +1,8 @@
-"""Explanation: finds the run that a person means, and returns what it recorded. It only reads.
+"""Explanation: resolves a run id and returns the run's records. Read-only.
 
-Run-state and intents are kept under the root run's id; which re-execution a person means is known to Dagster alone.
-Belongs here: run ids, roots and re-executions, and the queries. Does not belong here: how Dagster answers
-(`defs/reexecutions.py`), what the records mean (`run_report.py`), or how they are shown (`cli/explain.py`,
+Run-state and intents are kept under the root run's id; only Dagster knows re-executions.
+Belongs here: run ids, roots and re-executions, and the queries. Does not belong here: Dagster's answers
+(`defs/reexecutions.py`), the meaning of the records (`run_report.py`), or their display (`cli/explain.py`,
 `defs/display.py`).
 """
 
@@ -48,10 +48,10 @@ class Reexecution:
 
 
 class Reexecutions(Protocol):
-    """Where runs are kept. Both raise DatabaseUnavailableError where that is there and cannot be read."""
+    """The store of runs. Both methods raise DatabaseUnavailableError if it exists but cannot be read."""
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
-        """Return the re-executions whose id begins so, by id, `limit` at most."""
+        """Return at most `limit` re-executions with this prefix of the id, by id."""
         ...
 
     def of(self, root_run_id: str) -> Sequence[Reexecution]:
@@ -71,38 +71,38 @@ class Explanations:
     reexecutions: Reexecutions | None = None
 
     def explain(self, run: str) -> RunReport:
-        """Return the account of a run: its id, its root's, an unambiguous prefix of either, or `latest`.
+        """Return the report of a run: its id, its root's, an unambiguous prefix of either, or `latest`.
 
-        A wal_id is the run that changed the unit last, an Item's id the run that wrote the Item as it stands. Raises
-        UnknownNameError when nothing is recorded of it, AmbiguousIdError when the prefix says too little.
+        A wal_id means the run that changed the unit last, an Item's id the run that wrote the current Item. Raises
+        UnknownNameError for a run without records, AmbiguousIdError for an ambiguous or too short prefix.
         """
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id
         window = Window()
         if reexecution:
-            # One that waits has not been at work yet.
+            # A queued re-execution has not worked yet.
             since, until = reexecution.started_at or AFTER_ALL, reexecution.ended_at or AFTER_ALL
             window = Window(since=since, until=until)
         accounts = node_accounts(self.run_states.of_run(root), self._intents(root), window)
         audit = AuditLog(self.database, clock=utc_now)
-        lines = {one.stage: audit.of_stage(root, one.stage) for one in accounts}
+        lines = {entry.stage: audit.of_stage(root, entry.stage) for entry in accounts}
         nodes = [_audited(node, lines[node.stage], window) for node in accounts]
         return RunReport(
             run_id=run_id,
             root_run_id=root,
-            reexecutions=[one.run_id for one in (self.reexecutions.of(root) if self.reexecutions else ())],
+            reexecutions=[entry.run_id for entry in (self.reexecutions.of(root) if self.reexecutions else ())],
             nodes=nodes,
             units=units_by_end(nodes),
-            failing_gates=[gate for stage, told in lines.items() for gate in _failing_gates(stage, told)],
+            failing_gates=[gate for stage, entries in lines.items() for gate in _failing_gates(stage, entries)],
         )
 
     def root_of(self, run: str) -> str:
-        """Return the id under which a run recorded what it did, its root's. Named and refused as by `explain`."""
+        """Return the root run's id, under which a run has its records. Takes and refuses names like `explain`."""
         run_id, reexecution = self._resolve(run)
         return reexecution.root_run_id if reexecution else run_id
 
     def node(self, dataset_id: str, run_id: str) -> NodeAccount:
-        """Return what one node recorded under a root run's id."""
+        """Return one node's account under a root run's id."""
         state = self.run_states.get(dataset_id, run_id)
         intents = [row for row in self._intents(run_id) if row.node.partition("@")[0] == dataset_id]
         return node_account(dataset_id, state, intents, Window())
@@ -112,19 +112,19 @@ class Explanations:
             return list(tx.run("explanation.intents", run_id=run_uuid(run_id)))
 
     def _resolve(self, run: str) -> tuple[str, Reexecution | None]:
-        """Return the id that a person means, and the re-execution that it is, if it is one."""
+        """Return the id that `run` names, and its re-execution, if it is one."""
         if run == LATEST:
             return self._latest(), None
         limit = MATCHES_ASKED
         with self.database.snapshot() as tx:
             rows = tx.run("explanation.runs_beginning", beginning=run, limit=limit)
-            found: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
+            candidates: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
             of_unit = tx.run("explanation.runs_of_unit", name=run).scalars().all()
-        for one in self.reexecutions.beginning(run, limit=limit) if self.reexecutions else ():
-            # Of a root run that has recorded something.
-            if self.run_states.of_run(one.root_run_id) or self._intents(one.root_run_id):
-                found[one.run_id] = one
-        run_id = whole_id(run, found.keys(), what="run id")
+        for reexecution in self.reexecutions.beginning(run, limit=limit) if self.reexecutions else ():
+            # Only of a root run with records.
+            if self.run_states.of_run(reexecution.root_run_id) or self._intents(reexecution.root_run_id):
+                candidates[reexecution.run_id] = reexecution
+        run_id = whole_id(run, candidates.keys(), what="run id")
         if run_id is None and of_unit:
             return str(of_unit[0]), None
         if run_id is None:
@@ -134,7 +134,7 @@ class Explanations:
                 expected=f"a run id, the first {SHORTEST_PREFIX} characters of one, a wal_id, an Item's id, or latest",
                 next_step="copy the id from the Runs page of the UI, or ask for latest",
             )
-        return run_id, found[run_id]
+        return run_id, candidates[run_id]
 
     def _latest(self) -> str:
         with self.database.snapshot() as tx:
@@ -145,7 +145,7 @@ class Explanations:
 
 
 def _audited(node: NodeAccount, lines: Sequence[Mapping[str, Any]], window: Window) -> NodeAccount:
-    """Return an account with what the audit alone has: how often a step was tried, and a success under other inputs."""
+    """Return an account with the audit's facts: attempts of a step, and a success under other inputs."""
     within = [line for line in lines if window.holds(datetime.fromisoformat(line["at"]))]
     attempts = len({line["attempt"] for line in within})
     if node.fate is StepResult.RAN and attempts > 1:
@@ -156,7 +156,7 @@ def _audited(node: NodeAccount, lines: Sequence[Mapping[str, Any]], window: Wind
 
 
 def _failing_gates(stage: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[FailingGate]:
-    """Yield what gates found in the last attempt of a stage."""
+    """Yield the gates that did not pass in the last attempt of a stage."""
     for line in lines:
         details, last = line["details"], lines[-1]["attempt"]
         if (line["kind"], line["attempt"]) == (AuditKind.GATE, last) and details["outcome"] != "passed":

@@ -1,7 +1,7 @@
-"""The account of a run: what each node did in words, and why a node that was skipped had nothing to do.
+"""The report of a run: each node's work in words, and the reason of each skip (pure).
 
-Belongs here: joining what run-state and intents recorded into one account, which command, JSON and Dagster metadata all
-show. Pure. Does not belong here: reading the records (`explanation.py`), or showing the account (`cli/explain.py`,
+Belongs here: joining the records of run-state and intents into one report, for command, JSON and Dagster metadata.
+Does not belong here: reading the records (`explanation.py`), or showing the report (`cli/explain.py`,
 `defs/display.py`).
 """
 
@@ -23,7 +23,7 @@ from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 ENDS = ("succeeded", "retrying", "quarantined", "lost")
-"""How a unit ends in a run, as the settlement's summary counts it."""
+"""Ends of a unit in a run, as counted by the settlement's summary."""
 BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 AFTER_ALL = datetime.max.replace(tzinfo=UTC)
 
@@ -52,20 +52,20 @@ class Window:
     until: datetime = AFTER_ALL
 
     def holds(self, at: datetime) -> bool:
-        """Tell whether a moment lies in it."""
+        """Return whether a time lies in the window."""
         return self.since <= at <= self.until
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeAccount:
-    """What a node did in a run. `superseded_at` None: its output is still what the node made last."""
+    """A node's work in a run. `superseded_at` None: its output is still the node's latest."""
 
     node: str
     fate: StepResult
     did: str
-    """What it did, in words."""
+    """Its work, in words."""
     why: str | None = None
-    """Why it was skipped; None where it was not."""
+    """Why it was skipped; None if it was not."""
     cause: SkipCause | None = None
     applied_by: str | None = None
     forced: str | None = None
@@ -83,7 +83,7 @@ class NodeAccount:
     output_sha256: str | None = None
     superseded_at: datetime | None = None
     took: Mapping[str, float | int | str] = field(default_factory=dict)
-    """What was measured of its last step (`telemetry/measures.py`)."""
+    """Measures of its last step (`telemetry/measures.py`)."""
 
     @property
     def stage(self) -> str:
@@ -93,7 +93,7 @@ class NodeAccount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailingGate:
-    """A gate that did not pass in the last attempt of a stage; of `units`, 0 where the batch as a whole is at fault."""
+    """A gate that failed in the last attempt of a stage; `units` at fault, 0 for the batch as a whole."""
 
     stage: str
     gate: str
@@ -105,7 +105,7 @@ class FailingGate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """What a run did. `run_id` is the one that was asked for; a root run's account holds its re-executions' part."""
+    """The report of the run `run_id`; a root run's report includes its re-executions."""
 
     run_id: str
     root_run_id: str
@@ -117,22 +117,22 @@ class RunReport:
 
 
 def node_accounts(states: Sequence[RunState], intents: Sequence[Any], window: Window) -> list[NodeAccount]:
-    """Return the account of every node that recorded a state or an intent, in the order in which they began."""
+    """Return the account of every node with a state or an intent, in the order of their start."""
     recorded = {state.dataset_id: state for state in states}
     by_node: dict[str, list[Any]] = {}
     for row in intents:
         name = row.node.partition("@")[0]
-        # A node of another team has no run-state; it goes by its whole name.
+        # A node of another team has no run-state and keeps its whole name.
         by_node.setdefault(name if name in recorded else row.node, []).append(row)
-    # What failed before it had an intent comes last.
+    # Nodes that failed before their intent come last.
     names = [*by_node, *(name for name in recorded if name not in by_node)]
     return [node_account(name, recorded.get(name), by_node.get(name, []), window) for name in names]
 
 
 def node_account(name: str, state: RunState | None, intents: Sequence[Any], window: Window) -> NodeAccount:
-    """Return the account of one node from its record and its intents, oldest first (`explanation.intents`)."""
+    """Return one node's account from its record and its intents, oldest first (`explanation.intents`)."""
     within = [row for row in intents if window.holds(row.started_at)]
-    # What a re-execution did not do itself rests on what had been done before it.
+    # A node that a re-execution did not run itself has its last intent before it.
     last = (within or [row for row in intents if row.started_at < window.since] or [None])[-1]
     fate, cause = _fate(state, within[-1] if within else None, window)
     if state is not None and state.recorded_at > window.until:
@@ -154,7 +154,7 @@ def node_account(name: str, state: RunState | None, intents: Sequence[Any], wind
 
 
 def _fate(state: RunState | None, last: Any | None, window: Window) -> tuple[StepResult, SkipCause | None]:
-    """Tell what became of a node, from its record and its last intent in the window."""
+    """Return a node's result and skip cause, from its record and last intent in the window."""
     if last is not None and last.status == IntentStatus.PENDING:
         return StepResult.UNFINISHED, None
     if state is not None and window.holds(state.recorded_at):
@@ -168,7 +168,7 @@ def _fate(state: RunState | None, last: Any | None, window: Window) -> tuple[Ste
 
 
 def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
-    """Tell what became of a node without a record, from its intent."""
+    """Return the result and skip cause of a node without a record, from its intent."""
     match IntentStatus(intent.status):
         case IntentStatus.APPLIED:
             return StepResult.RAN, None
@@ -195,17 +195,17 @@ _DEEDS = {node.operator: node.did for node in chain()}
 def _did(fate: StepResult, name: str, state: RunState | None, *, forced: str | None) -> str:
     if fate in _PLAIN:
         return _PLAIN[fate]
-    because = "" if forced is None else f"; forced: {forced}"
+    suffix = "" if forced is None else f"; forced: {forced}"
     if state is None:
-        return f"applied its content{because}"
+        return f"applied its content{suffix}"
     if state.rolled_back_by is not None:
-        because = f", rolled back because of {state.rolled_back_by}{because}"
+        suffix = f", rolled back because of {state.rolled_back_by}{suffix}"
     summary = state.validation_summary
     if state.outcome is Outcome.FAILED and not summary["checks"]:
-        return f"failed{because}"
+        return f"failed{suffix}"
     verb, noun = _DEEDS.get(name.partition("@")[0].rpartition(".")[2], ChainNode.did)
     failed = f", of which {summary['failed']} failed" if summary["failed"] else ""
-    return f"{verb} {counted(summary['checks'], noun)}{failed}{because}"
+    return f"{verb} {counted(summary['checks'], noun)}{failed}{suffix}"
 
 
 def _why(cause: SkipCause | None, *, applied_by: str | None) -> str | None:
@@ -251,19 +251,19 @@ def _of_state(state: RunState | None) -> dict[str, Any]:
 
 
 def units_by_end(nodes: Sequence[NodeAccount]) -> dict[str, dict[str, int]]:
-    """Count the units that the run claimed by how they ended; what it did not settle went to another run."""
-    found: dict[str, dict[str, int]] = {}
+    """Count the run's claimed units by end; unsettled units went to another run."""
+    by_dataset: dict[str, dict[str, int]] = {}
     for node in nodes:
         dataset, _, operator = node.stage.rpartition(".")
         summary = node.validation_summary or {}
         if node.fate is not StepResult.RAN:
             continue
         if operator == MessageParse.operator and summary.get("checks"):
-            found[dataset] = {"claimed": summary["checks"]}
+            by_dataset[dataset] = {"claimed": summary["checks"]}
         elif operator == Settle.operator:
             counts = {end: summary[end] for end in ENDS if end in summary}
-            found[dataset] = {"claimed": sum(counts.values()), **found.get(dataset, {}), **counts}
-    for counts in found.values():
+            by_dataset[dataset] = {"claimed": sum(counts.values()), **by_dataset.get(dataset, {}), **counts}
+    for counts in by_dataset.values():
         if unsettled := counts["claimed"] - sum(counts.get(end, 0) for end in ENDS):
             counts["unsettled"] = unsettled
-    return found
+    return by_dataset

@@ -1,6 +1,6 @@
-"""All that is recorded of one unit outside its record, and the issues of its newest run. Only reads.
+"""The records of one unit outside its ledger record, and the issues of its newest run. Read-only.
 
-The ledger keeps that a unit is suspect; why is in the newest output that holds the unit, and in no column.
+The ledger keeps that a unit is suspect; the reason is only in the newest output with the unit, not in a column.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitIssue:
-    """One issue with its operator (or `gate`); only a message where the output cannot be read."""
+    """One issue with its operator (or `gate`); only a message if the output cannot be read."""
 
     operator: str
     code: str | None
@@ -38,15 +38,15 @@ class UnitIssue:
 
 
 def issues_of(record: NoddWalRecord, run_states: RunStateStore, artifacts: Artifacts) -> list[UnitIssue]:
-    """Return the issues of a unit in the run that changed its record last, in the order of the chain.
+    """Return a unit's issues in the run that changed its record last, in the order of the chain.
 
-    None for a unit that no run has claimed. An output that is lost, or a store that does not answer, is an entry.
+    Empty for a unit that no run has claimed. A lost output, or a store that does not answer, is an entry.
     """
     states = run_states.of_run(record.ingest_run_id) if record.ingest_run_id else ()
-    # What else a run records of a dataset holds no units.
-    place = {f"{record.dataset}.{operator}": number for number, operator in enumerate(operators())}
-    own = [state for state in states if state.dataset_id in place]
-    for state in sorted(own, key=lambda one: (one.recorded_at, place[one.dataset_id]), reverse=True):
+    # Other records of a run have no units.
+    order = {f"{record.dataset}.{operator}": number for number, operator in enumerate(operators())}
+    own = [state for state in states if state.dataset_id in order]
+    for state in sorted(own, key=lambda entry: (entry.recorded_at, order[entry.dataset_id]), reverse=True):
         if state.artifact_uri is None:
             continue
         reference = ArtifactReference(uri=state.artifact_uri, sha256=str(state.artifact_sha256))
@@ -64,8 +64,8 @@ def issues_of(record: NoddWalRecord, run_states: RunStateStore, artifacts: Artif
 
 def _issues(unit: Envelope) -> Iterator[UnitIssue]:
     sections = {node.operator: getattr(unit, node.section) for node in chain() if node.section}
-    found: list[tuple[str, Sequence[Issue]]] = [(name, part.issues) for name, part in sections.items() if part]
-    for operator, issues in (*found, ("gate", unit.gate_issues)):
+    listed: list[tuple[str, Sequence[Issue]]] = [(name, part.issues) for name, part in sections.items() if part]
+    for operator, issues in (*listed, ("gate", unit.gate_issues)):
         for issue in issues:
             yield UnitIssue(
                 operator=operator, code=issue.code, severity=issue.severity.value, message=redact(issue.message)
@@ -89,7 +89,7 @@ class UnitHistory:
 
 
 def unit_history(pipeline: Pipeline, record: NoddWalRecord) -> UnitHistory:
-    """Return a unit's history, of one moment but for its issues; a store that does not answer is an issue."""
+    """Return a unit's history, in one snapshot except issues; a store without an answer is an issue."""
     ledger, wal_id = pipeline.ledger, record.wal_id
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     holder = (record.ingest_run_id, record.dataset) if record.status is Status.IN_PROGRESS else None
@@ -97,7 +97,7 @@ def unit_history(pipeline: Pipeline, record: NoddWalRecord) -> UnitHistory:
     with pipeline.database.snapshot() as view:
         return UnitHistory(
             versions=ledger.versions(wal_id, tx=view),
-            lease=[one for one in ledger.leases.all(tx=view) if (one.run_id, one.dataset) == holder],
+            lease=[claim for claim in ledger.leases.all(tx=view) if (claim.run_id, claim.dataset) == holder],
             cases=cases.of(wal_id, tx=view),
             governance=ledger.log.entries(wal_id=wal_id, tx=view),
             history=ledger.history(wal_id, tx=view),
