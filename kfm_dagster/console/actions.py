@@ -1,7 +1,7 @@
-"""Decisions: what a person who is signed in may do by a form, each as the command line does it, with its log entry.
+"""Decisions that a signed-in person makes by a form, each carried out and logged as on the command line.
 
-Belongs here: the form of a decision, routes that change something about a unit, a dataset or an alert, and what waits
-for approval. Does not belong here: who decides (`session.py`), all units of a filter (`replays.py`), and the decisions
+Belongs here: the form of a decision, routes that change a unit, a dataset or an alert, and the proposals that wait for
+approval. Does not belong here: signing in (`session.py`), all units of a filter (`replays.py`), and the decisions
 themselves (`recovery/`, `governance/`).
 """
 
@@ -40,14 +40,14 @@ from kfm_dagster.views.decisions import LOG
 DECISIONS = "/decisions"
 MOST_ENTRIES = 100
 MOST_HOURS = 24 * 365
-"""A kill switch that is to last longer has no expiry."""
+"""Longest expiry of a kill switch; one that is to last longer has none."""
 _DECISION = ("reason", "change_ref")
 Fields: TypeAlias = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class PostedDecision:
-    """A decision, the form's other fields, and the pipeline by which it is carried out."""
+    """A decision, the form's other fields, and the pipeline that carries it out."""
 
     pipeline: Pipeline
     request: Request
@@ -65,15 +65,15 @@ class PostedDecision:
 
 
 Decide: TypeAlias = Callable[[PostedDecision], str]
-"""Carries a decision out, and returns the page to go on to."""
+"""Carries a decision out and returns the page to show next."""
 
 
 def decision_form(
     pages: Pages, path: str, decide: Decide, *, fields: tuple[str, ...] | None = (), is_override: bool = True
 ) -> Route:
-    """Return the route of a decision's form with `fields` besides the decision; None: those of a filter.
+    """Return the route of a decision's form with `fields` besides the decision; None for the fields of a filter.
 
-    An override needs a change reference in prod. Answers raise HTTPException where nobody is signed in,
+    An override needs a change reference in prod. Answers raise HTTPException without a sign-in,
     BadRequestError, KfmError.
     """
 
@@ -115,7 +115,7 @@ def routes(pages: Pages) -> list[Route]:
         decision_form(pages, "/datasets/{dataset}/switch-on", _switch_on),
         decision_form(pages, "/proposals/{proposal_id}/approve", _approve),
         decision_form(pages, "/proposals/{proposal_id}/withdraw", _withdraw),
-        # It needs no change reference, not even in prod.
+        # An acknowledgement needs no change reference, not even in prod.
         decision_form(pages, "/alerts/{alert_id}/acknowledge", _acknowledge, is_override=False),
     ]
 
@@ -149,7 +149,7 @@ def _of_session(pages: Pages) -> list[Route]:
 
 
 def _see(path: str) -> Response:
-    """Send a browser on to a page, once a form is done."""
+    """Redirect a browser to a page after a form."""
     return RedirectResponse(path, status_code=HTTPStatus.SEE_OTHER)
 
 
@@ -176,7 +176,7 @@ def _discard(posted: PostedDecision) -> str:
 
 
 def _seen(posted: PostedDecision, to_status: Status, tx: Transaction) -> dict[WalId, int]:
-    """Return the unit of the path at the version that the form shows. Raises KfmError where it has another one."""
+    """Return the path's unit at the version that the form shows. Raises KfmError if the version has changed."""
     version = whole_number("version", posted.fields.get("version", ""))
     record = record_of(posted.pipeline.ledger, posted.of_path("wal_id"), tx=tx)
     return open_versions(posted.cases, [record], version=version, to_status=to_status, tx=tx)
@@ -185,8 +185,8 @@ def _seen(posted: PostedDecision, to_status: Status, tx: Transaction) -> dict[Wa
 def _switch_off(posted: PostedDecision) -> str:
     dataset = _dataset(posted)
     hours = posted.fields.get("hours", "")
-    lasts = timedelta(hours=whole_number("hours", hours, most=MOST_HOURS)) if hours else None
-    expires_at = posted.pipeline.clock() + lasts if lasts else None
+    duration = timedelta(hours=whole_number("hours", hours, most=MOST_HOURS)) if hours else None
+    expires_at = posted.pipeline.clock() + duration if duration else None
     posted.pipeline.ledger.switches.engage(dataset, posted.decision, expires_at=expires_at)
     return _of_dataset(dataset)
 

@@ -1,7 +1,7 @@
 """The JSON API below /api/v1 over HTTP. Only reads.
 
-Every answer is bounded, and every refusal is a problem document (RFC 9457). Belongs here: reading a request and
-writing the answer. Does not belong here: what is answered, and its OpenAPI document (`operations.py`).
+Each answer is bounded, and each refusal is a problem document (RFC 9457). Belongs here: reading a request and
+writing the answer. Does not belong here: the answers and their OpenAPI document (`operations.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def routes(pipeline: Pipeline) -> list[BaseRoute]:
     )
     api.router.redirect_slashes = False
     mount = Mount(BASE, app=api)
-    # Starlette's own pattern ends at a line break, and such a path would get the console's answer.
+    # Starlette's own pattern ends at a line break, so that such a path would get the console's answer.
     mount.path_regex = re.compile(rf"^{BASE}/(?P<path>.*)$", re.DOTALL)
     return [mount]
 

@@ -1,9 +1,9 @@
 """The console's web application: pages for people, metrics for Prometheus, health for monitors.
 
-An answer is made for each request, from a database that refuses writes; only the decision of somebody who is signed in
-goes through a connection that takes them. Whatever a page might do but show itself
-is forbidden by its headers. Belongs here: what all answers have in common, and what a refusal looks like. Does not
-belong here: pages (the modules that give routes), or the server (`serving.py`).
+Each request is answered from a database that refuses writes; only the decision of a signed-in person uses a connection
+that accepts them. Headers forbid a page everything but showing itself. Belongs here: the common parts of all answers,
+and the form of a refusal. Does not belong here: pages (the modules that return routes), or the server
+(`serving.py`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ PATH = "/validate"
 METRICS = "/metrics"
 HEALTH = "/healthz"
 HEADERS: Mapping[str, str] = {
-    # A page has styles, pictures and forms of this server, and no script; nobody frames it.
+    # A page has styles, pictures and forms of this server, no script, and no frame around it.
     "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # It says how things are now.
+    # Pages show the current state.
     "cache-control": "no-store",
     "vary": "accept",
 }
@@ -58,11 +58,11 @@ def console_app(
     depths: Callable[[], Mapping[str, int]] = lambda: NO_DEPTHS,
     deciding: Pipeline | None = None,
 ) -> Starlette:
-    """Return the application over a pipeline; `hosts` are its names besides localhost and addresses.
+    """Return the application over a pipeline; `hosts` are its host names besides localhost and addresses.
 
-    Decisions go through `deciding`; without it nobody can make any. Raises ConfigurationError for wrong tokens.
+    Decisions use `deciding`; without it the console only reads. Raises ConfigurationError for wrong tokens.
 
-    `depths` tells how many messages are on each queue, and must not wait.
+    `depths` returns the number of messages on each queue, and must not wait.
     """
     sessions = Sessions.of(pipeline.settings.console_tokens if deciding else None)
     pages = Pages(pipeline=pipeline, sessions=sessions, deciding=deciding)
@@ -85,7 +85,7 @@ def console_app(
         return PlainTextResponse("ok\n")
 
     def refused(request: Request, error: Exception) -> Response:
-        """Answer with one line, to a browser on a page from which it goes on."""
+        """Answer with one line; a browser gets it on a page with the navigation."""
         status, line = _refusal(error)
         headers = error.headers if isinstance(error, HTTPException) else None
         if is_page({}, request.headers.get("accept", "")):
@@ -120,7 +120,7 @@ def console_app(
 
 
 def _hardened(app: ASGIApp) -> ASGIApp:
-    """Put HEADERS on every answer."""
+    """Add HEADERS to every answer."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:

@@ -1,7 +1,7 @@
-"""Bounds of the console: how long a request may take to arrive, how many connections and answers there are at a time.
+"""Bounds of the console: the time in which a request must arrive, and the connections and answers at a time.
 
-uvicorn lets a client that sends half a header keep its connection for good, and its own limit counts such connections
-as requests, so that 32 of them would have everybody else refused. Does not belong here: what is answered (`app.py`).
+uvicorn keeps the connection of a client that sends half a header open for ever, and its own limit counts such
+connections as requests, so that 32 of them would block all other clients. Does not belong here: answers (`app.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 10.0
-"""From the connection, or the answer before, until the whole request is there: on loopback and behind a proxy it is
-milliseconds, over a bad line some seconds."""
+"""From the connection, or the previous answer, to the end of the request: milliseconds on loopback and behind a proxy,
+some seconds over a bad line."""
 MOST_CONNECTIONS = 512
-"""Half of the file descriptors that a process has by default (1,024); each browser keeps up to six."""
+"""Half of a process's default file descriptors (1,024); a browser keeps up to six connections."""
 MOST_REQUESTS = 32
-"""Answers that are made at a time; fewer than the 40 threads that make them, so that /healthz always has one."""
+"""Concurrent answers; fewer than the 40 threads that answer, so that /healthz always has one."""
 WAIT_SECONDS = 5.0
-"""How long a request waits until it is answered: the others are answered in some tens of milliseconds each."""
+"""Longest wait of a request for its turn; an answer takes some tens of milliseconds."""
 MOST_BODY_BYTES = 64 * 1024
-"""Of a request: a form's few fields."""
+"""Largest body of a request, which has a form's few fields."""
 
 
 _TURNS = itertools.count(1)
@@ -39,23 +39,23 @@ class BoundedConnection(H11Protocol):
     """Its place among those that wait: a loop's clock may give several of them one time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection."""
+        """Accept a connection."""
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > MOST_CONNECTIONS:
-            ours = (one for one in self.connections if isinstance(one, BoundedConnection))
-            oldest = min((one for one in ours if one.deadline is not None), key=lambda one: one.turn)
-            # It counts until it is closed, and is not chosen twice.
+            ours = (peer for peer in self.connections if isinstance(peer, BoundedConnection))
+            oldest = min((peer for peer in ours if peer.deadline is not None), key=lambda peer: peer.turn)
+            # It counts until it is closed, but must not be selected twice.
             oldest.deadline = None
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
+        """Receive a part of a request."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Go on to the next request."""
+        """Wait for the next request."""
         super().on_response_complete()
         self._watch()
 
@@ -78,11 +78,11 @@ class BoundedConnection(H11Protocol):
 
 
 class BoundedRequests:
-    """Answers MOST_REQUESTS at a time, each in its turn, and 413 to a body that is too long.
+    """Answers MOST_REQUESTS at a time, in the order of arrival, and 413 to a body that is too long.
 
-    A request counts once all of it is there. It waits behind those that came before, and for WAIT_SECONDS at most: so a
-    client that sends one request after the other on many connections keeps no other client out. `exempt` paths are
-    always answered: a monitor that is refused by a busy console would have it restarted.
+    A request counts once it has arrived whole. It waits behind earlier requests, for WAIT_SECONDS at most, so that a
+    client that sends requests in a row on many connections cannot block other clients. `exempt` paths are always
+    answered: a monitor that is refused by a busy console would restart it.
     """
 
     def __init__(self, app: ASGIApp, *, exempt: tuple[str, ...] = ()) -> None:
@@ -98,7 +98,7 @@ class BoundedRequests:
             return
         body = await _body(receive)
         if body is None:
-            # The rest of it is not read.
+            # The rest of the body is not read.
             too_long = PlainTextResponse("the request is too long\n", status_code=413, headers={"connection": "close"})
             await too_long(scope, receive, send)
             return
@@ -114,7 +114,7 @@ class BoundedRequests:
             await PlainTextResponse(text, status_code=503, headers={"retry-after": "5"})(scope, receive, send)
 
     async def _turn(self) -> bool:
-        """Wait for a turn, which asyncio gives in the order of asking; return whether it came in time."""
+        """Wait for a turn, in order of arrival; return whether it came in time."""
         if self._waiting >= MOST_CONNECTIONS:
             return False
         self._waiting += 1

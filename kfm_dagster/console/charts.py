@@ -1,6 +1,6 @@
-"""Pictures of the console as SVG that a page has the colours of: bars, lines, and the state machine of a unit.
+"""Pictures of the console as SVG with the page's colours: bars, lines, and the state machine of a unit.
 
-Does not belong here: scales and graphs (`drawing/`), or which transitions there are (`ledger/state_machine.py`; a test
+Does not belong here: scales and graphs (`drawing/`), or the transitions themselves (`ledger/state_machine.py`; a test
 makes the two agree).
 """
 
@@ -33,37 +33,37 @@ ARROWS: Mapping[tuple[str, str], Arrow] = {
     (Status.FAILED, Status.PENDING): Arrow(bend=0.15),
     (Status.FAILED, Status.QUARANTINED): Arrow(),
     (Status.PENDING, Status.QUARANTINED): Arrow(),
-    # Dashed: only a decision on record does it.
+    # Dashed: needs a decision on record.
     (Status.QUARANTINED, Status.PENDING): Arrow(bend=0.62, dashed=True),
     (Status.SUCCEEDED, Status.PENDING): Arrow(bend=-0.3, dashed=True),
 }
 
 
 def state_diagram(counts: Mapping[Status, int]) -> str:
-    """Return the picture as SVG to be put into a page, which has the colours."""
+    """Return the state machine with its counts as SVG for a page, which sets the colours."""
     words = {status: status.replace("_", " ") for status in Status}
     boxes = "".join(
         f'<a href="/units?status={status}" aria-label="{units} {words[status]}">'
         f"{_GRAPH.box(status, [f'{units:,}', words[status]])}</a>"
         for status, units in counts.items()
     )
-    said = ", ".join(f"{counts[status]} {words[status]}" for status in Status)
+    summary = ", ".join(f"{counts[status]} {words[status]}" for status in Status)
     width, height = _GRAPH.size
     return (
-        f'<svg class="states" viewBox="0 0 {width} {height}" role="group" aria-label="Units by state: {said}">'
+        f'<svg class="states" viewBox="0 0 {width} {height}" role="group" aria-label="Units by state: {summary}">'
         f"{_GRAPH.arrows(ARROWS)}{boxes}</svg>"
     )
 
 
 WIDTH, HEIGHT = 480, 150
 LEFT, RIGHT, TOP, BOTTOM = 76, 4, 10, 24
-"""Pixels of a chart, and around its plot."""
+"""Pixels of a chart, and of the margins around its plot."""
 _ACROSS, _UP = (LEFT, WIDTH - RIGHT), (HEIGHT - BOTTOM, TOP)
 HOUR = timedelta(hours=1)
 
 
 def bar_chart(name: str, hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> str:
-    """Return bars of two counts each hour, the second above the first: what succeeded, and what did not."""
+    """Return stacked bars for each hour: succeeded units below, others above."""
     most = max((sum(pair) for pair in counts.values()), default=0)
     x, y = Scale(0, len(hours), *_ACROSS), Scale(0, max(most, 1), *_UP)
     bars = []
@@ -83,7 +83,7 @@ def bar_chart(name: str, hours: Sequence[datetime], counts: Mapping[datetime, tu
 
 
 def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping[datetime, float]]) -> str:
-    """Return lines of seconds by hour on a logarithmic scale, one for each name; the second one is dashed."""
+    """Return a line for each name, of seconds by hour on a logarithmic scale; the second one is dashed."""
     values = [value for of_name in lines.values() for value in of_name.values()]
     low, high = (math.floor(_log(min(values))), math.ceil(_log(max(values)))) if values else (0, 1)
     high = max(high, low + 1)

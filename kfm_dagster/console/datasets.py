@@ -1,6 +1,6 @@
-"""A dataset: where its units are, how many ended in each hour, how long they took, gaps and failures. Only reads.
+"""A dataset's page: units by status, units ended by hour and their latency, gaps and failures. Only reads.
 
-Belongs here: that page, from a bounded number of rows. Does not belong here: drawing (`charts.py`).
+Belongs here: the page, from a bounded number of rows. Does not belong here: drawing (`charts.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.views.units import FAILURES, FailureFilter, failure_groups
 
 HOURS = 48
-"""Two days: the hour in which something began, beside the same hour of the day before."""
+"""Two days, so that the hour of a change is beside the same hour of the day before."""
 MOST_RUNS = 5_000
-"""Stages that are read for them: a run a minute has 2,880."""
+"""Stages read for these hours; with a run each minute there are 2,880."""
 MOST_UNITS = 2_000
-"""Newest units whose times are read; of a feed of 1,000 an hour, the last two hours."""
+"""Newest units whose times are read: the last two hours of a feed with 1,000 units an hour."""
 ENDS = ("succeeded", "retrying", "quarantined")
-"""What a stage that settles counts."""
+"""Counts of a settle stage, by outcome."""
 
 
 def routes(pages: Pages) -> list[Route]:
@@ -65,7 +65,7 @@ def routes(pages: Pages) -> list[Route]:
 def _times(
     database: Database, dataset: str, *, since: datetime
 ) -> tuple[Mapping[datetime, tuple[int, int]], dict[datetime, float], dict[datetime, float]]:
-    """Return how many units ended in each hour, well and not, and the median and 95th percentile of their seconds."""
+    """Return the succeeded and other units of each hour, and the median and 95th percentile of their seconds."""
     with database.snapshot() as view:
         stages = view.run(
             "console.settled", stage=f"{dataset}.settle", since=since - timedelta(hours=6), limit=MOST_RUNS
@@ -82,7 +82,7 @@ def _times(
             seconds[floor_hour(row.updated_at)].append((row.updated_at - row.created_at).total_seconds())
     cuts = {hour: quantiles([*values, values[0]], n=20, method="inclusive") for hour, values in seconds.items()}
     return (
-        {hour: (found["succeeded"], found["retrying"] + found["quarantined"]) for hour, found in ended.items()},
+        {hour: (counts["succeeded"], counts["retrying"] + counts["quarantined"]) for hour, counts in ended.items()},
         {hour: cut[9] for hour, cut in cuts.items()},
         {hour: cut[18] for hour, cut in cuts.items()},
     )

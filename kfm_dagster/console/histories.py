@@ -1,6 +1,6 @@
-"""Histories: all that is recorded of one unit, and what each node of one run did and why. Only reads.
+"""Histories: all records of one unit, and each node's actions in one run with their reasons. Only reads.
 
-Does not belong here: lists (`lists.py`), deciding about units.
+Does not belong here: lists (`lists.py`), decisions about units.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def routes(pages: Pages) -> list[Route]:
 
 
 def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
-    """Return all that is recorded about a unit, from its message to its lineage."""
-    found = unit_history(pipeline, record)
+    """Return all records of a unit, from its message to its lineage."""
+    details = unit_history(pipeline, record)
     with pipeline.database.snapshot() as view:
         lineage = view.run("lineage.links", wal_id=record.wal_id, lineage_id="").all()
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
@@ -65,11 +65,11 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "record": record,
         "key": record.object_uri.rpartition("/")[2],
         "message": cases.messages([message_id]).get(message_id) if message_id else None,
-        "found": found,
+        "found": details,
         "repair": REPAIRS.get(record.last_error_code or ""),
         "lineage": lineage,
-        "versions": [one for one in found.versions if one.wal_id != record.wal_id],
-        "cases": [(case, _evidence(pipeline.store, case)) for case in found.cases],
+        "versions": [version for version in details.versions if version.wal_id != record.wal_id],
+        "cases": [(case, _evidence(pipeline.store, case)) for case in details.cases],
         "catalog": pipeline.settings.catalog_public_url.rstrip("/"),
     }
 
@@ -80,5 +80,5 @@ def _evidence(store: Store, case: QuarantineCase) -> Mapping[str, Any] | None:
     try:
         return read_evidence(store, case.evidence_file)
     except (ArtifactError, DependencyUnavailableError) as error:
-        # The rest of the history is worth seeing all the same.
+        # The rest of the history is shown all the same.
         return {"lost": str(error.observed)}

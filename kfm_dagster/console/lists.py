@@ -1,6 +1,6 @@
 """Lists: units, failures, rejections with their messages, gaps with their picture, and alerts. Only reads.
 
-Belongs here: pages of views, and what stands beside their rows. Does not belong here: searching (`views/`), one unit or
+Belongs here: pages of views, and the content beside their rows. Does not belong here: searching (`views/`), one unit or
 run (`histories.py`), decisions (`actions.py`).
 """
 
@@ -26,15 +26,15 @@ from kfm_dagster.views.units import FAILURES, UNITS, count_units
 from kfm_dagster.views.view import require_contract
 
 MOST_DAYS = 14
-"""Of the picture; more hours than two weeks have would each be less than two pixels wide."""
+"""Days of the picture; with more than two weeks, an hour would be less than two pixels wide."""
 MOST_SHOWN = 65_536
-"""Characters of a message on its page: one that SQS carries may have sixteen times as many."""
+"""Characters of a message on its page; an SQS message may have sixteen times as many."""
 MOST_RECORDS = 100
-"""Rejections of one message on its page; hostile ones have a row for each reason (`ledger/rejections.py`)."""
+"""Rejections of one message on its page; a hostile message has a row for each reason (`ledger/rejections.py`)."""
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
-    """Return the routes of lists; `depths` returns the messages on each queue, and must not wait."""
+    """Return the routes of lists; `depths` returns the number of messages on each queue, and must not wait."""
     pipeline = pages.pipeline
 
     def dead_letters(_: RejectionFilter) -> int | None:
@@ -76,5 +76,5 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
 
 def _visible(text: str) -> str:
-    """Return a text with what cannot be seen, or turns the order of signs, written as Python would."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
+    """Return a text with invisible and reordering characters as Python's escapes."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

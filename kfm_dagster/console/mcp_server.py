@@ -1,6 +1,6 @@
 """The answers of the JSON API as tools of the Model Context Protocol, for assistants. Only reads.
 
-Belongs here: the tools, as the protocol names and describes them. Does not belong here: what is answered
+Belongs here: the tools, with names and descriptions for the protocol. Does not belong here: the answers
 (`operations.py`), opening the database (`cli/console.py`). Importing it needs the extra `mcp`.
 """
 
@@ -22,7 +22,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.views.view import View
 
 MOST_ROWS = 50
-"""Rows of a page: an assistant reads every word of it."""
+"""Rows of a page; few, because an assistant reads all of it."""
 INSTRUCTIONS = (
     "What became of each object of NOAA's open data that this deployment ingests. A unit is one version of one object "
     "for one dataset, and wal_id names it. Begin with deployment_status or failures, go on with search_units and "
@@ -45,9 +45,9 @@ def mcp_server(pipeline: Pipeline) -> MCPServer:
 
 
 def _tool(pipeline: Pipeline, operation: View | Operation) -> Callable[..., dict[str, Any]]:
-    """Return an operation as a function of its parameters; one without text is absent.
+    """Return an operation as a function of its parameters; empty ones are left out.
 
-    Its ToolErrors have words for the assistant.
+    Its ToolErrors have a line for the assistant.
     """
 
     def ask(**given: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The operations of the JSON API and of assistants: those of the views, and those about one unit or the deployment.
+"""The operations of the JSON API and of assistants: the views, and queries about one unit or the deployment.
 
-Each answer is bounded, and only reads. A wrong parameter raises BadFilterError or BadRequestError, an unknown dataset
+Each operation is bounded and only reads. A wrong parameter raises BadFilterError or BadRequestError, an unknown dataset
 ContractError. Does not belong here: HTTP (`api.py`), the protocol of assistants (`mcp_server.py`), queries (`views/`).
 """
 
@@ -60,7 +60,7 @@ class Problem(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """A question whose answer is one `row`: a GET below BASE with a `path`, a tool of assistants with its name."""
+    """A query whose answer is one `row`: with a `path` a GET below BASE, with a `tool` one of assistants."""
 
     operation: str
     summary: str
@@ -149,7 +149,7 @@ def document() -> dict[str, Any]:
     schemas = shared["$defs"]
     for name, schema in schemas.items():
         if "properties" in schema:
-            # A row has every field, whether the model has a default or not.
+            # A row has every field, even those with a default in the model.
             schemas[name] = schema | {"required": list(schema["properties"])}
     return {
         "openapi": "3.1.0",
@@ -169,11 +169,11 @@ def document() -> dict[str, Any]:
 def _described(operation: View | Operation, row: Mapping[str, Any]) -> dict[str, Any]:
     problem = {"application/problem+json": {"schema": {"$ref": _REFERENCE.format(model="Problem")}}}
     parameters = []
-    for name, given in operation.parameters.items():
-        schema = {key: value for key, value in given.items() if key != "description"}
+    for name, declared in operation.parameters.items():
+        schema = {key: value for key, value in declared.items() if key != "description"}
         in_path = f"{{{name}}}" in str(operation.path)
         place: dict[str, Any] = {"in": "path", "required": True} if in_path else {"in": "query"}
-        parameters.append({"name": name, **place, "description": given["description"], "schema": schema})
+        parameters.append({"name": name, **place, "description": declared["description"], "schema": schema})
     return {
         "operationId": operation.operation,
         "summary": operation.summary,

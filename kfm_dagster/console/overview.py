@@ -1,6 +1,6 @@
-"""The front page: is the deployment well, and if not, what to do; on one screen, each number a link to what it counts.
+"""The front page: the deployment's health and what to do about it, on one screen; each number links to its units.
 
-Belongs here: that page and its pictures. Does not belong here: what is amiss (`exports/deployment_status.py`).
+Belongs here: the page and its pictures. Does not belong here: finding problems (`exports/deployment_status.py`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SVG_HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 }
 MOST_MATTERS = 12
-"""What fits on a screen; kfm status has all."""
+"""Rows that fit on a screen; `kfm status` has all."""
 ITEMS_OF_A_DATASET = 20
-"""Newest Items on the map: one scan of a satellite, or the last minutes of a radar network."""
+"""Newest Items of a dataset on the map: a scan of a satellite, or the last minutes of a radar network."""
 _MAP = Size(width=640, min_height=260, max_height=360, lines=10)
 
 
@@ -52,7 +52,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         status = deployment_status(pipeline)
         if not as_page:
             return Response(json.dumps(json_row(status)), media_type=JSON)
-        counts = {one: sum(of_dataset[one] for of_dataset in status.units.values()) for one in Status}
+        counts = {state: sum(of_dataset[state] for of_dataset in status.units.values()) for state in Status}
         with pipeline.database.snapshot() as tx:
             oldest = pipeline.ledger.oldest_waiting(tx=tx)
         return pages.page(
@@ -77,7 +77,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
 
 def newest_boxes(ledger: LedgerQueries) -> Iterator[dict[str, Any]]:
-    """Yield the bounding boxes of each dataset's newest Items as GeoJSON, one across the antimeridian in two parts."""
+    """Yield the bounding boxes of each dataset's newest Items as GeoJSON, split at the antimeridian."""
     with ledger.database.snapshot() as view:
         wal_ids = [
             record.wal_id
@@ -105,7 +105,7 @@ def _tiles(
     oldest: datetime | None,
     settings: Settings,
 ) -> Iterator[dict[str, str | None]]:
-    """Yield the numbers of the front page, each with the page of what it counts."""
+    """Yield the numbers of the front page, each with a link to its units."""
     for status in (Status.QUARANTINED, Status.FAILED):
         units = counts[status]
         kind = "bad" if units else "good"

@@ -1,7 +1,7 @@
-"""Pages: the templates, what every page has around its content, and how values and tables are written in them.
+"""Pages: the templates, the frame of every page, and the form of values and tables.
 
-A page needs no script: links, forms, pictures made here, and a refresh where a person asks for a live view. Does not
-belong here: what a page says (the module of its routes).
+A page needs no script: it has links, forms, pictures drawn here, and a refresh for a live view. Does not belong here:
+the content of a page (the module of its routes).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kfm_dagster.settings import Environment
 from kfm_dagster.views.view import View
 
 Links = Mapping[str, Callable[[Any], str | None]]
-"""Where the values of a column lead, by the column's name; None leads nowhere."""
+"""Link targets of a column's values, by the column's name; None for no link."""
 _PAGES = {
     "dataset": "/datasets/{}",
     "wal_id": "/units/{}",
@@ -53,7 +53,7 @@ def heading(rows: Iterable[Any], name: str) -> Markup:
 
 
 def cell(row: Any, name: str, links: Links) -> Markup:
-    """Return the cell of a row in a column; ids are shown by their beginning."""
+    """Return the cell of a row in a column; ids are shown by their prefix."""
     value = _value(row, name)
     kind = ' class="number"' if type(value) is int else ' class="time"' if isinstance(value, datetime) else ""
     content = "" if value is None else _content(name, value)
@@ -90,11 +90,11 @@ def _content(name: str, value: Any) -> Markup | str:
 
 
 LIVE_SECONDS = 15
-"""From one look to the next of a live view; a page costs some hundredths of a second."""
+"""Refresh interval of a live view; a page takes some hundredths of a second."""
 PAGE = 50
-"""Rows of a page, which is then read in some seconds."""
+"""Rows of a page, which takes some seconds to read."""
 MOST_ROWS = 200
-"""Rows of a list that has no pages."""
+"""Rows of a list without pages."""
 NAVIGATION: Sequence[tuple[str, str]] = (
     ("/", "Overview"),
     ("/units", "Units"),
@@ -112,12 +112,12 @@ _LIVE = "live"
 
 
 Answer = Callable[[Request, Mapping[str, str]], Response]
-"""What a form leads to, by its fields."""
+"""Returns the answer to a form's fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """Makes the pages of a deployment; `pipeline` only reads, `deciding` is for who is signed in, if anybody can be."""
+    """Renders a deployment's pages; `pipeline` only reads, `deciding` carries out decisions, None without tokens."""
 
     pipeline: Pipeline
     sessions: Sessions
@@ -131,7 +131,7 @@ class Pages:
         return self.deciding
 
     def form(self, path: str, answer: Answer) -> Route:
-        """Return the route of a form; its fields are read here, each once, so that a thread can answer."""
+        """Return the route of a form; its fields are read here, each once, so that a thread can answer it."""
 
         async def posted(request: Request) -> Response:
             pairs = parse_qsl(
@@ -144,13 +144,13 @@ class Pages:
         return Route(path, posted, methods=["POST"])
 
     def page(self, request: Request, template: str, *, status: int = 200, **content: Any) -> Response:
-        """Return a page; `live` views refresh themselves."""
+        """Return a page; a `live` view refreshes itself."""
         frame = {
             "path": request.url.path,
             "navigation": NAVIGATION,
             "env": self.pipeline.settings.env.value,
             "actor": self.sessions.actor_of(request),
-            # What a decision's form asks for; a release asks for it everywhere.
+            # Required by a decision's form; a release requires it everywhere.
             "change_ref": "required" if self.pipeline.settings.env is Environment.PROD else "",
             "can_sign_in": bool(self.sessions.tokens),
             "at": self.pipeline.clock(),
@@ -161,33 +161,33 @@ class Pages:
         return HTMLResponse(_TEMPLATES.get_template(template).render(frame | content), status_code=status)
 
     def _run_link(self, run_id: str) -> str | None:
-        """Return where the Dagster UI shows a run, if it is known where that is."""
+        """Return the Dagster UI's page of a run, if the UI's address is known."""
         url = self.pipeline.settings.dagster_url
         return f"{url.rstrip('/')}/runs/{run_id}" if url else None
 
 
 def is_live(request: Request) -> bool:
-    """Return whether a live view is asked for."""
+    """Return whether a request is for a live view."""
     return request.query_params.get(_LIVE) == "1"
 
 
 def parameters(request: Request) -> list[tuple[str, str]]:
-    """Return the query's parameters without what makes a view live. Raises BadRequestError for a wrong one of those."""
-    found = request.query_params.multi_items()
-    if any(value != "1" for name, value in found if name == _LIVE):
+    """Return the query's parameters without `live`. Raises BadRequestError for a wrong value of `live`."""
+    pairs = request.query_params.multi_items()
+    if any(value != "1" for name, value in pairs if name == _LIVE):
         raise BadRequestError(observed=f"{_LIVE}={request.query_params[_LIVE][:40]!r}", expected=f"{_LIVE}=1 or none")
-    return [(name, value) for name, value in found if name != _LIVE]
+    return [(name, value) for name, value in pairs if name != _LIVE]
 
 
 def query_of(request: Request, *known: str) -> dict[str, str]:
-    """Return a page's parameters by name, without what makes it live. Raises BadRequestError for an unknown one."""
+    """Return a page's parameters by name, without `live`. Raises BadRequestError for an unknown one."""
     return given(parameters(request), known=known)
 
 
 def list_route(
     pages: Pages, view: View, path: str, template: str = "list.html", **content: Callable[[Any], Any]
 ) -> Route:
-    """Return the route of a view's list, by a form of its filter; `content` is what else the template has by filter.
+    """Return the route of a view's list with the form of its filter; `content` adds template values by filter.
 
     Its answers raise BadFilterError, BadRequestError, and KfmError for an unknown dataset.
     """
@@ -195,38 +195,38 @@ def list_route(
     def answer(request: Request) -> Response:
         pairs = parameters(request)
         has_pages = view.end == "next"
-        wanted = view.filter.of_query((name, value) for name, value in pairs if name != "after" or not has_pages)
+        row_filter = view.filter.of_query((name, value) for name, value in pairs if name != "after" or not has_pages)
         after = dict(pairs).get("after") or None
-        page = view.query(pages.pipeline, wanted, after, PAGE if has_pages else MOST_ROWS)
+        page = view.query(pages.pipeline, row_filter, after, PAGE if has_pages else MOST_ROWS)
         return pages.page(
             request,
             template,
             view=view,
-            wanted=wanted,
+            wanted=row_filter,
             rows=page.rows,
             datasets=sorted(pages.pipeline.registry.contracts),
             first_link=with_query(request, after=None) if after else None,
             next_link=with_query(request, after=page.after) if page.after and has_pages else None,
             more=page.after and not has_pages,
-            **{name: value_of(wanted) for name, value_of in content.items()},
+            **{name: value_of(row_filter) for name, value_of in content.items()},
         )
 
     return Route(path, answer, methods=["GET"])
 
 
 def row_id(request: Request, name: str) -> int:
-    """Return the number that a part of the path is. Raises BadRequestError."""
+    """Return a part of the path as a number. Raises BadRequestError."""
     return whole_number(name, str(request.path_params[name]))
 
 
 def validation_page(report: Mapping[str, Any]) -> str:
-    """Return the report of `validate_report` as one page that makes no request; it begins with REPORT_OPENING."""
+    """Return the report of `validate_report` as a self-contained page that begins with REPORT_OPENING."""
     tables, span = report_tables(report), report_span(report)
     return _TEMPLATES.get_template("report.html").render(report=report, tables=tables, span=span)
 
 
 def with_query(request: Request, **changes: str | None) -> str:
-    """Return this page's address with some parameters changed; None takes one away."""
+    """Return this page's address with parameters changed; None removes one."""
     kept = [(name, value) for name, value in request.query_params.multi_items() if name not in changes and value]
     query = urlencode([*kept, *((name, value) for name, value in changes.items() if value is not None)])
     return f"{request.url.path}?{query}" if query else request.url.path

@@ -1,8 +1,8 @@
-"""Decisions about all units of a filter: a replay by the engine with its guards, pace and account, or a discard.
+"""Decisions about all units of a filter: a replay with the engine's guards, pace and report, or a discard.
 
-A dry run counts the eligible units before anything is started. The deployment's daemon admits a replay's batches, and a
+A dry run counts the eligible units before a start. The deployment's daemon admits a replay's batches, and a
 replay is paused, resumed and stopped here; a discard takes all of its units or none. Does not belong here: the engine
-(`recovery/replay/`), decisions about one unit (`actions.py`), what discarding does (`ledger/cases.py`).
+(`recovery/replay/`), decisions about one unit (`actions.py`), the discard itself (`ledger/cases.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from kfm_dagster.views.units import search_units
 from kfm_dagster.views.view import Parts
 
 MOST_NAMED = 10_000
-"""Units that a selection names; one by dataset, code and time has no need to."""
+"""Units that a selection names; a selection by dataset, code and time names none."""
 PAGE, MOST_PAGES = 1_000, 20
-"""Of a search for them, each of which examines a bounded number of rows: some seconds at most."""
+"""Pages of the search for these units; each examines a bounded number of rows, so that all take some seconds."""
 _TO_BE_GIVEN = "to be given with the decision"
 _MODES = {Status.FAILED: Mode.FAILED_ONLY, Status.QUARANTINED: Mode.REPAIR_AND_REPLACE}
 
@@ -60,19 +60,19 @@ def routes(pages: Pages) -> list[Route]:
         return pages.page(request, "replay.html", report=ReplayEngine(pipeline=pipeline).report(replay_run_id))
 
     def dry_run(request: Request) -> Response:
-        wanted = UnitFilter.of_query(parameters(request))
-        plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, wanted), change_ref=_TO_BE_GIVEN)
-        return pages.page(request, "replay_plan.html", wanted=wanted, query=wanted.query(), plan=plan)
+        unit_filter = UnitFilter.of_query(parameters(request))
+        plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, unit_filter), change_ref=_TO_BE_GIVEN)
+        return pages.page(request, "replay_plan.html", wanted=unit_filter, query=unit_filter.query(), plan=plan)
 
     def discard_dry_run(request: Request) -> Response:
-        wanted = _quarantined(parameters(request))
+        unit_filter = _quarantined(parameters(request))
         with pipeline.database.snapshot() as tx:
-            plan = plan_discard(named_units(pipeline, wanted), tx=tx)
+            plan = plan_discard(named_units(pipeline, unit_filter), tx=tx)
         breakdown = [
             {"dataset": dataset, "error_code": code, "units": units}
             for (dataset, code), units in plan.breakdown.items()
         ]
-        return pages.page(request, "discard_plan.html", query=wanted.query(), plan=plan, breakdown=breakdown)
+        return pages.page(request, "discard_plan.html", query=unit_filter.query(), plan=plan, breakdown=breakdown)
 
     return [
         Route("/replays", listed, methods=["GET"]),
@@ -111,30 +111,30 @@ def _change(by: Callable[[ReplayEngine, str, Decision], ReplayRun], posted: Post
 
 
 def _discard(posted: PostedDecision) -> str:
-    wanted = _quarantined((name, value) for name, value in posted.fields.items() if name != "seen")
-    wal_ids = named_units(posted.pipeline, wanted)
+    unit_filter = _quarantined((name, value) for name, value in posted.fields.items() if name != "seen")
+    wal_ids = named_units(posted.pipeline, unit_filter)
     with posted.pipeline.database.transaction() as tx:
         plan = plan_discard(wal_ids, tx=tx)
         plan.require_seen(posted.fields.get("seen", ""))
         posted.cases.discard(plan.versions, decision=posted.decision, tx=tx)
-    return f"/units?{urlencode(wanted.query())}"
+    return f"/units?{urlencode(unit_filter.query())}"
 
 
 def _quarantined(pairs: Iterable[tuple[str, str]]) -> UnitFilter:
-    wanted = UnitFilter.of_query(pairs)
-    if wanted.status is not Status.QUARANTINED:
-        raise BadFilterError(observed=f"status {wanted.status or 'of any kind'}", expected=Status.QUARANTINED)
-    return wanted
+    unit_filter = UnitFilter.of_query(pairs)
+    if unit_filter.status is not Status.QUARANTINED:
+        raise BadFilterError(observed=f"status {unit_filter.status or 'of any kind'}", expected=Status.QUARANTINED)
+    return unit_filter
 
 
 def selection_for(pipeline: Pipeline, wanted: UnitFilter) -> Selection:
-    """Return what a filter means as a replay's selection: the first units, as many as one replay may have.
+    """Return a filter as a replay's selection: its first units, as many as one replay may have.
 
-    Raises BadFilterError where the filter means no failed or quarantined units, or more than a selection can name.
+    Raises BadFilterError where the filter is not for failed or quarantined units, or has more than a selection names.
     """
     if wanted.status is None or wanted.status not in _MODES:
         raise BadFilterError(observed=f"status {wanted.status or 'of any kind'}", expected=" or ".join(_MODES))
-    # A selection has no such filters: it names the units.
+    # A selection has no filters by text or operator: it names the units.
     by_name = wanted.text or wanted.operator
     filters = {"wal_ids": named_units(pipeline, wanted)} if by_name else _ranges(pipeline.clock(), wanted)
     return _selection(pipeline.settings.env, wanted.status, filters)
@@ -160,13 +160,13 @@ def _ranges(now: datetime, wanted: UnitFilter) -> dict[str, Any]:
     }
     times = {"event_time_start": wanted.since, "event_time_end": wanted.until}
     if not any(times.values()):
-        # What comes from now on is no part of it.
+        # Units created from now on are excluded.
         times = {"created_before": now}
     return parts | {name: at and rfc3339(at) for name, at in times.items()}
 
 
 def named_units(parts: Parts, wanted: UnitFilter) -> list[str]:
-    """Return the ids of what a filter means. Raises BadFilterError for none, and for more than a selection names."""
+    """Return the ids of a filter's units. Raises BadFilterError for none, and for more than a selection names."""
     wal_ids: list[str] = []
     after: str | None = None
     for _ in range(MOST_PAGES):

@@ -1,6 +1,6 @@
-"""Requests: parameters and numbers, whether the answer is JSON or a page, and what an error is over HTTP. Nothing else.
+"""Requests: parameters and numbers, the choice of JSON or a page, and an error's status and line. Nothing else.
 
-Does not belong here: how a refusal is written (`app.py`, `api.py`, `mcp_server.py`).
+Does not belong here: the form of a refusal (`app.py`, `api.py`, `mcp_server.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BadRequestError(KfmError):
 
 
 REFUSALS: tuple[type[Exception], ...] = (KfmError, DBAPIError, NoConnectionFreeError)
-"""Errors that have a line for the client; every connection may be in use for too long."""
+"""Errors with a line for the client; the last is a database pool with every connection in use for too long."""
 _STATUS: Sequence[tuple[type[KfmError], int]] = (
     (BadRequestError, 400),
     (BadFilterError, 400),
@@ -43,17 +43,17 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
 def refusal(error: Exception) -> tuple[int, str]:
     """Return the status and the line for one of REFUSALS."""
     if isinstance(error, DatabaseUnavailableError):
-        # What a driver says may name a user.
+        # A driver's text may name a user.
         return 503, f"{error.what}; next: see its log, then ask again"
     if isinstance(error, KfmError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-        # The command line has an exit code for what the ledger or a guard does not allow.
+        # The command line's exit code for a refusal of the ledger or a guard.
         return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
     return 503, "the database does not answer; next: see its log, then ask again"
 
 
 def given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dict[str, str]:
-    """Return parameters by name. Raises BadRequestError for one that is not known, or comes twice."""
+    """Return parameters by name. Raises BadRequestError for an unknown or repeated one."""
     values = dict(parameters)
     unknown = sorted(set(values) - set(known))
     if unknown or len(values) != len(parameters):
@@ -66,15 +66,15 @@ def given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dic
 
 def whole_number(name: str, text: str, *, most: int = LARGEST) -> int:
     """Read a number from 1 to `most`. Raises BadRequestError."""
-    # No more digits than LARGEST has: Python reads any script's, and thousands of them.
+    # As many digits as LARGEST: Python would read digits of any script, and thousands of them.
     if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
         raise BadRequestError(observed=f"{name}={text[:40]!r}", expected=f"a whole number from 1 to {most}")
     return int(text)
 
 
 def is_page(values: Mapping[str, str], accept: str) -> bool:
-    """Whether the answer is a page: as the parameter `format` says, else for browsers. Raises BadRequestError."""
-    named = values.get("format")
-    if named not in {None, "json", "html"}:
-        raise BadRequestError(observed=f"format={str(named)[:40]!r}", expected="json or html")
-    return named == "html" or (named is None and "text/html" in accept)
+    """Return whether to answer with a page: by the parameter `format`, else for browsers. Raises BadRequestError."""
+    form = values.get("format")
+    if form not in {None, "json", "html"}:
+        raise BadRequestError(observed=f"format={str(form)[:40]!r}", expected="json or html")
+    return form == "html" or (form is None and "text/html" in accept)

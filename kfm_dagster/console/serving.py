@@ -1,6 +1,6 @@
-"""Serving the console on one address until a signal comes, and meanwhile sending its metrics to a collector, if any.
+"""Serve the console on one address until a signal, and send its metrics to a collector, if there is one.
 
-Does not belong here: what is answered (`app.py`).
+Does not belong here: the answers (`app.py`).
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from kfm_dagster.telemetry.otlp import exports
 from kfm_dagster.web_guard import host_names
 
 EVERY_SECONDS = 15.0
-"""As often as Prometheus scrapes mostly; each look is one request to each queue."""
+"""Prometheus's usual interval; each poll is one request to each queue."""
 FRESH_SECONDS = 60.0
-"""How long an answer counts."""
+"""Age up to which an answer counts."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class QueueWatch:
-    """Asks the primary queue and the dead-letter queue."""
+    """Polls the depths of the primary queue and the dead-letter queue."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._found: dict[str, tuple[float, int]] = {}
 
     def depths(self) -> Mapping[str, int]:
-        """Return messages by queue, as the queues said within the last minute."""
+        """Return the number of messages by queue, for queues that answered within FRESH_SECONDS."""
         since = time.monotonic() - FRESH_SECONDS
         return {queue: messages for queue, (at, messages) in list(self._found.items()) if at >= since}
 
     def look(self) -> None:
-        """Ask each queue once. What a drain has in hand is hidden and still a dead letter."""
+        """Poll each queue once. Messages received by a drain are hidden, and still dead letters."""
         settings = self._pipeline.settings
-        # Connecting may fail as well as asking.
+        # Connecting may fail like the request itself.
         self._ask(settings.sqs_primary_queue, lambda: self._pipeline.queue.depth().visible)
         self._ask(settings.sqs_dlq_queue, lambda: self._pipeline.dead_letters.depth().total)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at once and every EVERY_SECONDS until the block ends, which waits for no queue."""
+        """Poll at once and every EVERY_SECONDS until the block ends, without waiting for a poll under way."""
         over = threading.Event()
 
         def keep() -> None:
@@ -77,17 +77,17 @@ class QueueWatch:
 
 
 SHUTDOWN_SECONDS = 5
-"""What an answer under way has left after the signal."""
+"""Seconds left to an answer under way after the signal."""
 
 
 def serve(
     pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], None], deciding: Pipeline | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM, which is raised again afterwards; `ready` gets the address once it answers there.
+    """Serve until SIGINT or SIGTERM, then raise the signal again; `ready` gets the address once the console answers.
 
-    `pipeline` only reads; decisions go through `deciding`, where anybody may make some.
+    `pipeline` only reads; decisions use `deciding`, None without tokens.
 
-    Raises ConfigurationError where the address cannot be taken.
+    Raises ConfigurationError where the address cannot be bound.
     """
     with _listening(host, port) as listening:
         watch = QueueWatch(pipeline)
@@ -119,7 +119,7 @@ def _pushing(pipeline: Pipeline, watch: QueueWatch) -> AbstractContextManager[No
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether nobody but this machine reaches an address."""
+    """Return whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
-"""Who decides: a person signs in with a token of KFM_CONSOLE_TOKENS, and a signed cookie says so for some hours.
+"""Sessions: a person signs in with a token of KFM_CONSOLE_TOKENS, and a signed cookie keeps it for some hours.
 
-The governance log has the name that the token belongs to. The cookie goes along with no request of another site
-(SameSite=Strict). Does not belong here: what is decided (`actions.py`), refusing forms of other sites (`web_guard.py`).
+The governance log records the token's name. Browsers send the cookie with no request of another site
+(SameSite=Strict). Does not belong here: decisions (`actions.py`), refusing forms of other sites (`web_guard.py`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SESSION_SECONDS = 8 * 3600
 SHORTEST_TOKEN = 16
 """Characters; 16 random ones of base64 have 96 bits."""
 MOST_ATTEMPTS, ATTEMPT_SECONDS = 5, 60.0
-"""Sign-ins that may fail from one address in so long a time; behind a proxy its address is everybody's."""
+"""Failed sign-ins allowed from one address in ATTEMPT_SECONDS; behind a proxy all users share its address."""
 MOST_ADDRESSES = 1024
-"""Addresses of which failures are known; the one that failed first is forgotten."""
+"""Addresses whose attempts are kept; the one with the oldest attempt is dropped."""
 _NAME = re.compile(r"[\w.@-]{1,80}", re.ASCII)
 
 
 class SignInAttempts:
-    """Sign-ins by address. An attempt counts before it is looked at, so that many at once are not more."""
+    """Sign-ins by address. An attempt counts before it is checked, so that concurrent attempts are limited, too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,25 +63,25 @@ class SignInAttempts:
                 del self._of[next(iter(self._of))]
 
     def forget(self, address: str) -> None:
-        """Forget the attempts of an address, one of which has come through."""
+        """Forget the attempts of an address after a success."""
         with self._lock:
             self._of.pop(address, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """Signs people in. `tokens` are theirs by name; nobody can sign in where there are none."""
+    """Signs people in. `tokens` are by the person's name; without tokens there is no sign-in."""
 
     tokens: Mapping[str, SecretStr]
     attempts: SignInAttempts = field(default_factory=SignInAttempts)
 
     @classmethod
     def of(cls, tokens: SecretStr | None) -> Sessions:
-        """Read NAME=TOKEN, separated by blanks. Raises ConfigurationError, which shows no token."""
-        found: dict[str, SecretStr] = {}
+        """Read NAME=TOKEN, separated by blanks. Raises ConfigurationError, without a token in its text."""
+        owned: dict[str, SecretStr] = {}
         for part in (tokens.get_secret_value() if tokens else "").split():
             name, _, token = part.partition("=")
-            taken = name in found or token in {one.get_secret_value() for one in found.values()}
+            taken = name in owned or token in {secret.get_secret_value() for secret in owned.values()}
             if not _NAME.fullmatch(name) or len(token) < SHORTEST_TOKEN or taken:
                 raise ConfigurationError(
                     "environment variable KFM_CONSOLE_TOKENS is wrong",
@@ -89,32 +89,32 @@ class Sessions:
                     expected=f"NAME=TOKEN, separated by blanks, each once, {SHORTEST_TOKEN} characters or more",
                     next_step="correct or unset KFM_CONSOLE_TOKENS",
                 )
-            found[name] = SecretStr(token)
-        return cls(tokens=found)
+            owned[name] = SecretStr(token)
+        return cls(tokens=owned)
 
     def actor_of(self, request: Request) -> str | None:
-        """Return who is signed in, or None."""
+        """Return the name of the signed-in person, or None."""
         name, _, rest = request.cookies.get(COOKIE, "").partition("|")
         until, _, signature = rest.partition("|")
         if name not in self.tokens or not hmac.compare_digest(
             signature.encode(), self._signature(name, until).encode()
         ):
             return None
-        # Signed, so a number.
+        # The signature holds, so this is a number.
         return name if int(until) > time.time() else None
 
     def sign_in(self, token: str, request: Request, response: Response) -> str | None:
-        """Sign in whom a token belongs to, and return the name; None for a token of nobody.
+        """Sign in the token's owner and return the name; None for an unknown token.
 
         Each attempt is logged. Raises HTTPException where too many have failed.
         """
         address = request.client.host if request.client else "an unknown address"
         self.attempts.take(address)
-        given = hashlib.sha256(token.encode()).digest()
+        digest = hashlib.sha256(token.encode()).digest()
         actor = None
         for name, own in self.tokens.items():
-            # Each is compared, and digests are of one length: time betrays nothing.
-            if hmac.compare_digest(given, hashlib.sha256(own.get_secret_value().encode()).digest()):
+            # All tokens are compared, as digests of one length, so that timing reveals nothing.
+            if hmac.compare_digest(digest, hashlib.sha256(own.get_secret_value().encode()).digest()):
                 actor = name
         if actor is None:
             _LOG.warning("a sign-in from %s is refused: no such token", address)
@@ -133,34 +133,34 @@ class Sessions:
         return actor
 
     def sign_out(self, response: Response) -> None:
-        """Forget who is signed in."""
+        """Sign out by deleting the cookie."""
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
     def _signature(self, name: str, until: str) -> str:
-        # Of the person's own token and this process: another token, or another start, ends the session.
+        # Keyed by the person's token and this process: a new token or a restart ends the session.
         key = _PROCESS_KEY + self.tokens[name].get_secret_value().encode()
         return hmac.new(key, f"{name}|{until}".encode(), "sha256").hexdigest()
 
 
 def _is_over_tls(request: Request) -> bool:
-    """Tell whether a browser speaks TLS, to this server or to a proxy before it.
+    """Return whether a browser uses TLS, to this server or to a proxy before it.
 
-    The browser's own Origin says it, or the proxy. Who makes either up has a cookie that is sent less often.
+    Read from the browser's Origin or the proxy's header. A client that forges either only gets its cookie sent less.
     """
     proxy = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
     return "https" in {request.url.scheme, urlsplit(request.headers.get("origin", "")).scheme, proxy}
 
 
 def came_from(request: Request) -> str:
-    """Return the page of this server on which somebody chose to sign in, as a browser states it, or the front page."""
+    """Return this server's page that led to the sign-in, by the browser's Referer, or the front page."""
     page = urlsplit(request.headers.get("referer", ""))
     is_own = page.netloc == request.headers.get("host") and page.path != request.url.path
     return own_path(f"{page.path}?{page.query}" if page.query else page.path) if is_own else "/"
 
 
 def own_path(path: str) -> str:
-    """Return a path of this server as it is, and the front page for anything that could lead elsewhere."""
-    # A browser takes two slashes, or a backslash for one, as the beginning of another host.
+    """Return a path of this server unchanged, and the front page for a text that could lead to another host."""
+    # A browser reads two slashes, also with a backslash for one, as the start of another host.
     return path if re.fullmatch(r"/(?![/\\])[!-\[\]-~]*", path) else "/"
 
 
