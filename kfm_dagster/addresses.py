@@ -1,6 +1,6 @@
-"""Addresses as they may be shown: where a database or a store is, without what opens it.
+"""Addresses in a form that may be shown: the place of a database or store, without its secrets.
 
-Belongs here: what of a DSN or URL is secret. Does not belong here: credentials in texts of other people's software
+Belongs here: the secret parts of a DSN or URL. Does not belong here: credentials in texts of foreign software
 (`redaction.py`).
 """
 
@@ -14,8 +14,8 @@ HIDDEN: Final = "***"
 LAKEFS: Final = re.compile(
     r"lakefs://(?P<repository>[a-z0-9][a-z0-9-]{2,62})/(?P<branch>\w[\w-]{0,255})(/_run_state)?/?", re.ASCII
 )
-"""A branch of a lakeFS repository, and run-state's folder in it. Repositories are named as lakeFS's concepts page says;
-a branch has no slash here, because the next part of the path could not be told from it."""
+"""A branch of a lakeFS repository, and run-state's folder in it. Repository names follow lakeFS's concepts page; a
+branch has no slash here, because it could not be distinguished from the rest of the path."""
 
 _HARMLESS: Final = frozenset(
     {
@@ -23,12 +23,12 @@ _HARMLESS: Final = frozenset(
         "hostaddr", "keepalives", "mode", "port", "sslmode", "target_session_attrs", "uri", "user",
     }
 )  # fmt: skip
-"""Options that say where and how and open nothing (libpq, section 34.1.2; SQLite's URI file names). Any other one is
-hidden, known or not."""
+"""Options without secrets, for place and manner of a connection (libpq, section 34.1.2; SQLite's URI file names). All
+others are hidden, known or not."""
 
 
 def shown(address: str) -> str:
-    """Return a DSN, URL or folder without password and without the value of any option that could be one."""
+    """Return a DSN, URL or folder without its password and the values of options that could be secret."""
     if "://" not in address:
         return address
     try:
@@ -44,7 +44,7 @@ def shown(address: str) -> str:
 
 
 def without_secrets(text: str, address: str) -> str:
-    """Return what a driver says of an address, without the secrets that the address has."""
+    """Return a driver's text about an address, without the secrets of the address."""
     for secret in sorted(_secrets(address), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
@@ -56,7 +56,7 @@ def _option(option: str) -> str:
 
 
 def _secrets(address: str) -> set[str]:
-    """Return what `shown` leaves out, as it stands there and decoded."""
+    """Return the texts that `shown` leaves out, as written and decoded."""
     if "://" not in address:
         return set()
     try:
@@ -67,4 +67,4 @@ def _secrets(address: str) -> set[str]:
     options = [option.partition("=") for option in parts.query.split("&")]
     raw = {password, parts.fragment, *(value for name, _, value in options if name.lower() not in _HARMLESS)}
     decoded = {value for name, value in parse_qsl(parts.query) if name.lower() not in _HARMLESS}
-    return {secret for secret in raw | decoded | {unquote(one) for one in raw} if secret}
+    return {secret for secret in raw | decoded | {unquote(text) for text in raw} if secret}

@@ -1,7 +1,7 @@
-"""CPython's cyclic collector in processes that ingest: it looks rarely.
+"""CPython's cyclic collector in processes that ingest: it runs rarely.
 
-Left alone it looks at every container of a process again and again while a run makes its own; an eighth of a run's CPU
-went into it. Does not belong here: who calls it (code server, the process that runs are forked from, worker, tests).
+By default it examines every container of a process again and again while a run creates its own, which took an eighth of
+a run's CPU. Does not belong here: its callers (code server, the process that forks runs, worker, tests).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 
 THRESHOLDS = (100_000, 20, 20)
-"""Containers made before the youngest are looked at, and how often before older ones are. A run makes hundreds for each
-unit, nearly all freed by their reference counts; CPython's own 700 is for small programs. At most 100,000 of them wait,
-some 20 MB besides what they refer to: readers leave no cycles, so no buffer of an object waits."""
+"""New containers before a collection of the youngest generation, and collections before those of the older ones. A run
+creates hundreds for each unit, nearly all freed by their reference counts; CPython's own 700 is for small programs. At
+most 100,000 wait, some 20 MB besides their contents: readers leave no cycles, so no buffer of an object waits."""
 
 
 def collect_rarely() -> None:
-    """Have the collector of this process, and of what is forked from it, look less often from now on."""
+    """Make the collector of this process and of its forks run less often from now on."""
     gc.set_threshold(*THRESHOLDS)

@@ -25,9 +25,9 @@ from kfm_dagster.settings import Settings
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:
-    """Assemble all from the contracts in force and the stored first day, which is read here and nowhere at import.
+    """Assemble all from the contracts in force and the stored first day, which is read here, not at import.
 
-    Raises KfmError for a wrong configuration; then no run begins.
+    Raises KfmError for a wrong configuration, so that no run begins.
     """
     registry = read_configuration(settings).registry
     days = daily_partitions(stored_first_day(settings, clock=utc_now))
@@ -53,7 +53,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
 
 
 def code_location(prepare: Callable[[Settings], object] = lambda _: None) -> Callable[..., dg.Definitions]:
-    """Return the definitions for the environment of this process, which is prepared when they are loaded."""
+    """Return the definitions for this process's environment, which `prepare` changes when they are loaded."""
 
     @dg.definitions
     def location() -> dg.Definitions:

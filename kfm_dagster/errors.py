@@ -1,4 +1,4 @@
-"""Errors: one base, and what every refusal of the package has to say.
+"""Errors: one base class, and the parts of every refusal of the package.
 
 Belongs here: exception classes that cross a package boundary. Does not belong here: the issue codes that an operator
 gives a unit (`contracts/issues.py`); those are data, not exceptions.
@@ -46,7 +46,7 @@ class KfmError(Exception):
 
     @classmethod
     def _default(cls) -> str:
-        """Return the docstring's first line as every other refusal begins: in small letters."""
+        """Return the docstring's first line with a small first letter, like all other refusals."""
         line = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
         return line[:1].lower() + line[1:]
 
@@ -87,7 +87,7 @@ class IllegalTransitionError(KfmError):
     def __init__(
         self, *, wal_id: str, from_status: str | None, to_status: str, expected: str, why: str | None = None
     ) -> None:
-        """Name the transition, what would be one (`expected`), and why this is none."""
+        """Name the transition, the legal ones (`expected`), and why this one is refused."""
         self.wal_id = wal_id
         self.from_status = from_status
         self.to_status = to_status
@@ -105,7 +105,7 @@ class RecordMovedError(KfmError):
     exit_code = ExitCode.REFUSED
 
     def __init__(self, wal_id: str, *, version: int, found: int | None = None) -> None:
-        """Name the unit, the version that was seen, and the one that was found, if known."""
+        """Name the unit, the version that was seen, and the present one, if known."""
         super().__init__(
             observed=f"{wal_id} at {'another version' if found is None else f'version {found}'}",
             expected=f"version {version}",

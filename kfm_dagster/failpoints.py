@@ -1,9 +1,9 @@
-"""Failpoints: the named points at which this process can be cut off from the world, and who is told of them.
+"""Failpoints: the named points at which this process can be cut off from the world, and their handler.
 
 Every commit and every external call has a failpoint before it and one after it: between the two the world has changed
 and this process may not know. Fault injection acts here (`fault_injection`), as TiKV's fail points do. Belongs here:
-the closed list of failpoints, their labels, and the one handler of a process. Does not belong here: what a fault is.
-Imports nothing of ours; while no handler is installed, reaching a failpoint costs one comparison with None.
+the closed list of failpoints, their labels, and the one handler of a process. Does not belong here: the faults.
+Imports nothing of ours; without a handler, reaching a failpoint costs one comparison with None.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class Failpoint(StrEnum):
 
 
 Labels = Mapping[str, str]
-"""What is being done when a failpoint is reached: in a stage `dataset`, `operator`, `partition`, `run` and `units`
-(how many are in its batch, "" before they are found), else nothing."""
+"""The work under way at a failpoint: in a stage `dataset`, `operator`, `partition`, `run` and `units` (the size of its
+batch, "" before it is known), else nothing."""
 Handler = Callable[[Failpoint, Labels], None]
-"""Told of every failpoint that is reached. What it raises is what the call at the failpoint raises."""
+"""Called at every failpoint; the call at the failpoint raises its error."""
 
 _labels: ContextVar[Labels] = ContextVar("kfm_failpoint_labels", default={})  # noqa: B039, never changed, only replaced
 _handler: Handler | None = None
@@ -115,28 +115,28 @@ _clock_skew = timedelta()
 
 
 def hit(failpoint: Failpoint) -> None:
-    """Tell the handler, if there is one, that a failpoint is reached. Raises what the handler raises."""
+    """Call the handler, if there is one, at a failpoint. Raises the handler's error."""
     if _handler is not None:
         _handler(failpoint, _labels.get())
 
 
 def install(handler: Handler | None, *, clock_skew: timedelta = timedelta()) -> None:
-    """Tell `handler` of every failpoint from now on, in every thread of this process, and skew the pipeline's clock.
+    """Call `handler` at every failpoint from now on, in all threads of this process, and skew the pipeline's clock.
 
-    None takes the handler away. Only `fault_injection` calls this.
+    None removes the handler. Only `fault_injection` calls this.
     """
     global _handler, _clock_skew
     _handler, _clock_skew = handler, clock_skew
 
 
 def clock_skew() -> timedelta:
-    """Return by how much the pipeline's clock is wrong; zero unless a handler came with a skew."""
+    """Return the skew of the pipeline's clock; zero unless a handler was installed with one."""
     return _clock_skew
 
 
 @contextmanager
 def failpoint_context(**labels: str) -> Iterator[None]:
-    """Give the failpoints that are reached in the block these labels besides those that they have."""
+    """Add labels to the failpoints within the block."""
     token = _labels.set({**_labels.get(), **labels})
     try:
         yield
@@ -145,7 +145,7 @@ def failpoint_context(**labels: str) -> Iterator[None]:
 
 
 def with_context(work: Callable[[Given], Made]) -> Callable[[Given], Made]:
-    """Return `work` under the labels of this moment, for a thread of a pool, which starts with none."""
+    """Return `work` under the current labels, for a thread of a pool, which starts without labels."""
     labels = _labels.get()
     if not labels:
         return work

@@ -1,9 +1,9 @@
-"""Redaction: the text of other people's software without credentials, personal data and stack traces.
+"""Redaction: texts of foreign software without credentials, personal data and stack traces.
 
-Belongs here: the one door through which the text of a foreign exception or answer reaches the database, a log, Dagster
-or a page. Every rule reads a text once, however it is made: a pattern begins at the start of a run of its characters,
-never inside it, and quantifiers are possessive where a failure would make the rest be read again. Does not belong here:
-which errors are kept, and addresses of our own settings (`addresses.py`).
+Belongs here: the only way of a foreign exception's or answer's text to the database, a log, Dagster or a page. Every
+rule reads any text in one pass: a pattern begins at the start of a run of its characters, never inside it, and
+quantifiers are possessive where a failure would cause a second read of the rest. Does not belong here: the choice of
+errors to keep, and addresses of our own settings (`addresses.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_MESSAGE_LENGTH: Final = 500
 
 _MARK = "[redacted]"
 _LONGEST = 20_000
-"""Characters examined; forty times what is kept, so that removing a long token still leaves the rest."""
+"""Characters examined; forty times the kept length, so that removing a long token still leaves the rest."""
 
 _KEYS = [f"{kind}{gap}key" for kind in ("secret", "access", "api", "account", "private") for gap in ("", "_", "-")]
 _SENSITIVE_ENDS = "|".join(
@@ -81,7 +81,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 def redact(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
     """Return one line of at most `limit` characters without credentials, e-mail addresses or a stack trace.
 
-    Of a stack trace the last line stays, which names the exception. What was taken out shows as `[redacted]`.
+    A stack trace keeps its last line, which names the exception. Removed texts show as `[redacted]`.
     """
     line = _one_line(_bounded(text))
     for pattern, replacement in _RULES:
@@ -90,7 +90,7 @@ def redact(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
 
 
 def error_text(error: BaseException, limit: int = MAX_MESSAGE_LENGTH) -> str:
-    """Return the class and the text of an exception as `redact` does."""
+    """Return the class and the text of an exception, redacted."""
     return redact(f"{type(error).__name__}: {error}", limit)
 
 
@@ -99,14 +99,14 @@ class ForeignError(Exception):
 
 
 def is_own(error: BaseException) -> bool:
-    """Return whether an error's class is the package's, so that its text is made of what was redacted before."""
+    """Return whether an error's class is the package's, so that its text is redacted already."""
     return type(error).__module__.startswith("kfm_dagster.")
 
 
 def redacted_error(error: BaseException) -> BaseException:
-    """Return what may be raised or logged in place of an exception: it and its causes redacted, with their tracebacks.
+    """Return an exception to raise or log instead: it and its causes redacted, with their tracebacks.
 
-    Logs and Dagster's events have the text of each cause. An error of the package stays itself.
+    Logs and Dagster's events have the text of each cause. An error of the package is kept.
     """
     cause = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__
     shown = error if is_own(error) else ForeignError(error_text(error)).with_traceback(error.__traceback__)
@@ -115,7 +115,7 @@ def redacted_error(error: BaseException) -> BaseException:
 
 
 def _bounded(text: str) -> str:
-    """Return the beginning of a long text; of a long stack trace the lines at its end."""
+    """Return the beginning of a long text, or the last lines of a long stack trace."""
     if len(text) <= _LONGEST:
         return text
     if _TRACE in text[:_LONGEST]:

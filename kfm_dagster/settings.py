@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PREFIX = "KFM_"
 MISSPELT = 0.8
-"""Likeness (difflib's ratio) from which on a name is taken for another one misspelt: one letter in ten."""
+"""Least likeness (difflib's ratio) of a name to a setting that it may misspell: one letter in ten."""
 
 _LOG = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -41,14 +41,14 @@ _UNSET = {
     "stac_api_dsn": "there is no STAC API",
     "retention_dsn": "retention works under the role of KFM_WAL_DSN",
 }
-"""What holds without a database that has to be PostgreSQL."""
+"""Consequences of an unset DSN, for databases that must be PostgreSQL."""
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-"""This machine: the only hosts that are spoken to without TLS."""
+"""This machine: the only hosts reached without TLS."""
 WATTS_PER_CORE = 3.5
-"""Of a vCPU at full load: the average over AWS's processors (Cloud Carbon Footprint, methodology, "Compute")."""
+"""A vCPU at full load: the average over AWS's processors (Cloud Carbon Footprint, methodology, "Compute")."""
 GCO2E_PER_KWH = 445.0
-"""Of the world's electricity in 2024 (IEA, Electricity 2025, "Emissions")."""
+"""The world's electricity in 2024 (IEA, Electricity 2025, "Emissions")."""
 
 
 @unique
@@ -85,7 +85,7 @@ class Settings(BaseSettings):
 
     env: Environment = Field(Environment.DEV, description="dev, stage or prod.")
     home: Path = Field(Path(".kfm"), description="Data root; everything below has its default inside.")
-    # It may hold a password, and a repr ends up in logs and tracebacks.
+    # A DSN may hold a password, and a repr ends up in logs and tracebacks.
     wal_dsn: str = Field(
         "", repr=False, description="Database of the four records; default sqlite:///$KFM_HOME/kfm.db."
     )
@@ -317,7 +317,7 @@ class Settings(BaseSettings):
     @field_validator("wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn")
     @classmethod
     def _one_postgres_driver(cls, value: str, info: ValidationInfo) -> str:
-        # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, with which dagster-postgres fails on NOTIFY.
+        # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, and dagster-postgres fails on NOTIFY with it.
         for bare in ("postgresql://", "postgres://"):
             # dagster.yaml names KFM_DAGSTER_DSN: Dagster reads the variable as it is.
             if value.startswith(bare) and info.field_name != "dagster_dsn":
@@ -333,7 +333,7 @@ class Settings(BaseSettings):
     @field_validator("first_day", mode="before")
     @classmethod
     def _a_day_as_it_is_written(cls, value: object) -> object:
-        # pydantic takes a number for the seconds of a moment: 20250101 would be a day of 1970.
+        # pydantic reads a number as seconds of a time: 20250101 would be a day of 1970.
         if isinstance(value, str) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", value, re.ASCII) is None:
             raise ValueError("YYYY-MM-DD")
         return value
@@ -373,7 +373,7 @@ class Settings(BaseSettings):
     )
     @classmethod
     def _no_credentials_in_an_address(cls, value: str) -> str:
-        # No store reads them there, and these addresses stand in records, artifacts and Dagster's metadata.
+        # No store reads credentials there, and records, artifacts and Dagster's metadata contain these addresses.
         if _may_hold_a_secret(value):
             raise ValueError("an address without user, query or fragment; credentials belong into the AWS_* variables")
         return value
@@ -404,10 +404,10 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **given: Any) -> Self:
-        """Read the environment once; a value that is given wins. Raises ConfigurationError naming every wrong one.
+        """Read the environment once; `given` values win. Raises ConfigurationError naming every wrong one.
 
-        A variable that is misspelt has no effect, which is logged once with the name that was probably meant. Others
-        of an unknown name are left alone: Kubernetes sets some for every service (KFM_SERVICE_HOST).
+        A misspelt variable has no effect, which is logged once with the name that was probably meant. Other unknown
+        variables are ignored: Kubernetes sets some for every service (KFM_SERVICE_HOST).
         """
         _log_misspelt(cls.model_fields)
         try:
@@ -417,7 +417,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def current(cls, **given: str) -> Settings:
-        """Return what `load` gives, read once per environment: that takes 10 ms, and ticks and steps ask again."""
+        """Return the result of `load`, cached by environment: reading takes 10 ms, and ticks and steps repeat it."""
         return _current(frozenset(os.environ.items()), tuple(given.items()))
 
     @classmethod
@@ -426,7 +426,7 @@ class Settings(BaseSettings):
         for error in errors:
             setting, field = "_".join(str(part) for part in error["loc"]), str(error["loc"][0])
             hidden = (
-                field in {"wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn"}  # it may hold a password
+                field in {"wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn"}  # may hold a password
                 or SecretStr in get_args(cls.model_fields[field].annotation)
                 or _may_hold_a_secret(str(error["input"]))
             )
@@ -475,7 +475,7 @@ class Settings(BaseSettings):
         return self._bulk_part(self.max_in_flight_units)
 
     def bulk_runs(self, run_slots: int | None) -> int:
-        """Bulk runs that may be active at a time, where so many runs may be in progress (None: any number)."""
+        """Return the limit of active bulk runs, for `run_slots` runs in progress (None: any number)."""
         by_units = self._bulk_part(self.max_in_flight_units / self.max_units_per_run)
         return by_units if run_slots is None else min(by_units, self._bulk_part(run_slots))
 
@@ -510,8 +510,8 @@ class Settings(BaseSettings):
         return self.lineage_url or str(self.home.absolute() / "lineage")
 
     def _bulk_part(self, whole: float) -> int:
-        """Return what the live share leaves of a whole; one at least, unless it leaves nothing at all."""
-        # A lane that is never served would be none. A thousandth is no part of anything, only a float's error.
+        """Return the bulk share of a whole; one at least, unless the live share is 1."""
+        # A lane must be served at some time. The thousandth only corrects a float's error.
         return 0 if self.live_share == 1 else max(1, int(whole * (1 - self.live_share) + 0.001))
 
 
@@ -522,7 +522,7 @@ def _current(_environment: frozenset[tuple[str, str]], given: tuple[tuple[str, s
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process for a while; children, Dagster and AWS clients read them."""
+    """Set environment variables of this process within the block; children, Dagster and AWS clients read them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -536,7 +536,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _may_hold_a_secret(value: str) -> bool:
-    """Tell whether a text is a URL with more than a scheme, a host and a path."""
+    """Return whether a text is a URL with more than a scheme, a host and a path."""
     return "://" in value and any(mark in value for mark in "@?#")
 
 
@@ -550,7 +550,7 @@ def _log_misspelt(settings: Iterable[str]) -> None:
 
 
 def _cannot_be_split(url: str) -> bool:
-    """Tell whether a URL's password would be read as part of its host or port, and be shown as such."""
+    """Return whether a URL's password would be read as part of its host or port, and be shown as such."""
     try:
         parts = urlsplit(url)
         return parts.netloc.count("@") > 1 or (parts.port or 0) < 0

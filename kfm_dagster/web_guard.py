@@ -1,7 +1,7 @@
-"""The guard of a web server: a page of another site reads nothing through a visitor's browser, and changes nothing.
+"""The guard of a web server: pages of other sites can read and change nothing through a visitor's browser.
 
-Browsers state which host a request is for (Host) and which page it comes from (Origin, Sec-Fetch-Site). Belongs here:
-refusing by these, for the console and for the Dagster UI. Does not belong here: who the visitor is
+Browsers state the host that a request is for (Host) and the page that it comes from (Origin, Sec-Fetch-Site). Belongs
+here: refusals by these headers, for the console and for the Dagster UI. Does not belong here: the visitor's identity
 (`console/session.py`).
 """
 
@@ -22,22 +22,22 @@ from kfm_dagster.settings import Settings
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110, 9.2.1)."""
 POLICY_VIOLATION = 1008
-"""Why a WebSocket is closed (RFC 6455, 7.4.1)."""
+"""The code that closes a WebSocket (RFC 6455, 7.4.1)."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:[0-9]{1,5})?")
 _OWN_SITES = frozenset({"same-origin", "none"})
-"""A page of this server, and what a person typed or chose (Fetch Metadata, 2.4)."""
+"""A page of this server, and an address that a person typed or chose (Fetch Metadata, 2.4)."""
 
 Refusal = tuple[HTTPStatus, str]
 
 
 def host_names(settings: Settings) -> frozenset[str]:
-    """Return the names under which browsers reach the console and the Dagster UI, besides localhost and addresses."""
+    """Return the host names of the console and the Dagster UI, besides localhost and addresses."""
     urls = (settings.dagster_url, settings.console_url)
     return frozenset(settings.allowed_hosts.lower().split()) | {urlsplit(url).hostname or "" for url in urls if url}
 
 
 class WebGuard:
-    """ASGI middleware for HTTP and WebSocket. `changes_by` is the only media type of requests that change something."""
+    """ASGI middleware for HTTP and WebSocket. `changes_by` is the only media type for requests that change state."""
 
     def __init__(self, app: ASGIApp, *, hosts: Iterable[str], changes_by: str | None = None) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class WebGuard:
         await PlainTextResponse(f"{line}\n", status_code=status)(scope, receive, send)
 
     def refusal(self, scope: Scope) -> Refusal | None:
-        """Return why a request is refused, or None."""
+        """Return the status and reason for refusing a request, or None."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own_host(hosts[0].lower()):
@@ -75,13 +75,13 @@ class WebGuard:
         return None
 
     def _is_own_host(self, host: str) -> bool:
-        found = _HOST.fullmatch(host)
-        name = found[1].strip("[]") if found else ""
+        match = _HOST.fullmatch(host)
+        name = match[1].strip("[]") if match else ""
         return name == "localhost" or name in self._hosts or _is_address(name)
 
 
 def _is_address(name: str) -> bool:
-    """Tell whether a host is an IP address: nobody can make one lead elsewhere, as a name can (DNS rebinding)."""
+    """Return whether a host is an IP address, which unlike a name cannot be redirected (DNS rebinding)."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -90,7 +90,7 @@ def _is_address(name: str) -> bool:
 
 
 def _follows_a_link(scope: Scope, headers: Headers) -> bool:
-    """Tell whether a person follows a link of another site: the page is shown by itself, in no frame."""
+    """Return whether a person follows a link of another site: the page is then shown by itself, not in a frame."""
     return (
         scope["type"] == "http"
         and scope["method"] in READS

@@ -1,7 +1,7 @@
 """A small map of footprints as one SVG picture.
 
-A picture is kept to some kilobytes: outlines and coastlines are thinned to what a pixel shows. It is made of geometry
-alone, so that the same geometry has the same picture.
+A picture has some kilobytes: outlines and coastlines are thinned to a pixel's precision. It depends on geometry
+alone, so that the same geometry gives the same picture.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ MAX_OUTLINES = 200
 STEPS = (0.25, 0.5, 1, 2, 5, 10, 15, 30, 60)
 """Degrees between two lines of the graticule."""
 LABEL = (36, 16)
-"""Room that a label of the graticule takes, in pixels."""
+"""Size of a label of the graticule, in pixels."""
 TOLERANCE = 0.5
 """Pixels by which a thinned outline may be off (Douglas and Peucker)."""
 DOT = 3.5
-"""Radius of a place that has no extent, in pixels."""
+"""Radius of a point, in pixels."""
 INK = "#1f5fc4"
 
 THUMBNAIL = Size(width=240, min_height=120, max_height=240, lines=4)
-"""Of an Item; the STAC specification asks for at most 600 pixels on a side (best practices, thumbnails)."""
+"""An Item's thumbnail; the STAC specification asks for at most 600 pixels on a side (best practices, thumbnails)."""
 
 
 def draw(geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool = True) -> tuple[str, int, int] | None:
-    """Return a map of the geometries' outer rings and points, how many outlines differ, and how many are drawn.
+    """Return a map of the geometries' outer rings and points, and the numbers of distinct and of drawn outlines.
 
     None where there is nothing to draw.
 
     geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
-    of too many some from all over. Land and borders take up to 17 kB, a picture without them one or two.
+    too many are sampled evenly. Land and borders take up to 17 kB, a picture without them one or two.
     """
     every = sorted({tuple(_rings(geometry)) for geometry in geometries})
     if not every:
@@ -64,9 +64,9 @@ def _rings(geometry: Mapping[str, Any]) -> Iterator[Ring]:
 
 
 def _joined(footprints: Sequence[Sequence[Ring]]) -> Sequence[Ring]:
-    """Move what lies east of Greenwich by a turn where that makes the map narrower.
+    """Move rings east of Greenwich by 360 degrees west where that makes the map narrower.
 
-    The two halves of a footprint over the antimeridian then are one, as GOES-West's is.
+    The two halves of a footprint over the antimeridian, such as GOES-West's, are then one.
     """
     moved = [ring for parts in footprints for ring in _merged([_west_of_greenwich(ring) for ring in parts])]
     return min(([ring for parts in footprints for ring in parts], moved), key=_width)
@@ -101,7 +101,7 @@ def _dot(point: tuple[float, float], window: MapWindow) -> str:
 
 
 def _graticule(window: MapWindow, most: int) -> tuple[str, str]:
-    """Return the lines, and their labels with a halo, to be read above footprints."""
+    """Return the lines, and their labels with a halo, so that they are legible above footprints."""
     span = max(window.east - window.west, window.north - window.south)
     step = next((step for step in STEPS if span / step <= most), STEPS[-1])
     lines, labels = [], []

@@ -1,7 +1,7 @@
-"""The window of a map, and the ground below what it shows: land, and borders of countries and of the states of the USA.
+"""The window of a map, and its ground: land, and borders of countries and of the states of the USA.
 
 `map_ground.txt` states its sources, which are in the public domain, and its form in its first lines. Does not belong
-here: what lies above the ground (`footprints.py`).
+here: the drawing above the ground (`footprints.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shapely
 MARGIN = 0.06
 """Free space at each side, as a part of the footprints' extent."""
 MIN_SPAN = 2.0
-"""Degrees of longitude and latitude that the map shows at least."""
+"""Least span of the map, in degrees of longitude and of latitude."""
 
 Pixels: TypeAlias = npt.NDArray[np.float64]
 """Rows of x and y."""
@@ -52,7 +52,7 @@ class MapWindow:
     height: int
 
     def pixels(self, places: npt.ArrayLike) -> Pixels:
-        """Return where on the picture places are: rows of longitude and latitude to rows of x and y."""
+        """Return the pixels of places: rows of longitude and latitude become rows of x and y."""
         scale = (self.width / (self.east - self.west), -self.height / (self.north - self.south))
         return (np.asarray(places, dtype=float) - (self.west, self.north)) * scale
 
@@ -64,7 +64,7 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
     middle, centre = (west + east) / 2, (south + north) / 2
     wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
     high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
-    # A degree of longitude is shorter than one of latitude by the cosine; bounded, for it vanishes at the poles.
+    # A degree of longitude is shorter than one of latitude by the cosine; bounded, as it vanishes at the poles.
     shortened = max(math.cos(math.radians(centre)), 0.2)
     height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
     wide = max(wide, size.width * high / (height * shortened))
@@ -81,15 +81,15 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
 
 SEA, LAND, COAST, BORDER = "#eaf1f7", "#fbfaf5", "#a9b4c2", "#c2bcac"
 STEP = 0.5
-"""Pixels to which the ground is drawn: its paths are of whole steps, which take few bytes."""
+"""Resolution of the ground in pixels: whole steps in its paths take few bytes."""
 TOLERANCE = 0.8
 """Pixels by which a thinned line may be off (Douglas and Peucker)."""
 LEAST_AREA = 6.0
-"""Square pixels of an island that is drawn."""
+"""Least area of a drawn island, in square pixels."""
 LEAST_LENGTH = 6.0
-"""Pixels of a border that is drawn."""
+"""Least length of a drawn border, in pixels."""
 STATES_FROM = 5.0
-"""Pixels to a degree of longitude from which on states have borders; on a map of the world they would be a stain."""
+"""Least pixels a degree of longitude for borders of states; on a map of the world they would be a blot."""
 _DEGREES = 0.01
 """Unit of the file."""
 _LAND, _STATE = "land", "state"
@@ -107,7 +107,7 @@ class _Line:
 
 @lru_cache(maxsize=64)
 def ground(window: MapWindow) -> str:
-    """Return sea, land and borders of a window. Cached: the days of a dataset lie in one window."""
+    """Return sea, land and borders of a window. Cached: the days of a dataset share one window."""
     land, borders = "", ""
     for line, turn in _lines_in(window):
         pixels = window.pixels(line.places + np.array([turn, 0]))
@@ -129,7 +129,7 @@ def ground(window: MapWindow) -> str:
 
 
 def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
-    """Yield what may be seen, with the turn by which it is to be moved: a window goes on over the antimeridian."""
+    """Yield the lines that may be visible, each with its shift in degrees: a window may cross the antimeridian."""
     with_states = window.width / (window.east - window.west) >= STATES_FROM
     for line in _lines():
         if line.kind == _STATE and not with_states:
@@ -140,7 +140,7 @@ def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
 
 
 def _path(line: shapely.Geometry) -> str:
-    """Return the path of a line, from a place by steps to each next one; a minus separates as well as a blank."""
+    """Return a line's path: a start, then steps from point to point; a minus separates as well as a blank."""
     points = np.rint(shapely.get_coordinates(shapely.simplify(line, TOLERANCE)) / STEP).astype(int)
     x, y = points[0]
     return f"M{x} {y}l" + " ".join(f"{dx} {dy}" for dx, dy in np.diff(points, axis=0)).replace(" -", "-")
@@ -148,13 +148,13 @@ def _path(line: shapely.Geometry) -> str:
 
 @cache
 def _lines() -> tuple[_Line, ...]:
-    """Read the file: a line of it is a kind, the first place, and steps from each place to the next one."""
-    found = []
+    """Read the file: each line is a kind, the first place, and the steps from place to place."""
+    lines = []
     for row in files(__package__).joinpath("map_ground.txt").read_text(encoding="utf-8").splitlines():
         if not row or row.startswith("#"):
             continue
         kind, *numbers = row.split()
         places = np.cumsum(np.array(numbers, dtype=float).reshape(-1, 2), axis=0) * _DEGREES
         west, east = places[:, 0].min(), places[:, 0].max()
-        found.append(_Line(kind=kind, places=places, west=west, east=east))
-    return tuple(found)
+        lines.append(_Line(kind=kind, places=places, west=west, east=east))
+    return tuple(lines)

@@ -1,4 +1,4 @@
-"""What pictures share: a linear scale, lines of points, and the address of a picture within a document."""
+"""Common parts of pictures: a linear scale, lines of points, and a picture's data URL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scale(NamedTuple):
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def steps(self, number: int) -> list[tuple[float, float]]:
-        """Return value and pixel of the ends and of `number` - 1 places between them."""
+        """Return value and pixel of the ends and of `number` - 1 points between them."""
         values = [self.low + step * (self.high - self.low) / number for step in range(number + 1)]
         return [(value, self(value)) for value in values]
 
@@ -31,5 +31,5 @@ def line(points: Iterable[tuple[float, float]]) -> str:
 
 
 def data_url(svg: str) -> str:
-    """Return a picture as its own address (RFC 2397)."""
+    """Return a picture as a data URL (RFC 2397)."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"

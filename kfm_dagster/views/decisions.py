@@ -51,7 +51,7 @@ ALERTS = View(
 
 
 ALL = "all"
-"""The word for every dataset, also those whose contract comes later."""
+"""The word for every dataset, including datasets whose contract comes later."""
 
 
 class CaseFilter(OfDataset):
@@ -76,14 +76,14 @@ def _cases(parts: Parts, wanted: CaseFilter, _: str | None, limit: int) -> Page:
 def _switches(parts: Parts, _: Filter, __: str | None, ___: int) -> Page:
     with parts.database.snapshot() as tx:
         engaged = KillSwitches(parts.database, clock=parts.clock).engaged(tx=tx).values()
-    return Page(rows=[replace(one, dataset=ALL) if one.dataset == EVERY_DATASET else one for one in engaged])
+    return Page(rows=[replace(row, dataset=ALL) if row.dataset == EVERY_DATASET else row for row in engaged])
 
 
 def _entries(parts: Parts, wanted: LogFilter, _: str | None, limit: int) -> Page:
     with parts.database.snapshot() as tx:
         entries = GovernanceLog(parts.database, clock=parts.clock).entries(**dict(wanted), limit=limit, tx=tx)
     if not entries and wanted.dataset != EVERY_DATASET:
-        # A dataset whose contract is gone has its decisions still; a misspelt one has neither.
+        # A dataset keeps its decisions when its contract is gone; a misspelt one has neither.
         require_contract(parts, wanted.dataset)
     return Page(rows=entries)
 

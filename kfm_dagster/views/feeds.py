@@ -1,4 +1,4 @@
-"""Feeds: the datasets that are ingested here, and what is missing of them. Only reads."""
+"""Feeds: the datasets ingested here, and their gaps. Only reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rejections and ignored records: what messages brought that gave no unit, the newest first. Only reads.
+"""Rejections and ignored records: records of messages that gave no unit, the newest first. Only reads.
 
-Does not belong here: what is kept of them (`ledger/rejections.py`, `ledger/ignored.py`).
+Does not belong here: storing them (`ledger/rejections.py`, `ledger/ignored.py`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def _counts(parts: Parts, wanted: IgnoredFilter, _: str | None, __: int) -> Page
 
 
 def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: int) -> Page:
-    """Return a page of rejections; `after` of a page gives the next one. Raises BadFilterError."""
+    """Return a page of rejections; its `after` is the start of the next page. Raises BadFilterError."""
     place = place_of(after, _CURSOR, _place)
     rows = Deliveries(parts.database, clock=parts.clock).rejected(wanted, after=place, limit=limit + 1)
     return Page(rows=rows[:limit], after=_cursor(rows[limit - 1]) if len(rows) > limit else None)
 
 
 def rejected_message(deliveries: Deliveries, landing: Landing, message_id: str) -> str:
-    """Return a message with a rejected record, as it came. Raises UnknownNameError, ArtifactError."""
+    """Return the original text of a message with a rejected record. Raises UnknownNameError, ArtifactError."""
     digest = deliveries.rejected_landing(message_id)
     if digest is None:
         raise UnknownNameError(

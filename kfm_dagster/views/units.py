@@ -1,7 +1,7 @@
-"""Units: pages of a filter's matches, the newest first, their number, and failures added up. Only reads.
+"""Units: pages of a filter's matches, the newest first, their count, and failures by group. Only reads.
 
-Whatever the ledger holds, a query examines a bounded number of rows. A part of a key has no index, so a page may
-come to its bound before it is full; `Page.after` goes on from there. Does not belong here: which rows match
+A query examines a bounded number of rows, however large the ledger is. A part of a key has no index, so a page may
+reach its bound before it is full; `Page.after` continues from there. Does not belong here: matching rows
 (`ledger/search.py`).
 """
 
@@ -34,9 +34,9 @@ from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
 MOST_EXAMINED = 10_000
 """Rows that a page or a count may examine: about 0.1 s, because the text of each is read from its table."""
 MOST_ADDED_UP = 20_000
-"""Rows that all groups of failures together may add up."""
+"""Rows that all groups of failures together may examine."""
 MOST_COUNTED = 10_000
-"""Beyond them a count says "at least"."""
+"""Largest exact count; a larger one is shown as "at least"."""
 UNIT_COLUMNS = (
     *("wal_id", "dataset", "object_uri", "object_version", "object_size", "event_time", "time_range_start"),
     *("time_range_end", "partition_key", "status", "attempts", "last_attempt_at", "next_attempt_at"),
@@ -44,7 +44,7 @@ UNIT_COLUMNS = (
     *("provenance_status", "stac_collection_id", "stac_item_id", "stac_item_href", "ingest_run_id", "replay_run_id"),
     *("lane", "created_at", "updated_at"),
 )
-"""Fields of a unit in lists: those of its record, and the operator at which it failed."""
+"""Fields of a unit in lists: fields of its record, and the operator at which it failed."""
 _CURSOR = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 
@@ -80,7 +80,7 @@ class FailureGroup:
 
 
 def search_units(parts: Parts, wanted: UnitFilter, after: str | None, limit: int) -> Page:
-    """Return units as mappings of UNIT_COLUMNS, the newest event first; `after` of a page gives the next one.
+    """Return a page of units as mappings of UNIT_COLUMNS, newest event first; its `after` starts the next page.
 
     Raises BadFilterError for a wrong `after`, and KfmError for an unknown dataset.
     """
@@ -101,13 +101,13 @@ def search_units(parts: Parts, wanted: UnitFilter, after: str | None, limit: int
 
 
 def count_units(parts: Parts, wanted: UnitFilter) -> UnitCount:
-    """Return how many units match, counted up to MOST_COUNTED. Raises KfmError for an unknown dataset."""
+    """Count the matching units, up to MOST_COUNTED. Raises KfmError for an unknown dataset."""
     require_contract(parts, wanted.dataset)
     left = MOST_EXAMINED if wanted.text or wanted.operator or wanted.suspect else MOST_COUNTED
     units = 0
     with parts.database.snapshot() as view:
         for where in index_ranges(view, wanted):
-            # One more, so that as many as may be counted are known to be all.
+            # One more than allowed, to know whether a full count is exact.
             row = view.run("units.count", wanted.conditions() | where, limit=left + 1).one()
             units += row.units
             left -= row.examined
@@ -128,7 +128,7 @@ def failure_groups(parts: Parts, wanted: FailureFilter) -> list[FailureGroup]:
         pairs = list(failures(view, units))
         left = MOST_ADDED_UP
         for number, pair in enumerate(pairs):
-            # What a pair leaves the others may have.
+            # The unused share of a pair goes to the later ones.
             share = max(left // (len(pairs) - number), MOST_ADDED_UP // MOST_FAILURES)
             rows = view.run("units.failure_groups", units.conditions() | pair, limit=share + 1).all()
             examined = sum(row.units for row in rows)

@@ -1,6 +1,6 @@
-"""A view: which rows, by which filter and query. Commands, pages, the JSON API and the assistant's tools come of it.
+"""A view: rows, their filter and query. Commands, pages, the JSON API and the assistant's tools derive from it.
 
-Belongs here: what all views have in common. Does not belong here: the views (the other modules), how a face shows them.
+Belongs here: the common parts of views. Does not belong here: the views (the other modules), displaying them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_OF_A_PAGE = 1_000
 
 
 class Parts(Protocol):
-    """What the queries of views read."""
+    """The inputs of the views' queries."""
 
     @property
     def database(self) -> Database:
@@ -45,7 +45,7 @@ class Parts(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """Rows in the view's order; with `after`, where the next page begins, there may be more."""
+    """Rows in the view's order; `after` is the start of the next page, None without one."""
 
     rows: Sequence[Any]
     after: str | None = None
@@ -60,10 +60,10 @@ class Paging(Filter):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A list: `name` is its path and key in answers, `query` takes a filter, where to begin and how many rows.
+    """A list: `name` is its path and key in answers, `query` takes a filter, the page's start and a row limit.
 
-    `end` is the answer's member after the rows: the address of the next page, or whether these are all. `columns` are
-    those of tables, `links` the console's pages behind the values of a column, `tool` and `operation` the names for
+    `end` is the answer's member after the rows: the address of the next page, or whether the rows are complete.
+    `columns` are those of tables, `links` the console's pages by column, `tool` and `operation` the names for
     assistants and clients; a view without an operation is for commands and pages alone.
     """
 
@@ -81,14 +81,14 @@ class View:
     def answer(self, parts: Parts, given: Mapping[str, str]) -> dict[str, Any]:
         """Return a page as JSON values. Raises BadFilterError, and KfmError for an unknown dataset."""
         of_page = {name: value for name, value in given.items() if self.end == "next" and name in Paging.model_fields}
-        wanted = self.filter.of_query((name, value) for name, value in given.items() if name not in of_page)
+        row_filter = self.filter.of_query((name, value) for name, value in given.items() if name not in of_page)
         paging = Paging.of_query(of_page.items())
-        page = self.query(parts, wanted, paging.after, paging.limit if self.end == "next" else MOST_OF_A_PAGE)
+        page = self.query(parts, row_filter, paging.after, paging.limit if self.end == "next" else MOST_OF_A_PAGE)
         answer: dict[str, Any] = {self.name: [json_row(row) for row in page.rows]}
         if self.end == "complete":
             answer["complete"] = page.after is None
         if self.end == "next":
-            query = urlencode([*wanted.query(), ("limit", paging.limit), ("after", page.after or "")])
+            query = urlencode([*row_filter.query(), ("limit", paging.limit), ("after", page.after or "")])
             answer["next"] = f"{BASE}/{self.name}?{query}" if page.after else None
         return answer
 
@@ -104,14 +104,14 @@ class View:
 
 
 def place_of(after: str | None, shape: re.Pattern[str], make: Callable[..., T]) -> T | None:
-    """Return where a page begins, made of the groups of `shape` in `after`; None is the first page.
+    """Return the start of a page, built by `make` from the groups of `shape` in `after`; None for the first page.
 
     Raises BadFilterError.
     """
     if after is None:
         return None
     if match := shape.fullmatch(after):
-        with suppress(ValueError):  # a day that no month has
+        with suppress(ValueError):  # a date that does not exist
             return make(*match.groups())
     raise BadFilterError(observed=f"after={after[:80]!r}", expected="what the page before gave")
 
@@ -123,7 +123,7 @@ def require_contract(parts: Parts, dataset: str | None) -> None:
 
 
 def json_row(row: Any) -> dict[str, Any]:
-    """Return a mapping, a dataclass or a model as JSON values: times as texts of RFC 3339, also of rows within it."""
+    """Return a mapping, dataclass or model as JSON values, nested rows too; times are texts of RFC 3339."""
     if isinstance(row, BaseModel):
         return row.model_dump(mode="json")
     values = row if isinstance(row, Mapping) else {field.name: getattr(row, field.name) for field in fields(row)}
