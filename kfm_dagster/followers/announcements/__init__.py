@@ -1,5 +1,5 @@
-"""Announcements: who subscribes to the catalog's Items hears of each that was created, updated or withdrawn.
+"""Announcements: events to subscribers for each Item that was created, updated or withdrawn in the catalog.
 
-`plan.py` reads `configs/announcements.yaml`, `event.py` and `wis2.py` say what an event looks like, `announcer.py`
-follows the catalog for one subscription, `aws.py` and `webhook.py` send.
+`plan.py` reads `configs/announcements.yaml`, `event.py` and `wis2.py` write events, `announcer.py` follows the catalog
+for one subscription, `aws.py` and `webhook.py` send.
 """

@@ -1,11 +1,11 @@
-"""The announcer: follows the catalog for one subscription, and notifies its receiver of what happened to each Item.
+"""The announcer: follows the catalog for one subscription, and notifies its receiver of changes of Items.
 
-A change is in the catalog's outbox (`catalog_changes`) from the transaction that made it. What is about to be sent is
-written down before it is sent and once it is taken, so a process that dies, or a receiver that takes a part, has only
-the rest sent again, under the same ids.
+A change is in the catalog's outbox (`catalog_changes`) from its own transaction. Each event is recorded before it is
+sent and once it is taken. If the process dies, or the receiver takes only some events, only the rest is sent again,
+under the same ids.
 
-Belongs here: what is announced. Does not belong here: what an event says (`event.py`), what follows from an answer
-(`sending.py`), when it is tried again (`catalog/following.py`).
+Belongs here: the choice of events. Does not belong here: their content (`event.py`), handling of answers
+(`sending.py`), retries (`catalog/following.py`).
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class Announcer:
         self._selects = list(_selects(subscription, registry))
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Tell the receiver what these changes are for it. Raises FollowError unless each was taken or given up."""
+        """Notify the receiver of changes. Raises FollowError unless each was taken or given up."""
         collection = contract.stac.collection
         announced = self.store.announced(collection, [change.item_id for change in changes])
         decided = [
-            (change, found)
+            (change, event)
             for change in changes
-            if (found := self._decide(collection, change, announced.get(change.item_id))) is not None
+            if (event := self._decide(collection, change, announced.get(change.item_id))) is not None
         ]
-        again = {one.event_id for one in announced.values()}
-        begun = self.store.begin(collection, [one for _, one in decided if one.event_id not in again])
+        known_ids = {entry.event_id for entry in announced.values()}
+        begun = self.store.begin(collection, [entry for _, entry in decided if entry.event_id not in known_ids])
         due = [
-            (change, one)
-            for change, one in decided
-            if one.state is AnnouncementState.OPEN and one.event_id in begun | again
+            (change, entry)
+            for change, entry in decided
+            if entry.state is AnnouncementState.OPEN and entry.event_id in begun | known_ids
         ]
         if due:
             sending = Sending(
@@ -79,17 +79,17 @@ class Announcer:
                 begun_at=self._clock(),
                 budget_seconds=self._budget_seconds,
             )
-            events = (self._writer.write(collection, change, one.kind) for change, one in due)
+            events = (self._writer.write(collection, change, entry.kind) for change, entry in due)
             sending.send(events, count=len(due))
 
     def forget(self, contract: DatasetContract) -> None:
-        """Have all current Items announced again, under the same ids: a receiver keeps what it has got."""
+        """Announce all current Items again, under the same ids: receivers keep earlier events."""
         self.store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:
-        """Send again what was given up; return how many events were taken and how many were not.
+        """Resend events that were given up; return the numbers of events taken and not taken.
 
-        Raises FollowError when the receiver takes nothing.
+        Raises FollowError when the receiver is unreachable.
         """
         given_up = self.store.to_resend(self._writer.content_type)
         taken = 0
@@ -105,10 +105,10 @@ class Announcer:
         return taken, len(given_up) - taken
 
     def _decide(self, collection: str, change: ItemChange, announced: Announced | None) -> Announced | None:
-        """Return what a change is for this receiver; None when it has nothing to hear.
+        """Return the event of a change for this receiver; None if it needs none.
 
-        A receiver that got an Item gets its later changes, whatever the filters say now: otherwise it would keep
-        what is no more.
+        A receiver that got an Item gets its later changes even if the filters no longer match: otherwise it would keep
+        an outdated Item.
         """
         if announced is not None and announced.change_id >= change.change_id:
             if announced.change_id > change.change_id or announced.state is not AnnouncementState.OPEN:
@@ -122,13 +122,13 @@ class Announcer:
             kind = ChangeKind.WITHDRAWN
         else:
             kind = ChangeKind.UPDATED if announced.known else ChangeKind.CREATED
-        wanted = kind in self.subscription.kinds
+        is_subscribed = kind in self.subscription.kinds
         return Announced(
             item_id=change.item_id,
             change_id=change.change_id,
             kind=kind,
             event_id=self._writer.event_id(collection, change, kind),
-            state=AnnouncementState.OPEN if wanted else AnnouncementState.SILENT,
+            state=AnnouncementState.OPEN if is_subscribed else AnnouncementState.SILENT,
         )
 
     def _wants(self, change: ItemChange) -> bool:
@@ -139,7 +139,7 @@ class Announcer:
 
 
 def receiver_of(subscription: Subscription, token: SecretStr | None) -> AwsReceiver | Webhook:
-    """Return what speaks to a subscription's target; connects to nothing."""
+    """Return the receiver for a subscription's target, without connecting to it."""
     target = subscription.target
     if target.kind == "webhook":
         return Webhook(target.address, token=token)
@@ -153,7 +153,7 @@ def follower_name(subscription: str) -> str:
 
 def _selects(subscription: Subscription, registry: ContractRegistry) -> Iterator[Matches]:
     if subscription.datasets is not None:
-        # An Item says by its public name whose it is; several datasets may write into one Collection.
+        # An Item has its dataset's public name; several datasets may write into one Collection.
         names = {registry.public_id(dataset) for dataset in subscription.datasets}
 
         def of_datasets(item: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Receivers of AWS: SNS topics, SQS queues and EventBridge buses, ten events a request.
 
-Belongs here: the form of the requests, and whether an answer is about an event or about us. Does not belong here: what
-follows from it. Endpoint and credentials come from the AWS environment.
+Belongs here: the form of the requests, and telling errors of an event from errors of ours. Does not belong here:
+handling of answers. Endpoint and credentials come from the AWS environment.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from kfm_dagster.followers.announcements.sending import TAKEN, ReceiverAnswer, R
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
 
 MOST = 10
-"""Entries of a request: PublishBatch, SendMessageBatch and PutEvents alike (API references)."""
+"""Maximum entries of a request of PublishBatch, SendMessageBatch and PutEvents (API references)."""
 EVENT_SOURCE = "kfm.nodd"
 """`source` of events on a bus, for its rules."""
 
 _OF_THE_REQUEST = ("BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
-"""Parts of the codes by which a whole request is refused for what it holds; each event then goes alone."""
+"""Parts of codes that refuse a whole request for its content; each event is then sent alone."""
 _OF_US = re.compile(r"Throttl|AccessDenied|Authoriz|KMS|Internal|Unavailable|Timeout|LimitExceeded", re.IGNORECASE)
-"""Codes of one entry that are about the sender, the moment or the place, whatever they say of whose fault it is."""
+"""Codes of an entry that blame the sender, the moment or the place, whatever its `SenderFault` is."""
 _REGION_OF_URL = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
 
 _MAY_NOT_ASK = re.compile(r"AccessDenied|Authoriz|Forbidden")
-"""Codes of a target that is there and says no more: sending to it is the only right that is needed."""
+"""Codes of an existing target that may not be described: only the right to send is needed."""
 
 Connect = Callable[[str, str | None], Any]
 
 
 def connect(service: str, region: str | None) -> Any:
-    """Make a client of a service; makes no request."""
-    # 0.8 CPU-seconds, which a process that sends nothing does not spend.
+    """Create a client of a service, without a request."""
+    # Imported here: it takes 0.8 CPU-seconds, which only processes that send should spend.
     import boto3  # noqa: PLC0415
 
     session = boto3.session.Session()
@@ -45,10 +45,10 @@ def connect(service: str, region: str | None) -> Any:
 
 
 class AwsReceiver:
-    """A topic of SNS, a queue of SQS or a bus of EventBridge; `address` is an ARN, a URL or a name.
+    """An SNS topic, SQS queue or EventBridge bus; `address` is an ARN, a URL or a name.
 
-    A topic or queue whose name ends with `.fifo` tells duplicates apart by the event's id. On a bus the source is
-    `kfm.nodd`, the type of the event is the detail-type and all of the event the detail.
+    A topic or queue whose name ends with `.fifo` removes duplicates by the event's id. On a bus, the source is
+    `kfm.nodd`, the detail-type is the event's type, and the detail is the whole event.
     """
 
     most = MOST
@@ -71,7 +71,7 @@ class AwsReceiver:
             raise ReceiverUnavailableError(f"{self._service}: {code}") from None
 
     def ask(self) -> bool:
-        """Ask whether the target is there; False where that may not be asked. Raises ReceiverUnavailableError."""
+        """Check the target; False if that is not permitted. Raises ReceiverUnavailableError."""
         try:
             match self._service:
                 case "sns":
@@ -104,7 +104,7 @@ class AwsReceiver:
             return self._connected
 
     def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        """Request it, and say what became of each event."""
+        """Send the request, and return an answer for each event."""
         if self._service == "eventbridge":
             entries = [
                 {
@@ -117,7 +117,7 @@ class AwsReceiver:
                 for event in events
             ]
             answered = self._client.put_events(Entries=entries)["Entries"]
-            return [_answer(one.get("ErrorCode"), sender_fault=True) for one in answered]
+            return [_answer(entry.get("ErrorCode"), sender_fault=True) for entry in answered]
         body = "Message" if self._service == "sns" else "MessageBody"
         entries = [
             {
@@ -140,7 +140,7 @@ def _code(error: BotoCoreError | ClientError) -> str:
 
 
 def _attributes(event: OutgoingEvent) -> dict[str, Any]:
-    """Return what filter policies of subscribers can ask for without reading the body."""
+    """Return the attributes for subscribers' filter policies, which do not read the body."""
     values = {"content-type": event.content_type, "ce-type": TYPES[event.kind], "ce-collection": event.collection}
     return {name: {"DataType": "String", "StringValue": value} for name, value in values.items()}
 
@@ -148,17 +148,17 @@ def _attributes(event: OutgoingEvent) -> dict[str, Any]:
 def _order(address: str, event: OutgoingEvent) -> dict[str, str]:
     if not address.endswith(".fifo"):
         return {}
-    # Events of one Item keep their order; AWS takes 128 characters.
+    # Events of one Item keep their order; AWS limits a group's id to 128 characters.
     return {"MessageGroupId": event.group, "MessageDeduplicationId": event.event_id}
 
 
 def _by_number(answer: Mapping[str, Any], count: int) -> list[ReceiverAnswer]:
-    """Return what was said of each entry; of one that the answer leaves out nothing is known."""
-    found = dict.fromkeys(range(count), ReceiverAnswer(reception=Reception.FAILED, error="no answer for it"))
-    found |= {int(one["Id"]): TAKEN for one in answer.get("Successful", [])}
-    for one in answer.get("Failed", []):
-        found[int(one["Id"])] = _answer(one["Code"], sender_fault=one.get("SenderFault", False))
-    return [found[number] for number in range(count)]
+    """Return the answer for each entry; an entry that the response omits counts as failed."""
+    answers = dict.fromkeys(range(count), ReceiverAnswer(reception=Reception.FAILED, error="no answer for it"))
+    answers |= {int(entry["Id"]): TAKEN for entry in answer.get("Successful", [])}
+    for entry in answer.get("Failed", []):
+        answers[int(entry["Id"])] = _answer(entry["Code"], sender_fault=entry.get("SenderFault", False))
+    return [answers[number] for number in range(count)]
 
 
 def _answer(code: str | None, *, sender_fault: bool) -> ReceiverAnswer:

@@ -1,7 +1,7 @@
-"""Events: what a receiver gets of one change, as a CloudEvent or as a WIS2 Notification Message.
+"""Events: the message for one change, as a CloudEvent or as a WIS2 Notification Message.
 
-Pure. The same change has the same id, and the same bytes, whenever and however often it is sent. Does not belong here:
-who is notified (`announcer.py`), sending.
+Pure. A change has the same id and the same bytes each time that it is sent. Does not belong here: the choice of
+receivers (`announcer.py`), sending.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from kfm_dagster.followers.announcements import wis2
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription
 
 TYPES = {kind: f"kfm.nodd.item.{kind}" for kind in ChangeKind}
-"""`type` of the events: what it names first is this product, which has no domain to turn around."""
+"""`type` of the events: it begins with this product's name, which has no domain to reverse."""
 CLOUDEVENT = "application/cloudevents+json; charset=UTF-8"
 ITEM_SCHEMA = "https://schemas.stacspec.org/v1.1.0/item-spec/json-schema/item.json"
 REFERENCE_SCHEMA = "urn:kfm:nodd:item-reference:v1"
 """docs/spec/item-reference.schema.json."""
 ROOM_BYTES = 1024
-"""What attributes of a message take besides its body: SNS and SQS count them as well."""
+"""Room for a message's attributes besides its body: SNS and SQS count them as well."""
 _DIGITS = 19
-"""Of a change's number: a 64-bit integer as text that sorts as the number does (CloudEvents, extension `sequence`)."""
+"""Digits of a change's number: a 64-bit integer as text that sorts like it (CloudEvents, extension `sequence`)."""
 
 
 class ItemReference(Strict):
@@ -46,7 +46,7 @@ class ItemReference(Strict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutgoingEvent:
-    """One event as it leaves."""
+    """One event, ready to send."""
 
     event_id: str
     kind: ChangeKind
@@ -70,8 +70,8 @@ class OutgoingEvent:
 class EventWriter:
     """Writes the events of a subscription.
 
-    Links lead to the catalog's public address; without it to `catalog_url` where that is one of S3, else they stay
-    relative, because nobody else has the files.
+    Links lead to the catalog's public address; without one to `catalog_url` if that is in S3. Else they stay relative,
+    because the files are not accessible from outside.
     """
 
     def __init__(self, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> None:
@@ -85,14 +85,14 @@ class EventWriter:
         return GEOJSON if self.subscription.form == "wis2" else CLOUDEVENT
 
     def event_id(self, collection: str, change: ItemChange, kind: ChangeKind) -> str:
-        """Return the id of an event: a UUIDv8 of what it reports, the same for every subscription and every try."""
+        """Return the id of an event: a UUIDv8 of its change, equal for all subscriptions and tries."""
         return uuid8(
             "announcement", self.plan.source, collection, change.item_id, kind, str(change.change_id),
             change.content_sha256,
         )  # fmt: skip
 
     def write(self, collection: str, change: ItemChange, kind: ChangeKind) -> OutgoingEvent:
-        """Write an event; `kind` is what the change is for this receiver."""
+        """Write an event; `kind` is the kind of the change for this receiver."""
         event_id = self.event_id(collection, change, kind)
         if self.subscription.form == "wis2":
             body = wis2.notification(
@@ -151,12 +151,12 @@ class EventWriter:
         return path if self.base is None else f"{self.base}/{path}"
 
     def _placed(self, item: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-        """Return an Item whose links lead somewhere from outside of the catalog, as they are relative in its files."""
+        """Return an Item with absolute links instead of the relative links of its file."""
         if self.base is None:
             return item
         folder = posixpath.dirname(path)
         links = [
-            {**one, "href": self._href(posixpath.normpath(posixpath.join(folder, one["href"])))}
-            for one in item["links"]
+            {**relative, "href": self._href(posixpath.normpath(posixpath.join(folder, relative["href"])))}
+            for relative in item["links"]
         ]
         return {**item, "links": [*links, link("self", self._href(path), media_type=GEOJSON)]}

@@ -1,7 +1,7 @@
-"""`configs/announcements.yaml`: who is notified of which Items, where, and in which form.
+"""`configs/announcements.yaml`: the subscriptions, each with its target, selection of Items and form of events.
 
-Belongs here: the model of the file. Does not belong here: whether an Item is one of a subscription's (`selection.py`),
-or how a target is spoken to (`aws.py`, `webhook.py`).
+Belongs here: the model of the file. Does not belong here: matching Items (`selection.py`), sending to targets
+(`aws.py`, `webhook.py`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kfm_dagster.settings import LOOPBACK_HOSTS
 ANNOUNCEMENTS = "announcements.yaml"
 KIB = 1024
 SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
-"""Of a message, and of all that one request holds: 256 KiB is what SNS and EventBridge take, and SQS took until 2025;
-1 MiB is the most that any of them can be set to (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
+"""Sizes of a message, and of a whole request: SNS and EventBridge take 256 KiB, as SQS did until 2025; 1 MiB is the
+highest limit of any of them (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
 
 
 def _secure(value: str) -> str:
-    """Let https through, and http on this machine; nothing with a credential in it."""
+    """Accept https, and http on this machine; refuse URLs with credentials."""
     try:
         parts = urlsplit(value)
         host, _ = parts.hostname, parts.port
@@ -93,7 +93,7 @@ class AnnouncementTarget(Strict):
         return address
 
     def __str__(self) -> str:
-        """Return it as it may be shown: a query of a URL may be a credential."""
+        """Return it for display: without a URL's query, which may be a credential."""
         return f"{self.kind}: {shown(self.address)}"
 
     @model_validator(mode="after")
@@ -169,11 +169,11 @@ class AnnouncementPlan(Strict):
 
     @classmethod
     def load(cls, folder: Path | None, registry: ContractRegistry) -> Self:
-        """Read a folder's file, or that of this release. Raises CardError with file, line and reason."""
+        """Read a folder's file, or this release's. Raises CardError with file, line and reason."""
         text, source = text_in(folder, ANNOUNCEMENTS)
         plan = cls.parse(text, source=source)
-        for place, one in enumerate(plan.subscriptions):
-            for number, dataset in enumerate(one.datasets or ()):
+        for place, subscription in enumerate(plan.subscriptions):
+            for number, dataset in enumerate(subscription.datasets or ()):
                 if dataset not in registry.contracts:
                     path = ("subscriptions", place, "datasets", number)
                     expected = f"one of {', '.join(registry.contracts)}"
@@ -185,13 +185,13 @@ class AnnouncementPlan(Strict):
         """Read the file's text. Raises CardError with file, line and reason."""
         plan = parse(text, cls, source=source)
         seen: set[str] = set()
-        for place, one in enumerate(plan.subscriptions):
+        for place, subscription in enumerate(plan.subscriptions):
             path: KeyPath = ("subscriptions", place)
-            if one.name in seen:
-                observed, expected = repr(one.name), "a name that no other subscription has"
+            if subscription.name in seen:
+                observed, expected = repr(subscription.name), "a name that no other subscription has"
                 raise refusal(text, (*path, "name"), source=source, observed=observed, expected=expected)
-            seen.add(one.name)
-            if one.form == "wis2" and not (plan.catalog or "").startswith("https://"):
+            seen.add(subscription.name)
+            if subscription.form == "wis2" and not (plan.catalog or "").startswith("https://"):
                 observed, expected = "form wis2 without catalog", "catalog: https://..., for the links of its messages"
                 raise refusal(text, (*path, "form"), source=source, observed=observed, expected=expected)
         return plan

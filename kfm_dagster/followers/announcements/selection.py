@@ -1,7 +1,7 @@
-"""Selection: which Items are a subscription's, by CQL2 and by a box.
+"""Selection: match a subscription's Items by CQL2 and by a box.
 
-Belongs here: questions about one Item. Does not belong here: who gets it nevertheless, because it was announced before
-(`announcer.py`).
+Belongs here: conditions on one Item. Does not belong here: later changes of an Item that was announced before, which
+are sent without a match (`announcer.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Matches = Callable[[Mapping[str, Any]], bool]
 
 
 def compiled(text: str | Mapping[str, Any]) -> Matches:
-    """Read a CQL2 filter, as text or JSON. Raises ValueError with what is expected.
+    """Compile a CQL2 filter from text or JSON. Raises ValueError with the expected input.
 
-    An Item that lacks what decides is not matched: nothing is known to be true of it (CQL2, 6.5, three-valued logic).
+    An Item that lacks a deciding property does not match: the result is unknown (CQL2, 6.5, three-valued logic).
     """
     try:
         from cql2 import Expr  # noqa: PLC0415, an extra
@@ -35,14 +35,14 @@ def compiled(text: str | Mapping[str, Any]) -> Matches:
     def matches(item: Mapping[str, Any]) -> bool:
         try:
             return expression.matches(dict(item))
-        except Exception:  # what cannot be decided, as above
+        except Exception:  # undecidable, as above
             return False
 
     return matches
 
 
 def within(bbox: Sequence[float]) -> Matches:
-    """Return whether an Item's footprint meets a box (west, south, east, north); one without a footprint does not."""
+    """Match Items with a footprint that meets a box (west, south, east, north)."""
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     area = shapely.union_all([shapely.box(first, south, last, north) for first, last in parts])

@@ -1,9 +1,9 @@
-"""Sending: events of one batch go to their receiver, and what became of each is kept.
+"""Sending: send the events of one batch to their receiver, and record the result of each.
 
-What is taken is written down at once. What is refused for good is tried alone, and given up; so is what fails again and
-again while the receiver takes others. What the receiver does not take because it is down is left to the next time.
+Taken events are recorded at once. An event that is refused for good is retried alone, then given up; so is an event
+that fails repeatedly while the receiver takes others. While the receiver is down, events are left for the next batch.
 
-Does not belong here: which events there are (`announcer.py`), the rows (`store.py`), requests (`aws.py`, `webhook.py`).
+Does not belong here: the choice of events (`announcer.py`), rows (`store.py`), requests (`aws.py`, `webhook.py`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kfm_dagster.followers.announcements.store import AnnouncementStore
 from kfm_dagster.notifications.receiving import in_parts
 
 THREADS = 8
-"""Requests to one receiver at the same time."""
+"""Maximum requests to one receiver at the same time."""
 TRIES = 3
-"""Of an event that is refused for good: what shared its request may be at fault, or a receiver that has just begun."""
+"""Tries of an event that is refused for good: another event of its request may be at fault, or a new receiver."""
 MAX_FAILURES = 20
-"""Of an event that fails while the receiver takes others; with a follower's pauses, about three hours."""
+"""Failures of an event while the receiver takes others; with a follower's pauses, about three hours."""
 MAX_REFUSALS = 20
-"""A receiver that has refused so many and taken none is asked no further: it is the subscription that is wrong."""
+"""Refusals, with no event taken, after which sending stops: then the subscription is wrong."""
 BUDGET_SECONDS = 30.0
-"""After so long no further request is begun: who brings followers up to date has other things to do."""
+"""Time after which no further request begins: other followers are waiting for their turn."""
 
 
 @unique
@@ -51,7 +51,7 @@ class Reception(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceiverAnswer:
-    """What a receiver said of one event; `error` is None when it took it."""
+    """A receiver's answer for one event; `error` is None if it was taken."""
 
     reception: Reception
     error: str | None = None
@@ -65,18 +65,18 @@ class ReceiverUnavailableError(Exception):
 
 
 class Receiver(Protocol):
-    """Where the events of a subscription go. Thread-safe once a first request was made."""
+    """Target of a subscription's events. Thread-safe after its first request."""
 
     most: int
-    """Events that one request holds."""
+    """Maximum events of one request."""
 
     def send(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        """Send a request of events; return what was said of each, in order. Raises ReceiverUnavailableError."""
+        """Send one request; return an answer per event, in order. Raises ReceiverUnavailableError."""
         ...
 
 
 class Sending:
-    """The events of one batch of a subscription on their way. `room`: bytes of a request."""
+    """Sends one batch of a subscription's events. `room`: maximum bytes of a request."""
 
     def __init__(
         self,
@@ -98,26 +98,26 @@ class Sending:
         self._refused: list[tuple[OutgoingEvent, str]] = []
         self._failed: list[tuple[OutgoingEvent, str]] = []
         self._stopped: str | None = None
-        """Why no further request is made."""
+        """Reason for making no further requests."""
 
     def send(self, events: Iterable[OutgoingEvent], *, count: int) -> None:
-        """Send so many events. Raises FollowError unless each was taken or given up."""
+        """Send `count` events. Raises FollowError unless each was taken or given up."""
         waiting = in_parts(events, lambda event: (1, event.size), (self._receiver.most, self._room))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="announce") as pool:
-            width = 1  # a receiver that is down costs one wait
+            width = 1  # so that a receiver that is down costs only one timeout
             while wave := list(islice(waiting, width)):
                 answers = pool.map(with_context(partial(request, self._receiver)), wave)
                 self._keep(
-                    [pair for sent, said in zip(wave, answers, strict=True) for pair in zip(sent, said, strict=True)]
+                    [pair for sent, reply in zip(wave, answers, strict=True) for pair in zip(sent, reply, strict=True)]
                 )
                 width = THREADS
                 if not self._goes_on():
                     break
         given_up = self._give_up()
         if left := count - self._taken - given_up:
-            why = self._stopped or (self._failed or self._refused)[-1][1]
+            reason = self._stopped or (self._failed or self._refused)[-1][1]
             raise FollowError(
-                observed=f"{left} of {count} events were not taken: {why}",
+                observed=f"{left} of {count} events were not taken: {reason}",
                 next_step="they are sent again by themselves; kfm announcements list",
             )
 
@@ -138,7 +138,7 @@ class Sending:
         self._store.taken(self._collection, taken)
 
     def _goes_on(self) -> bool:
-        """Tell whether a further request may help."""
+        """Return whether a further request may help."""
         if self._stopped is None and not self._taken and len(self._refused) >= MAX_REFUSALS:
             self._stopped = f"it refuses everything, at first with {self._refused[0][1]}"
         elif self._stopped is None and time.monotonic() >= self._deadline:
@@ -146,9 +146,9 @@ class Sending:
         return self._stopped is None
 
     def _give_up(self) -> int:
-        """Try what was refused once more, give up what the receiver never takes, and return how many these are.
+        """Retry refused events, give up those that are never taken, and return their number.
 
-        Nothing is given up of a receiver that takes nothing else, either: then it is not the event that is wrong.
+        If the receiver takes no other events either, nothing is given up: then the event is not at fault.
         """
         refused, self._refused = self._refused, []
         for event, error in refused:
@@ -162,8 +162,8 @@ class Sending:
         failures = self._store.failed(self._collection, [*self._refused, *self._failed], begun_at=self._begun_at)
         given_up = [
             (event, error)
-            for most, those in ((1, self._refused), (MAX_FAILURES, self._failed))
-            for event, error in those
+            for most, group in ((1, self._refused), (MAX_FAILURES, self._failed))
+            for event, error in group
             if failures.get(event.event_id, 0) >= most
         ]
         self._store.refused(self._collection, given_up)
@@ -171,7 +171,7 @@ class Sending:
 
 
 def request(receiver: Receiver, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-    """Make one request."""
+    """Make one request; an unavailable receiver gives UNREACHED for each event."""
     try:
         hit(Failpoint.ANNOUNCEMENT_SEND_BEFORE)
         answers = receiver.send(events)

@@ -1,6 +1,6 @@
 """The source of announcements: a follower for each subscription of `announcements.yaml`.
 
-Does not belong here: what is announced (`announcer.py`). Whether a receiver takes an event only sending one shows
+Does not belong here: the choice of events (`announcer.py`). Only sending an event shows whether a receiver takes it
 (`kfm announcements list`).
 """
 
@@ -28,7 +28,7 @@ class AnnouncementSource(FollowerSource):
     def __init__(self, settings: Settings, registry: ContractRegistry) -> None:
         super().__init__(settings, registry)
         self.plan = AnnouncementPlan.load(settings.configs_dir, registry)
-        self._tokens = tokens_of(settings.webhook_tokens, [one.name for one in self.plan.subscriptions])
+        self._tokens = tokens_of(settings.webhook_tokens, [sub.name for sub in self.plan.subscriptions])
         _refuse_absent_places(self.plan, settings)
 
     @override
@@ -36,34 +36,34 @@ class AnnouncementSource(FollowerSource):
         return [
             Announcer(
                 self.plan,
-                one,
-                receiver=receiver_of(one, self._tokens.get(one.name)),
+                sub,
+                receiver=receiver_of(sub, self._tokens.get(sub.name)),
                 database=context.database,
                 registry=self.registry,
                 catalog_url=self.settings.catalog,
                 clock=context.clock,
             )
-            for one in self.plan.subscriptions
+            for sub in self.plan.subscriptions
         ]
 
     @override
     def ask(self) -> Iterator[str | KfmError]:
-        for one in self.plan.subscriptions:
+        for sub in self.plan.subscriptions:
             try:
-                is_there = receiver_of(one, self._tokens.get(one.name)).ask()
+                is_there = receiver_of(sub, self._tokens.get(sub.name)).ask()
             except ReceiverUnavailableError as error:
                 yield DependencyUnavailableError(
-                    f"events of the subscription {one.name} wait: its target is not there",
-                    observed=f"{one.target}: {error}",
+                    f"events of the subscription {sub.name} wait: its target is not there",
+                    observed=f"{sub.target}: {error}",
                     expected="an answer",
                     next_step="make it, or correct the target in announcements.yaml",
                 )
             else:
-                yield f"{one.name}: {one.target} {'is there' if is_there else 'answers, and may not be asked for more'}"
+                yield f"{sub.name}: {sub.target} {'is there' if is_there else 'answers, and may not be asked for more'}"
 
 
 def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
-    """Refuse a subscription that comes after a place without its setting: nothing would ever be announced to it."""
+    """Refuse a subscription after an unconfigured place: its receiver would never be notified."""
     setting = {
         "stac-api": ("KFM_STAC_API_DSN", settings.stac_api_dsn),
         "geoparquet": ("KFM_GEOPARQUET", settings.geoparquet),

@@ -1,7 +1,7 @@
-"""What subscriptions were sent (`announcements`): a row per subscription and Item, written before and after each event.
+"""Sent events (`announcements`): a row per subscription and Item, written before and after each event.
 
-Belongs here: the rows of one subscription. Does not belong here: what is announced to which (`announcer.py`), or
-changes that are still to be followed, which are the catalog's (`catalog_changes`, the outbox).
+Belongs here: the rows of one subscription. Does not belong here: the choice of events (`announcer.py`), or changes
+still to be followed, which are the catalog's (`catalog_changes`, the outbox).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AnnouncementState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announced:
-    """The newest event of an Item. `known`: the receiver has it, or was not to be notified of it."""
+    """The newest event of an Item. `known`: the receiver has it, or did not subscribe to it."""
 
     item_id: str
     change_id: int
@@ -52,7 +52,7 @@ class Announced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionStatus:
-    """How a subscription does. `waiting` counts changes, `sent` events that were taken, the others Items."""
+    """Status of a subscription. `waiting` counts changes, `sent` taken events, the others Items."""
 
     sent: int
     waiting: int
@@ -72,29 +72,28 @@ class AnnouncementStore:
         self._clock = clock
 
     def announced(self, collection: str, item_ids: Iterable[str]) -> dict[str, Announced]:
-        """Return what was announced of Items, by their ids."""
+        """Return the newest events of Items by Item id."""
         with self._database.snapshot() as view:
             rows = view.rows(Announced, "announcements.known", self._key(collection), item_ids=list(item_ids))
         return {announced.item_id: announced for announced in rows}
 
     def begin(self, collection: str, events: Sequence[Announced]) -> set[str]:
-        """Write down what is about to be sent; return the ids of the events that no later one has overtaken.
+        """Record events before they are sent; return the ids of those without a later event.
 
-        Before anything is sent, so that a receiver that may have got an Item is notified when it goes, also after
-        a crash in between.
+        A receiver that may have got an Item is then notified of its withdrawal even if a crash follows.
         """
         if not events:
             return set()
-        given = {**self._key(collection), "events": [asdict(event) for event in events]}
+        parameters = {**self._key(collection), "events": [asdict(event) for event in events]}
         with self._database.transaction() as tx:
             return {
                 event_id
                 for statement in ("announcements.go_on", "announcements.begin")
-                for event_id in tx.run(statement, given).scalars()
+                for event_id in tx.run(statement, parameters).scalars()
             }
 
     def taken(self, collection: str, events: Sequence[OutgoingEvent]) -> None:
-        """Keep that events were taken."""
+        """Record that events were taken."""
         if events:
             with self._database.transaction() as tx:
                 rows = [_named(event) for event in events]
@@ -103,19 +102,19 @@ class AnnouncementStore:
     def failed(
         self, collection: str, events: Sequence[tuple[OutgoingEvent, str]], *, begun_at: datetime
     ) -> dict[str, int]:
-        """Keep that events were not taken, and why; return how often each has failed while others were taken.
+        """Record events that were not taken; return each one's failures while others were taken.
 
-        `begun_at` is when the first of those that are sent together was sent.
+        `begun_at` is when the first event of the batch was sent.
         """
         if not events:
             return {}
         rows = [{**_named(event), "error": error[:ERROR_LENGTH]} for event, error in events]
         with self._database.transaction() as tx:
-            found = tx.run("announcements.failed", self._key(collection), events=rows, begun_at=begun_at)
-            return {row.event_id: row.attempts for row in found}
+            failures = tx.run("announcements.failed", self._key(collection), events=rows, begun_at=begun_at)
+            return {row.event_id: row.attempts for row in failures}
 
     def refused(self, collection: str, events: Sequence[tuple[OutgoingEvent, str]]) -> None:
-        """Give events up, and keep them as they would have been sent."""
+        """Give events up, and keep them in the form in which they would be sent."""
         rows = [
             {**_named(event), "error": error[:ERROR_LENGTH], "body": event.body.decode()} for event, error in events
         ]
@@ -124,7 +123,7 @@ class AnnouncementStore:
                 tx.run("announcements.refused", self._key(collection), events=rows, now=self._clock()).close()
 
     def forget(self, collection: str) -> None:
-        """Have all current Items sent again."""
+        """Forget the events of a collection, so that all current Items are sent again."""
         with self._database.transaction() as tx:
             tx.run("announcements.forget", self._key(collection))
 
@@ -145,7 +144,7 @@ class AnnouncementStore:
             ]
 
     def status(self, follower: str) -> SubscriptionStatus:
-        """Return how the subscription does; `follower` is the name of its cursors."""
+        """Return the subscription's status; `follower` is the name of its cursors."""
         with self._database.snapshot() as view:
             [status] = view.rows(
                 SubscriptionStatus, "announcements.status", subscription=self._subscription, follower=follower
@@ -153,7 +152,7 @@ class AnnouncementStore:
         return status
 
     def in_trouble(self) -> list[dict[str, Any]]:
-        """Return the Items whose newest event was not taken, those that were given up first."""
+        """Return the Items whose newest event was not taken; given-up events come first."""
         with self._database.snapshot() as view:
             rows = view.run("announcements.in_trouble", subscription=self._subscription).mappings()
             return [{**row, "failing_since": rfc3339(row["failing_since"])} for row in rows]

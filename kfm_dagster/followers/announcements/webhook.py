@@ -1,7 +1,7 @@
 """Receivers on the web: a URL that takes one event a request, by CloudEvents' HTTP binding in structured mode.
 
 Belongs here: the request, which follows no redirect, ends in bounded time and reads a bounded answer. Does not belong
-here: what follows from an answer (`announcer.py`).
+here: handling of answers (`sending.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kfm_dagster.followers.announcements.sending import TAKEN, ReceiverAnswer, R
 from kfm_dagster.settings import LOOPBACK_HOSTS
 
 SECONDS = 10.0
-"""How long a receiver may take for everything, from the connection to the answer's end."""
+"""Timeout of a whole request, from the connection to the answer's end."""
 ANSWER_BYTES = 16 * 1024
-"""Of an answer's body that are read, so that the connection serves again; nothing in it matters."""
+"""Bytes of an answer's body that are read, so that the connection can be reused; the body is ignored."""
 REFUSED = frozenset({400, 409, 413, 415, 422})
-"""HTTP answers that are about the event. Others are about us, the address or the moment, and pass or get repaired."""
+"""HTTP statuses that refuse the event. Others concern us, the address or the moment, and pass or get repaired."""
 FAILED = frozenset({408, 500, 502, 504})
-"""Answers of a receiver that works and did not manage this one."""
+"""HTTP statuses of a working receiver that failed on this event."""
 
 
 class Webhook:
@@ -50,7 +50,7 @@ class Webhook:
         try:
             status = self._post(event)
         except (PyreqwestError, OSError) as error:
-            # Its text may hold the URL, and that a credential.
+            # The error's text may contain the URL, and the URL a credential.
             raise ReceiverUnavailableError(f"no answer ({type(error).__name__})") from None
         if 200 <= status < 300:
             return [TAKEN]
@@ -62,10 +62,10 @@ class Webhook:
         raise ReceiverUnavailableError(f"HTTP {status}{redirect}")
 
     def ask(self) -> bool:
-        """Ask by HEAD, without a token, whether anything answers there. Raises ReceiverUnavailableError."""
+        """Check by HEAD, without a token, that a server answers. Raises ReceiverUnavailableError."""
         try:
             with self._client.head(self._url).build_streamed():
-                return True  # whatever the answer is: what takes POST need know no HEAD
+                return True  # for any status: a server that takes POST need not support HEAD
         except (PyreqwestError, OSError) as error:
             raise ReceiverUnavailableError(f"no answer ({type(error).__name__})") from None
 
@@ -75,14 +75,14 @@ class Webhook:
             request = request.bearer_auth(self._token.get_secret_value())
         with request.build_streamed() as answer:
             status = answer.status
-            with suppress(PyreqwestError, OSError):  # the status is all that was asked for
+            with suppress(PyreqwestError, OSError):  # only the status is needed
                 answer.body_reader.read(ANSWER_BYTES)
             return status
 
     @property
     def _client(self) -> SyncClient:
         with self._lock:
-            # A forked process has connections of its own.
+            # A forked process needs its own connections.
             if self._connected is None or self._connected[0] != os.getpid():
                 off = False
                 builder = (
@@ -99,8 +99,8 @@ class Webhook:
 
 
 def tokens_of(text: SecretStr | None, names: Collection[str]) -> dict[str, SecretStr]:
-    """Read NAME=TOKEN, separated by blanks, by names of subscriptions. Raises ConfigurationError without a token."""
-    found: dict[str, SecretStr] = {}
+    """Parse blank-separated NAME=TOKEN of subscriptions. Raises ConfigurationError if wrong."""
+    tokens: dict[str, SecretStr] = {}
     for place, entry in enumerate(("" if text is None else text.get_secret_value()).split(), start=1):
         name, equals, token = entry.partition("=")
         if not equals or not token or name not in names:
@@ -110,5 +110,5 @@ def tokens_of(text: SecretStr | None, names: Collection[str]) -> dict[str, Secre
                 expected=f"NAME=TOKEN, separated by blanks; the subscriptions are {', '.join(names) or 'none'}",
                 next_step="correct it, or name the subscription in announcements.yaml",
             )
-        found[name] = SecretStr(token)
-    return found
+        tokens[name] = SecretStr(token)
+    return tokens

@@ -1,6 +1,6 @@
-"""WIS2 Notification Messages: a change as WMO's centres tell each other (Manual on WIS, WMO-No. 1060, volume II).
+"""WIS2 Notification Messages: a change in the form of WMO's centres (Manual on WIS, WMO-No. 1060, volume II).
 
-Pure. Belongs here: what becomes of an Item in that form. Does not belong here: MQTT topics, which are the broker's.
+Pure. Belongs here: the message of an Item. Does not belong here: MQTT topics, which are the broker's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RELATIONS = {
 }
 """Requirement /req/core/links of the message's standard, E to G."""
 _GEOMETRIES = frozenset({"Point", "Polygon"})
-"""All that the standard's schema takes; what has another one, or a long one, says null, as what has none."""
+"""Geometry types that the standard's schema takes; messages with another type, or a long geometry, have null."""
 
 
 LARGEST_BYTES = 4096
@@ -34,7 +34,7 @@ def notification(
 ) -> bytes:
     """Return the message; `href` is the Item's own address.
 
-    The link with the relation leads to the data where anybody may have them by https, else to the Item.
+    The link with the relation leads to the data if they are public by https, else to the Item.
     """
     item = change.item
     geometry = None if item is None else item["geometry"]
@@ -47,7 +47,7 @@ def notification(
             "pubtime": rfc3339(change.changed_at),
             "data_id": f"{centre}/{collection}/{change.item_id}",
             "metadata_id": f"urn:wmo:md:{centre}:{collection}",
-            # The objects are NOAA's, and where they are: WIS2's caches need no copy by way of this catalog.
+            # The objects are NOAA's and stay in its buckets: WIS2's caches need no copy by way of this catalog.
             "cache": False,
             **_times(item),
         },
@@ -58,7 +58,7 @@ def notification(
 
 
 def _times(item: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the interval where there is one, else the one time; of what is gone there is none."""
+    """Return the Item's interval, else its single time, which is None for a withdrawn Item."""
     properties = {} if item is None else item["properties"]
     interval = {name: properties.get(name) for name in ("start_datetime", "end_datetime")}
     return interval if all(interval.values()) else {"datetime": properties.get("datetime")}
