@@ -1,1 +1,1 @@
-"""Followers of the catalog: products that are made of its changes, each in its own folder."""
+"""Followers of the catalog: products made from its changes, each in its own folder."""

@@ -1,1 +1,1 @@
-"""The STAC API's database (pgstac): the catalog's Items in it, and the proof that they are the same."""
+"""The STAC API's database (pgstac): loads the catalog's Items, and verifies that both are equal."""

@@ -1,8 +1,7 @@
-"""The proof that a STAC API has the catalog's Items and no others: counts and content, day by day.
+"""Verification that a STAC API has exactly the catalog's Items: counts and content, day by day.
 
-What the index says is held against what the API would answer, Item by Item; only where a hash differs is the Item's
-file read, since PostGIS writes some numbers otherwise. Only reads. Does not belong here: making them equal
-(`follower.py`).
+The index is compared with the API's answers, Item by Item. If a hash differs, the Item's file is read too, because
+PostGIS formats some numbers differently. Only reads. Does not belong here: repairing differences (`follower.py`).
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from kfm_dagster.followers.stac_api.rows import answered_item, as_floats
 from kfm_dagster.storage.database import Database
 
 EXAMPLES = 5
-"""Item ids that a day names of each kind of difference."""
+"""Maximum Item ids that a day lists for each kind of difference."""
 BATCH = 500
-"""Files that are read at a time where hashes differ."""
+"""Items that are compared at a time; files are read only for differing hashes."""
 
 
 @dataclass(kw_only=True, slots=True)
 class DayComparison:
-    """A day of a collection: Items of the catalog and of the API, and a digest of ids and contents of each.
+    """A day of a collection: number of Items and content digest of the catalog and of the API.
 
-    `missing` are not in the API, `extra` not in the catalog, `differing` say something else; ids, the first of each.
+    `missing` are not in the API, `extra` not in the catalog, `differing` have other content; the first ids of each.
     """
 
     collection_id: str
@@ -58,7 +57,7 @@ class DayComparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A collection, day by day; `same_collection`: whether the Collection itself is the catalog's."""
+    """A collection, day by day; `same_collection`: whether the Collection itself is equal."""
 
     collection_id: str
     same_collection: bool
@@ -71,13 +70,16 @@ class Comparison:
 
 
 _Pair: TypeAlias = tuple[str, str, str | None, dict[str, Any] | None]
-"""An Item's id and day, its hash in the index and its answer by the API; None where there is no such Item."""
+"""An Item's id and day, its hash in the index and the API's answer; None if either lacks the Item."""
 
 
 def compare(
     database: Database, publisher: Publisher, follower: PgstacFollower, contract: DatasetContract
 ) -> Comparison:
-    """Hold a collection of the API against the catalog. Raises FollowError, PublishError and the database's errors."""
+    """Compare a collection of the API with the catalog.
+
+    Raises FollowError, PublishError and the database's errors.
+    """
     collection_id = contract.stac.collection
     days: dict[str, DayComparison] = {}
     with follower.api.transaction() as tx:
@@ -109,7 +111,7 @@ def _expected(database: Database, collection_id: str) -> Iterator[str]:
 
 
 def _equal(publisher: Publisher, collection_id: str, pairs: Iterable[_Pair]) -> set[str]:
-    """Return the ids of the Items of which the API says what the catalog says."""
+    """Return the ids of the Items that are equal in the API and the catalog."""
     unsure: dict[str, _Pair] = {}
     equal: set[str] = set()
     for pair in pairs:

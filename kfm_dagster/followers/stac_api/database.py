@@ -1,7 +1,7 @@
 """The database of a STAC API: its transactions by the named statements of `sql/queries/pgstac`, and its installation.
 
-Of pypgstac (extra `stac-api`) only the migration is used, and only by `kfm init`: loading is done with the one driver
-that the package has. Does not belong here: what is loaded (`follower.py`).
+Only the migration of pypgstac (extra `stac-api`) is used, and only by `kfm init`: loading uses this package's own
+driver. Does not belong here: the loaded content (`follower.py`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.statements import statement
 
 LINES = 10_000
-"""Lines that are copied at a time."""
+"""Maximum lines that are copied at a time."""
 SUPPORTED = "0.10."
-"""Releases of pgstac whose tables are known. Before 0.10 every load refreshed materialised views under a lock that
-ended searches (pgstac#311, #460)."""
+"""Supported releases of pgstac. Before 0.10 every load refreshed materialised views under a lock that ended searches
+(pgstac#311, #460)."""
 CONNECT = {
     "connect_timeout": 10,
     "application_name": "kfm_dagster",
-    # A server that is gone without a word is noticed within half a minute.
+    # Detects within half a minute that a server has disappeared.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -39,10 +39,10 @@ CONNECT = {
 }
 LOCK_TIMEOUT = "10s"
 DDL_LOCK_TIMEOUT = "2s"
-"""Who waits for a table holds up every search that comes after."""
+"""Short, because all later searches queue behind a statement that waits for a table's lock."""
 STATEMENT_TIMEOUT = "5min"
 IDLE_TIMEOUT = "60s"
-"""A process that stalls in a transaction loses it, and with it the collection's lock."""
+"""Time after which a stalled process loses its transaction, and with it the collection's lock."""
 
 
 class StacApiTransaction:
@@ -57,20 +57,20 @@ class StacApiTransaction:
 
     def stream(self, name: str, **parameters: Any) -> CursorResult[Any]:
         """Execute one named statement whose rows do not fit into memory."""
-        asked = statement("pgstac", f"stac_api.{name}")
-        return self._connection.execute(asked, parameters, execution_options={"stream_results": True})
+        query = statement("pgstac", f"stac_api.{name}")
+        return self._connection.execute(query, parameters, execution_options={"stream_results": True})
 
     def copy(self, table: str, lines: Iterable[str]) -> None:
         """Fill a table from lines in the text format of COPY."""
-        left = iter(lines)
+        remaining = iter(lines)
         driver: Any = self._connection.connection.cursor()
         with driver:
-            while part := "".join(islice(left, LINES)):
+            while part := "".join(islice(remaining, LINES)):
                 driver.copy_expert(f"COPY {table} FROM STDIN", io.StringIO(part))
 
 
 class StacApiDatabase:
-    """Where a STAC API has its Items. Connections are made when needed: runs are forked, and rests are long."""
+    """Database of a STAC API. Connects only when needed: runs are forked, and pauses are long."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -78,7 +78,7 @@ class StacApiDatabase:
 
     @contextmanager
     def connected(self) -> Iterator[Connection]:
-        """Connect for some transactions. Raises FollowError where the database fails, and where we do not know it."""
+        """Connect for several transactions. Raises FollowError on failure or an unsupported pgstac."""
         try:
             with self._engine.connect() as connection:
                 with connection.begin():
@@ -98,7 +98,7 @@ class StacApiDatabase:
 
     @contextmanager
     def begin(self, connection: Connection, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
-        """Run one transaction: committed when the block ends, rolled back when it raises."""
+        """Run one transaction: commit when the block ends, roll back when it raises."""
         hit(Failpoint.DATABASE_BEGIN)
         with connection.begin():
             tx = StacApiTransaction(connection)
@@ -119,10 +119,10 @@ class StacApiDatabase:
             yield tx
 
     def install(self) -> Mapping[str, str]:
-        """Bring pgstac and our tables into the database, or up to date; return what is there then. Raises KfmError."""
+        """Install or update pgstac and our tables; return what is installed. Raises KfmError."""
         try:
-            with self._engine.begin() as alone:
-                StacApiTransaction(alone).run("lock_installation")
+            with self._engine.begin() as locked:
+                StacApiTransaction(locked).run("lock_installation")
                 return self._install()
         except DBAPIError as error:
             raise DatabaseUnavailableError(
@@ -169,6 +169,6 @@ class StacApiDatabase:
 
 
 def _installed(tx: StacApiTransaction) -> tuple[Any, str]:
-    """Return what of pgstac and of ours is there, and the version of pgstac, which may be none."""
+    """Return which of pgstac and our tables exist, and pgstac's version, empty without pgstac."""
     installed = tx.run("installed").one()
     return installed, str(tx.run("version").scalar_one()) if installed.has_pgstac else ""

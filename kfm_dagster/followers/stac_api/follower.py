@@ -1,11 +1,11 @@
 """The follower `stac-api`: the catalog's Items and Collections in the database of a STAC API.
 
-A batch is staged in a temporary table, checked, put in its place, read back and committed in one transaction with the
-number of its last change, under a lock of its collection. Each Item remembers the change that it stands by, and those
-that were taken back are remembered by theirs: a caller that comes late with an older change changes nothing.
+A batch is staged in a temporary table, checked, applied, read back and committed in one transaction with the number of
+its last change, under its collection's lock. The number of the last change is kept with each Item, and for each
+withdrawn Item, so that a late caller with an older change has no effect.
 
-Readers are held up by nothing but a new partition, once a month and collection, which is made in a transaction of its
-own. Does not belong here: the form of a row (`rows.py`), and proving that all is equal (`comparison.py`).
+Only a new partition blocks readers, once a month per collection; it is created in its own transaction.
+Does not belong here: the form of a row (`rows.py`), verifying equality (`comparison.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from kfm_dagster.followers.stac_api.database import DDL_LOCK_TIMEOUT, StacApiDat
 from kfm_dagster.followers.stac_api.rows import api_collection, stage_line
 
 PARTITION = "month"
-"""Of pgstac's choices the smallest: its searches are best with some million Items a partition, and a GOES satellite has
-three million a month."""
+"""The smallest of pgstac's choices: its searches are best with some million Items per partition, and a GOES satellite
+has three million a month."""
 
 
 class StacApiSource(FollowerSource):
@@ -52,7 +52,7 @@ class StacApiSource(FollowerSource):
 
 
 class PgstacFollower:
-    """Brings the database of a STAC API in line with the catalog."""
+    """Follower that keeps the database of a STAC API equal to the catalog."""
 
     name = "stac-api"
     after: Sequence[str] = ()
@@ -62,7 +62,7 @@ class PgstacFollower:
         self._publisher = publisher
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Apply those of the changes that the API has not had. Raises FollowError, after which it has had none."""
+        """Apply the changes that are new to the API. Raises FollowError, with none of them applied."""
         if not changes:
             return
         collection_id = contract.stac.collection
@@ -84,7 +84,7 @@ class PgstacFollower:
                 )
 
     def forget(self, contract: DatasetContract) -> None:
-        """Take a collection out of the API, with its Items and all that is remembered of them. Raises FollowError."""
+        """Remove a collection from the API, with its Items and their records. Raises FollowError."""
         collection_id = contract.stac.collection
         with self.api.transaction(lock_timeout=DDL_LOCK_TIMEOUT) as tx:
             tx.run("lock", collection_id=collection_id)
@@ -92,7 +92,7 @@ class PgstacFollower:
             tx.run("forget_collection", collection_id=collection_id)
 
     def collection(self, contract: DatasetContract) -> dict[str, Any] | None:
-        """Return the Collection as the API is to show it; None where the catalog has none. Raises FollowError."""
+        """Return the Collection for the API; None if the catalog has none. Raises FollowError."""
         path = layout.collection_path(contract.stac.collection)
         try:
             content = self._publisher.read([path]).get(path)
@@ -114,7 +114,7 @@ class PgstacFollower:
             tx.run("drop_collection", collection_id=collection_id)
 
     def _prepare(self, connection: Connection, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Make partitions ahead of their Items, because making one locks readers out until the transaction ends."""
+        """Create partitions before their Items: this blocks readers until the transaction ends."""
         days = {_start(change.item).date() for change in changes if change.item is not None}
         document = self.collection(contract) if days else None
         if document is None:
@@ -129,12 +129,12 @@ class PgstacFollower:
 
 
 def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
-    """Stage the changes, drop those that the API has had, put the rest in its place, and read it back."""
-    found = tx.run("base_item", collection_id=collection_id).one()
-    base = orjson.loads(found.base_item or "{}")
+    """Stage the changes, drop those applied before, apply the rest, and read them back."""
+    row = tx.run("base_item", collection_id=collection_id).one()
+    base = orjson.loads(row.base_item or "{}")
     tx.run("make_stage")
     tx.run("look_up_by_id")
-    tx.copy("kfm_stage", (stage_line(change, base, found.base_item_id) for change in changes))
+    tx.copy("kfm_stage", (stage_line(change, base, row.base_item_id) for change in changes))
     for step in (
         "skip_applied",
         "skip_withdrawn",
@@ -152,14 +152,14 @@ def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemCha
 
 
 def _put_collection(tx: StacApiTransaction, document: Mapping[str, Any]) -> None:
-    """Bring the Collection in line; only if need be, because pgstac takes its time over each."""
+    """Write the Collection only if it differs, because pgstac is slow at it."""
     content = orjson.dumps(document).decode()
     if not tx.run("has_collection", collection_id=document["id"], content=content).scalar():
         tx.run("put_collection", content=content, partition_trunc=PARTITION)
 
 
 def _refuse_another_history(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
-    """Refuse changes that are newer than the API's last one and have a lower number: they are of another ledger."""
+    """Refuse changes that are newer than the API's last but numbered lower: from another ledger."""
     row = tx.run("come_to", collection_id=collection_id).first()
     last = changes[-1]
     if row is not None and last.change_id < row.change_id and last.changed_at > row.changed_at:

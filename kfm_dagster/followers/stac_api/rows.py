@@ -1,7 +1,7 @@
-"""Items and Collections as pgstac keeps and hands them out.
+"""Items and Collections in the form in which pgstac stores and returns them.
 
-pgstac merges into each Item what the Collection's `item_assets` say: a member that the Item has not is marked as
-absent. All else is kept as it is, whereas pgstac's own functions would drop nulls (`proj:code` of a grid without code).
+pgstac merges the Collection's `item_assets` into each Item, so a member that the Item lacks is marked as absent. All
+else is stored unchanged, whereas pgstac's own functions would drop nulls (`proj:code` of a grid without code).
 
 Pure. Does not belong here: statements (`follower.py`, `comparison.py`).
 """
@@ -18,27 +18,27 @@ from kfm_dagster.catalog.item import canonical
 from kfm_dagster.contracts.model import DatasetContract
 
 ABSENT = "𒍟※"
-"""What pgstac's hydration takes for "not in this Item" (pypgstac's DO_NOT_MERGE_MARKER)."""
+"""Marker of pgstac's hydration for "not in this Item" (pypgstac's DO_NOT_MERGE_MARKER)."""
 _COLUMNS = frozenset({"id", "collection", "geometry", "type"})
-"""Members of an Item that pgstac keeps in columns of their own, or knows anyway."""
+"""Members of an Item that pgstac has in separate columns, or implies."""
 _BASE_ITEM = "pgstac:base_item"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-"""Of COPY's text format."""
+"""Escapes of COPY's text format."""
 _MADE_BY_THE_API = frozenset({"self", "root", "parent", "child", "collection", "item", "items"})
 
 
 def api_collection(content: bytes, contract: DatasetContract) -> dict[str, Any]:
-    """Return the Collection of the static catalog without the links that lead through its files."""
-    found: dict[str, Any] = orjson.loads(content)
-    if found.get("id") != contract.stac.collection:
-        raise ValueError(f"the Collection is {found.get('id')!r}")
-    return {**found, "links": _links(found)}
+    """Return the Collection of the static catalog without links between its files."""
+    collection: dict[str, Any] = orjson.loads(content)
+    if collection.get("id") != contract.stac.collection:
+        raise ValueError(f"the Collection is {collection.get('id')!r}")
+    return {**collection, "links": _links(collection)}
 
 
 def stage_line(change: ItemChange, base: Mapping[str, Any], number: int | None) -> str:
-    """Return an Item as a line that COPY takes for `kfm_stage`.
+    """Return an Item as a line of COPY for `kfm_stage`.
 
-    `base` is what a collection's Items have in common, `number` which of all such there were; None for the first.
+    `base` has the members that a collection's Items share, `number` is the base's id; None for the first base.
     """
     item = change.item
     if item is None:
@@ -57,34 +57,34 @@ def stage_line(change: ItemChange, base: Mapping[str, Any], number: int | None) 
 
 
 def kept_content(item: Mapping[str, Any], base: Mapping[str, Any], number: int | None) -> dict[str, Any]:
-    """Return what stands in `items.content`; of the geometry only that there is none."""
+    """Return an Item's `items.content`, which has the geometry only if it is null."""
     content = {name: value for name, value in item.items() if name not in _COLUMNS}
     content["links"] = _links(item)
     if item.get("geometry") is None:
         content["geometry"] = None
     common = {name: value for name, value in base.items() if name not in _COLUMNS}
-    found: dict[str, Any] = _marked(common, content)
-    return found if number is None else {**found, _BASE_ITEM: number}
+    marked: dict[str, Any] = _marked(common, content)
+    return marked if number is None else {**marked, _BASE_ITEM: number}
 
 
 def answered_item(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Item that a STAC API makes of what pgstac hands out (`content_nonhydrated`)."""
+    """Return the Item that a STAC API builds from pgstac's answer (`content_nonhydrated`)."""
     base = {name: value for name, value in (answer.get(_BASE_ITEM) or {}).items() if value is not None}
-    found: dict[str, Any] = _merged(base, {name: value for name, value in answer.items() if name != _BASE_ITEM})
-    return found
+    item: dict[str, Any] = _merged(base, {name: value for name, value in answer.items() if name != _BASE_ITEM})
+    return item
 
 
 def as_floats(value: Any) -> Any:
     """Return the same JSON with every number as a float: PostGIS writes -105 for -105.0."""
     if isinstance(value, dict):
-        return {name: as_floats(one) for name, one in value.items()}
+        return {name: as_floats(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [as_floats(one) for one in value]
+        return [as_floats(member) for member in value]
     return float(value) if type(value) is int else value
 
 
 def _links(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Links that hold outside of the files' tree: those into it are relative, and the API makes its own."""
+    """Return the links that are valid outside of the catalog's files; the API adds its own."""
     return [
         link for link in document["links"] if link["rel"] not in _MADE_BY_THE_API and "://" in str(link.get("href"))
     ]
@@ -93,19 +93,19 @@ def _links(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _marked(base: Any, value: Any) -> Any:
     if isinstance(base, Mapping) and isinstance(value, Mapping):
         absent = {name: ABSENT for name in base if name not in value}
-        return {name: _marked(base.get(name), one) for name, one in value.items()} | absent
+        return {name: _marked(base.get(name), entry) for name, entry in value.items()} | absent
     if isinstance(base, list) and isinstance(value, list) and len(base) == len(value):
-        return [_marked(one, other) for one, other in zip(base, value, strict=True)]
+        return [_marked(entry, counterpart) for entry, counterpart in zip(base, value, strict=True)]
     return value
 
 
 def _merged(base: Any, value: Any) -> Any:
     if isinstance(value, dict):
         common = base if isinstance(base, dict) else {}
-        own = {name: _merged(common.get(name), one) for name, one in value.items() if one != ABSENT}
-        return {name: one for name, one in common.items() if name not in value} | own
+        own = {name: _merged(common.get(name), entry) for name, entry in value.items() if entry != ABSENT}
+        return {name: entry for name, entry in common.items() if name not in value} | own
     if isinstance(base, list) and isinstance(value, list) and len(base) == len(value):
-        return [_merged(one, other) for one, other in zip(base, value, strict=True)]
+        return [_merged(entry, counterpart) for entry, counterpart in zip(base, value, strict=True)]
     return value
 
 
