@@ -102,7 +102,7 @@ def assets(
 
 @lru_cache(maxsize=1024)
 def _picture(geometry: bytes) -> str:
-    """Draw a map of a GeoJSON geometry as a data URL (RFC 2397). Cached: most Items share footprints."""
+    """Draw a map of a GeoJSON geometry as a data URL (RFC 2397). Cached: Items share footprints."""
     # Imported here: it loads numpy and shapely, which most commands and datasets do not need.
     from kfm_dagster.drawing.footprints import THUMBNAIL, draw  # noqa: PLC0415
 

@@ -32,7 +32,7 @@ GROUP = "kfm_dagster.followers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerContext:
-    """Parts of an open pipeline for followers: `catalog` has the Items' files, `objects` the providers'."""
+    """Parts of a pipeline for followers: `catalog` has Items' files, `objects` the providers'."""
 
     database: Database
     catalog: Publisher
@@ -47,7 +47,7 @@ class FollowerSource(ABC):
     """Name of its check in `kfm doctor`; by default that of its entry point."""
 
     def __init__(self, settings: Settings, registry: ContractRegistry) -> None:
-        """Read its configuration, before a database exists. Raises ConfigurationError if it is wrong."""
+        """Read its configuration, before a database exists. Raises ConfigurationError."""
         self.settings = settings
         self.registry = registry
 
@@ -56,7 +56,7 @@ class FollowerSource(ABC):
         """Return the configured followers, without connecting to anything."""
 
     def ask(self) -> Iterator[str | KfmError]:
-        """Check its followers' needs for `kfm doctor`; yield findings and errors. May raise KfmError."""
+        """Check its followers for `kfm doctor`; yield successes and errors. May raise KfmError."""
         yield from ()
 
 

@@ -45,7 +45,7 @@ MAX_SUMMARY_VALUES = 500
 def tree(
     index: CollectionIndex, days: Iterable[str], *, pages: Iterable[Page] | None = None, root: bool = True
 ) -> list[Level]:
-    """Return the documents from the root to the pages of these days by level. Raises PublishError.
+    """Return documents from the root to these days' pages, by level. Raises PublishError.
 
     A collection, year or day without Items has None. Without `root` the root is left out. `pages`, which have Items,
     limits the pages to return.
@@ -153,7 +153,7 @@ def collection_document(
 
 
 def collection_notice(governance: Governance) -> dict[str, str]:
-    """Return a Collection's members from its dataset's governance; an embargo explains missing Items."""
+    """Return a Collection's governance members; an embargo explains missing Items."""
     embargo = governance.embargo
     if embargo is None:
         embargo_notice = {}

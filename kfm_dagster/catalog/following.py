@@ -39,7 +39,7 @@ LEASE = timedelta(minutes=10)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerState:
-    """Position of a follower in a collection; `behind` counts changes, `last_error` is None without errors."""
+    """A follower's position in a collection: `behind` in changes, `last_error` None if all is well."""
 
     follower: str
     collection_id: str
@@ -77,7 +77,7 @@ class FollowerRunner:
         return taken
 
     def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
-        """Empty a follower's place of a collection and follow all current Items; return the number of changes.
+        """Empty a follower's place of a collection, refill it, and return the number of changes.
 
         Raises FollowError, also while another process has the claim; later calls of `catch_up` then do the rest.
         """
@@ -164,7 +164,7 @@ class FollowerRunner:
             ]
 
     def _current(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
-        """Return the last change of each Item with its content, without Items that have changed since.
+        """Return each Item's last change with content, without Items that have changed since.
 
         Those Items come with their later change. An Item whose file is lost comes when it is written again.
         """
@@ -203,7 +203,7 @@ class FollowerRunner:
 
 
 def _last(changes: Sequence[ItemChange]) -> list[ItemChange]:
-    """Return the last change of each Item; CREATED if the Item was created in this batch and still exists."""
+    """Return each Item's last change; CREATED if it was created in this batch and still exists."""
     first: dict[str, ChangeKind] = {}
     last: dict[str, ItemChange] = {}
     for change in changes:

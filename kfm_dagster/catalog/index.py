@@ -165,7 +165,7 @@ class CollectionIndex:
         self._count_summaries(change)
 
     def replace_rows(self, taken_back: Iterable[str], put_back: Iterable[int]) -> None:
-        """Remove Items and restore the rows that promotions replaced; update or drop pages and summaries.
+        """Remove Items, restore rows that promotions replaced, update or drop pages and summaries.
 
         A restored Item keeps its page. Rows are not revised: each equals the earlier row, column by column.
         """
@@ -192,7 +192,7 @@ class CollectionIndex:
         self._tx.run_many(statement, rows)
 
     def _log_changes(self, changes: Iterable[Sequence[Any]]) -> None:
-        """Log changes for followers, each Item once; they see them when this transaction is committed."""
+        """Log changes, each Item once; followers see them when this transaction is committed."""
         now = datetime.now(UTC)
         rows = list(changes)
         self._tx.run("catalog.log_changes", collection_id=self._collection, rows=rows, changed_at=now)

@@ -119,7 +119,7 @@ def build_item(
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """Return canonical JSON: sorted keys, no white space, UTF-8. Raises TypeError without a JSON form."""
+    """Return canonical JSON: sorted keys, no white space, UTF-8. Raises TypeError if impossible."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 

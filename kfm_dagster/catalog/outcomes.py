@@ -16,7 +16,7 @@ from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity, StacIssue
 
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
-    """Return one candidate per Item id: the newest, or the last of equals, as if registered in turn."""
+    """Return the newest candidate per Item id, the last of equals, as if registered in turn."""
     latest: dict[str, Candidate] = {}
     for candidate in candidates:
         rival = latest.get(candidate.item_id)
@@ -92,7 +92,7 @@ def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) ->
 
 
 def lost_race(lost: Iterable[Write], current: Mapping[str, CatalogEntry]) -> dict[str, StacResult]:
-    """Return the results of writes that lost to another writer; equal content counts as unchanged."""
+    """Return the results of writes that lost a race; equal content counts as unchanged."""
     outcome: dict[str, StacResult] = {}
     for write in lost:
         candidate = write.candidate
@@ -115,7 +115,7 @@ def all_failed(writes: Iterable[Write], error: PublishError) -> dict[str, StacRe
 def failed(
     candidate: Candidate, code: StacIssue | FenceIssue, message: str = "the catalog was not touched for this unit"
 ) -> StacResult:
-    """Return the result of a failed candidate; the default message means that the fence refused it."""
+    """Return the result of a failed candidate; the default message is for the fence's refusal."""
     return StacResult(
         write_status=StacStatus.FAILED,
         item_id=candidate.item_id,

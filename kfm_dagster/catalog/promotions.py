@@ -61,7 +61,7 @@ class PromotionLog:
         self._collection = contract.stac.collection
 
     def enter(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> list[Write]:
-        """Log intended writes and return them with their entries; `files` are the current files by path.
+        """Log intended writes; return them with entries. `files` are the current files by path.
 
         Takes two statements and one per Item that is overwritten. A write that only restores a lost file does not
         change the catalog's content, so it is not logged: the Item keeps its entry.
@@ -166,5 +166,5 @@ class PromotionLog:
 
 
 def sha256(content: bytes) -> str:
-    """Hash a file's bytes, as hex; unlike an Item's content hash, this includes members that vary by run."""
+    """Hash all bytes of a file, as hex; an Item's content hash omits members that vary by run."""
     return hashlib.sha256(content).hexdigest()

@@ -82,12 +82,12 @@ class Publisher(Protocol):
         ...
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Remove files durably, and emptied folders; absent files are not an error. Raises PublishError."""
+        """Remove files durably, and emptied folders; files may be absent. Raises PublishError."""
         ...
 
 
 def open_publisher(url: str) -> Publisher:
-    """Return the publisher of a folder or of s3://bucket/prefix. Raises ConfigurationError for any other scheme."""
+    """Open a folder or s3://bucket/prefix for publishing. Raises ConfigurationError otherwise."""
     if url.startswith("s3://"):
         return ObjectStorePublisher(open_store(url))
     if "://" in url:
@@ -135,7 +135,7 @@ class FolderPublisher:
 
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
-        """Write files to a staging folder of this batch and make them durable. Raises PublishError(IO_ERROR)."""
+        """Write files durably to this batch's staging folder. Raises PublishError(IO_ERROR)."""
         with _in_folder():
             folder, lock = self._staging_folder()
         try:
@@ -219,7 +219,7 @@ class FolderPublisher:
             hit(Failpoint.CATALOG_SETTLE_AFTER)
 
     def _staging_folder(self) -> tuple[Path, int]:
-        """Create a locked folder; first remove folders of killed processes, which hold no locks any more."""
+        """Create a locked folder; first remove unlocked folders, left by killed processes."""
         parent = self._root / STAGING
         parent.mkdir(parents=True, exist_ok=True)
         for leftover in parent.iterdir():
@@ -248,7 +248,7 @@ class ObjectStorePublisher:
         self._store = store
 
     def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """Return the content of each path that has an object. Raises PublishError(STORAGE_UNAVAILABLE)."""
+        """Return the content of existing objects by path. Raises PublishError(STORAGE_UNAVAILABLE)."""
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
             contents = zip(paths, pool.map(self._get, paths), strict=True)
             return {path: content for path, content in contents if content is not None}

@@ -41,7 +41,7 @@ class CatalogUndoError(DependencyUnavailableError):
 
 
 class Catalog:
-    """A static STAC catalog and its index. Any number of processes may register at the same time.
+    """A static STAC catalog and its index. Any number of processes may register concurrently.
 
     With `mirrored`, its Collections state that their Items are also published as GeoParquet.
     """
@@ -92,7 +92,7 @@ class Catalog:
         return [results[position] for position in range(len(candidates))]
 
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
-        """Read back the Items of results. Raises DependencyUnavailableError if one is not as written.
+        """Read back the Items of results. Raises DependencyUnavailableError if one differs.
 
         An Item that another writer has replaced since must match the current index. Raises the database's error when
         the database is unavailable.
@@ -127,7 +127,7 @@ class Catalog:
                 )
 
     def undo(self, dataset: str, run_id: str, *, tx: Transaction) -> UndoReport:
-        """Restore, byte for byte, the Items before a run's writes; Items that a later run replaced stay.
+        """Undo a run's writes, byte for byte; Items that a later run replaced stay.
 
         Waits for the collection's current writer, and may be repeated: it continues after a crash, and does nothing
         once done. Release the run's claims first, because a run with claims can write again afterwards. Raises
@@ -140,7 +140,7 @@ class Catalog:
             return undo_run(self._index(tx, contract), log, self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
-        """Restore, byte for byte, the Items before single promotions, given by Item id; else as `undo`.
+        """Undo single promotions, given by Item id, byte for byte; else as `undo`.
 
         An Item whose current version is from another promotion is left alone.
         """
@@ -164,7 +164,7 @@ class Catalog:
             ) from error
 
     def _contents(self, paths: Iterable[str]) -> dict[str, str | None]:
-        """Return the current content hash of each file. Raises DependencyUnavailableError if unreadable."""
+        """Return the current content hash of each file. Raises DependencyUnavailableError."""
         ordered_paths = list(paths)
         try:
             contents = self._publisher.read(ordered_paths)
@@ -279,7 +279,7 @@ class Catalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """A current Item of a quarantined unit, promoted by a run that died before it recorded lineage."""
+    """A current Item of a quarantined unit whose run died before it recorded lineage."""
 
     dataset: str
     run_id: str
@@ -291,7 +291,7 @@ class Orphan:
 def _promote(
     tx: Transaction, index: CollectionIndex, writes: Sequence[Write], staged: Staged
 ) -> tuple[dict[Page, list[Write]], Mapping[str, PublishError]]:
-    """Swap the index and promote the winners; return them by page, and the errors of failed files.
+    """Swap the index and promote the winners; return these by page, and errors by path.
 
     The index drops writes that could not be promoted. A write that is in neither result lost to another writer.
     """

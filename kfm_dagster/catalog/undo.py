@@ -36,7 +36,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Planned undo of an Item to its state before `oldest`; `in_index` is False if only its file differs."""
+    """Planned undo of an Item to before `oldest`; `in_index` is False if only the file differs."""
 
     oldest: Promotion
     path: str
@@ -44,7 +44,7 @@ class _Step:
 
 
 def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, dataset: str, run_id: str) -> UndoReport:
-    """Undo a run in the open transaction. Raises PublishError; do not commit the transaction then."""
+    """Undo a run in the open transaction, which must not be committed on PublishError."""
     if not log.items_of(run_id):
         return UndoReport()
     with index.only_writer():
@@ -56,9 +56,9 @@ def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, da
 def undo_items(
     index: CollectionIndex, log: PromotionLog, publisher: Publisher, promotions: Mapping[str, int]
 ) -> UndoReport:
-    """Undo single promotions, by Item id, in the open transaction; skip those that are not current.
+    """Undo single promotions, by Item id, in the open transaction; skip outdated promotions.
 
-    Raises PublishError; do not commit the transaction then.
+    The transaction must not be committed on PublishError.
     """
     with index.only_writer():
         entries = log.of_items(
@@ -76,7 +76,7 @@ def _undo(
     entries: Mapping[str, Sequence[Promotion]],
     is_own: Callable[[Promotion], bool],
 ) -> UndoReport:
-    """Undo the promotions that match `is_own` among all `entries` of their Items, with the lock held."""
+    """Undo promotions that match `is_own` among all `entries` of their Items, under the lock."""
     own = {item_id: [entry for entry in of_item if is_own(entry)] for item_id, of_item in entries.items()}
     current = index.current(entries)
     steps: list[_Step] = []
@@ -146,7 +146,7 @@ def _left_in_sight(
     own: Mapping[str, Sequence[Promotion]],
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
-    """Return steps for files without their row: the promotion, or its undoing, died between the two."""
+    """Return steps for files without their row, left by a promotion or undoing that died."""
     paths = {item_id: _path(index, now, own[item_id][0]) for item_id, now in untouched.items()}
     files = publisher.read(list(paths.values()))
     steps: list[_Step] = []
@@ -171,6 +171,6 @@ def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[st
 
 
 def _path(index: CollectionIndex, shown: CatalogEntry | None, entry: Promotion) -> str:
-    """Return the path of an Item's file, which never moves, even if a later issue has another day."""
+    """Return the path of an Item's file, which never moves, even if a later issue's day differs."""
     partition = shown.partition if shown else entry.partition
     return layout.item_path(index.contract.stac.collection, partition, entry.item_id)

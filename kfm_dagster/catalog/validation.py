@@ -33,7 +33,7 @@ def validate_item(item: Mapping[str, Any]) -> list[str]:
 
 
 def validate_document(document: Mapping[str, Any]) -> list[str]:
-    """Return at most MAX_REASONS reasons why an Item, Collection or Catalog is invalid; else empty."""
+    """Return up to MAX_REASONS reasons why an Item, Collection or Catalog is invalid; else empty."""
     entity = _ENTITIES.get(str(document.get("type")))
     if entity is None:
         return [f"type: {document.get('type')!r} is none of {sorted(_ENTITIES)}"]
@@ -48,7 +48,7 @@ def validate_document(document: Mapping[str, Any]) -> list[str]:
 
 
 def _disorder(item: Mapping[str, Any]) -> list[str]:
-    """Return faults that JSON Schema cannot see: reversed intervals, times unknown to Python and SQL."""
+    """Return faults that JSON Schema misses: reversed intervals, times invalid in Python or SQL."""
     properties = item["properties"]
     texts = [properties.get(name) for name in ("datetime", "start_datetime", "end_datetime")]
     try:

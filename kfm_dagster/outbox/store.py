@@ -59,7 +59,7 @@ class Outbox:
         tx.run("outbox.put", row, payload={} if payload is None else payload, content=content)
 
     def due(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
-        """Return the entry due longest, without a claim: for deliveries that may happen twice at once.
+        """Return the entry due longest, unclaimed: for deliveries that may happen twice at once.
 
         A subject waits until the consumer `after` has got it.
         """

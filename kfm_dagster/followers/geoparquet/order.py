@@ -51,7 +51,7 @@ def boxes(table: pa.Table) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def times(table: pa.Table, name: str) -> Integers:
-    """Return each row's time `name`, else its `datetime`: microseconds since 1970 (UTC), 0 without."""
+    """Return rows' time `name`, else `datetime`, in microseconds since 1970 (UTC); 0 if absent."""
     columns = [table[column].cast(pa.int64()) for column in (name, "datetime") if column in table.column_names]
     if not columns:
         return np.zeros(table.num_rows, np.int64)

@@ -188,7 +188,7 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:
-    """Return a type that Parquet has: text for nulls only. Raises ArrowInvalid for empty objects."""
+    """Return a Parquet type: text for only nulls. Raises ArrowInvalid for empty objects."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):
@@ -217,7 +217,7 @@ def _times(values: Sequence[Any], lossy: set[int]) -> pa.Array:
 
 
 def _geometries(values: Sequence[Any], lossy: set[int]) -> pa.Array:
-    """Return geometries as ISO WKB; each distinct one is converted once, as most Items share theirs."""
+    """Return geometries as ISO WKB; convert each only once, because most Items share theirs."""
     texts = [None if value is None else orjson.dumps(value, option=orjson.OPT_SORT_KEYS) for value in values]
     unique = list(dict.fromkeys(text for text in texts if text is not None))
     shapes = shapely.from_geojson(unique, on_invalid="ignore")

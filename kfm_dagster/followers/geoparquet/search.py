@@ -40,7 +40,7 @@ A list property meets `=` if it contains the value. A property that an Item lack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """Filter of Items that must all be met. Times are inclusive; west > east crosses the antimeridian."""
+    """Filter by all of its fields. Times are inclusive; west > east crosses the antimeridian."""
 
     start: datetime | None = None
     end: datetime | None = None
@@ -84,7 +84,7 @@ def _days(publisher: Publisher, where: str) -> dict[str, Day]:
 
 
 def _of_day(publisher: Publisher, where: str, day: Day, wanted: Wanted) -> list[pa.Table]:
-    """Return the matches in one state of a day; use its next state if parts are removed meanwhile."""
+    """Return the matches in one state of a day, or in the next if parts are removed meanwhile."""
     for _ in range(TRIES - 1):
         try:
             return list(_of_parts(publisher, where, day, wanted))
@@ -132,11 +132,11 @@ def _matching(rows: pa.Table, wanted: Wanted) -> pa.Table:
     })  # fmt: skip
     box = zip(("west", "south", "east", "north"), wanted.bbox or (None,) * 4, strict=True)
     bounds = (("starts", wanted.start), ("ends", wanted.end))
-    asked = pa.table({
+    query = pa.table({
         **{name: pa.array([bound], pa.float64()) for name, bound in box},
         **{name: pa.array([time], TIME).cast(pa.int64()) for name, time in bounds},
     })  # fmt: skip
-    return rows.take(pa.array([place for (place,) in ask("items.matching", places=places, asked=asked)], pa.int64()))
+    return rows.take(pa.array([place for (place,) in ask("items.matching", places=places, asked=query)], pa.int64()))
 
 
 def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:

@@ -29,7 +29,7 @@ _HASH = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """A store in a day's list; `steps` counts its Items, `start` and `end` are the datetimes of the first and last."""
+    """A store in a day's list: number of its Items, and datetimes of its first and last Item."""
 
     name: str
     href: str
@@ -73,11 +73,10 @@ class DayOfStores:
         )
 
     def publish(self, listed: Iterable[Listed]) -> None:
-        """Replace the list, then remove the documents that neither it nor the previous list names.
+        """Replace the list, then remove documents that neither it nor the previous list names.
 
-        Raises FollowError and PublishError.
-
-        A reader of the previous list still finds its documents, until the next one is published.
+        A reader of the previous list still finds its documents, until the next list is published. Raises FollowError
+        and PublishError.
         """
         new = sorted(listed, key=lambda entry: (entry.name, entry.start, entry.href))
         if new == self.listed:

@@ -147,7 +147,7 @@ def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:
 def _to_change(
     here: DayOfStores, listed: Sequence[Listed], items: Sequence[ItemChange], gone: AbstractSet[str]
 ) -> list[tuple[Listed, VirtualCube]]:
-    """Read the stores of a name that may change: all for new Items, else those with a withdrawn Item."""
+    """Read a name's stores that may change: all for new Items, else those with a withdrawn Item."""
     stores = []
     for entry in listed:
         content = here.content(entry)
@@ -180,7 +180,7 @@ def _changed(
 def _sorted_out(
     indexes: Iterable[Indexed | FollowError],
 ) -> tuple[dict[str, Frame], dict[str, list[StoreStep]], Counter[str], list[FollowError]]:
-    """Return frames and steps by the frame's signature, counts for the report, and read failures."""
+    """Return frames and steps by frame signature, counts for the report, and read failures."""
     frames: dict[str, Frame] = {}
     steps: dict[str, list[StoreStep]] = defaultdict(list)
     report: Counter[str] = Counter()

@@ -51,7 +51,7 @@ _EPOCH_UNITS = "seconds since 1970-01-01"
 def read_grib2_step(
     source: ByteSource, layers: Mapping[str, tuple[int, int]], *, fields: Sequence[str], along: str
 ) -> CubeStep:
-    """Read the message headers of an object's fields; `along` is `valid_time` or `reference_time`.
+    """Read the message headers of an object's fields; `along` is a key of _TIMES.
 
     `layers` has offset and length in bytes of each field by its name in `grib:layers`; `fields` are regular expressions
     of variable and level (`TMP 2 m above ground`). Messages that readers would decode wrongly are `refused`, each with
@@ -113,7 +113,7 @@ def _names(field: re.Match[str]) -> Iterator[str]:
 
 
 def _unsound(name: str, message: GribMessage) -> str | None:
-    """Return why a message is not the named field, or decodes unlike ecCodes; None if it is sound."""
+    """Return why a message is not the named field, or decodes unlike ecCodes; None if sound."""
     field = _FIELD.fullmatch(name)
     if field is None or step_end(field["step"]) != message.product.step:
         return f"its message is valid {message.product.step} after the run"
@@ -124,7 +124,7 @@ def _unsound(name: str, message: GribMessage) -> str | None:
 
 
 def _undecodable(message: GribMessage) -> str | None:
-    """Return why the readers' codec (gribberish 0.30) decodes its packing unlike ecCodes; None if not.
+    """Return why the readers' codec (gribberish 0.30) decodes it unlike ecCodes; None if sound.
 
     The codec reads a constant field as zero, and a missing value among packed values as a number. It ignores the width
     or length that all groups share, which takes no bits per group. It decodes templates 5.2 and 5.41 wrongly. Missing
@@ -197,7 +197,7 @@ def _axes(grid: Grid) -> dict[str, StoredVariable]:
 
 
 def _places(grid: Grid) -> dict[str, bytes]:
-    """Return centres of rows and columns in the message's order, as the codec: south first in HRRR."""
+    """Return centres of rows and columns in message order, as the codec: south first in HRRR."""
     if grid.transform is None:  # refused by `_unsound`
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "rows of the grid are not even")
     width, _, west, _, height, north = grid.transform

@@ -73,7 +73,7 @@ def object_uri(change: ItemChange) -> str:
 def _given_up(
     error: ObjectReadError, objects: ObjectStores, contract: DatasetContract, uri: str, etag: str | None
 ) -> str:
-    """Return why an object stays out: missing, or replaced. Raises FollowError if the error may pass."""
+    """Return why an object stays out: missing or replaced. Raises FollowError if transient."""
     if error.code in {IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED}:
         return str(error)
     try:

@@ -45,7 +45,7 @@ _GRID_MAPPING = "grid_mapping_name"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredVariable:
-    """Storage of a variable. `data_type` as NumPy writes it (`<i2`); `filters` are HDF5's, in writing order."""
+    """Storage of a variable: `data_type` in NumPy's form (`<i2`), HDF5 `filters` in write order."""
 
     dimensions: tuple[str, ...] = ()
     attributes: Mapping[str, AttributeValue]
@@ -61,7 +61,7 @@ class StoredVariable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CubeStep:
-    """An object as a step. `fixed` are axes and grid mappings; `values` the small variables of this step."""
+    """An object as a step: `fixed` axes and grid mappings, and `values` of its small variables."""
 
     attributes: Mapping[str, AttributeValue]
     variables: Mapping[str, StoredVariable]
@@ -114,7 +114,7 @@ def _step(root: Hdf5Group, along: str) -> CubeStep:
 
 
 def _can_be_referred_to(one: NamedDataset) -> bool:
-    """Return whether a variable has numbers, no empty dimension, and a name that may be in a path."""
+    """Return whether a variable has numbers, no empty dimension, and a name valid in a path."""
     plain = one.name.isprintable() and "/" not in one.name and not one.name.startswith(".")
     return plain and one.dataset.data_type is not None and all(one.dataset.shape)
 
@@ -144,7 +144,7 @@ def _finite(
 
 
 def _chunks_of(one: NamedDataset, stored: StoredValues) -> tuple[StoredChunk, ...]:
-    """Return the chunks of an image. Raises ReadError if a store would show other values than the file."""
+    """Return an image's chunks. Raises ReadError if a store's values would differ from the file."""
     if set(stored.filters) - KNOWN_FILTERS:
         raise unreadable(f"variable {one.name} uses filters {stored.filters}")
     if stored.layout.compact is not None:
