@@ -1,6 +1,6 @@
-"""`kfm alerts`: what fires now and since when, taking it on, and whether the channels lead anywhere.
+"""`kfm alerts`: list firing alerts, acknowledge them, and test the channels.
 
-Does not belong here: evaluating, which the sensor `nodd_due` does.
+Does not belong here: evaluating the rules, which the sensor `nodd_due` does.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None
     Example: kfm alerts ack 12 --reason "a radar was moved, its contract follows today"
     """
     with opened_pipeline() as pipeline:
-        # No override: taking an alert on needs no change reference, not even in prod.
+        # Not an override: an acknowledgement needs no change reference, not even in prod.
         decision = Decision(actor=actor_of(pipeline.settings, actor), reason=reason)
-        taken = AlertStore(pipeline.database, clock=pipeline.clock).acknowledge(alert_id, decision)
+        alert = AlertStore(pipeline.database, clock=pipeline.clock).acknowledge(alert_id, decision)
     click.echo(
-        json.dumps(json_row(taken)) if as_json else f"{taken.alert_id}: {taken.key} is {taken.acknowledged_by}'s now"
+        json.dumps(json_row(alert)) if as_json else f"{alert.alert_id}: {alert.key} is {alert.acknowledged_by}'s now"
     )
 
 
@@ -80,5 +80,5 @@ def test(*, as_json: bool) -> int:
         for channel, answer in answers
     ]
     show_rows(rows, TRIED, as_json=as_json)
-    every = all(answer.error is None for _, answer in answers)
-    return ExitCode.DONE if every else ExitCode.FINISHED_WITH_FAILURES
+    all_taken = all(answer.error is None for _, answer in answers)
+    return ExitCode.DONE if all_taken else ExitCode.FINISHED_WITH_FAILURES

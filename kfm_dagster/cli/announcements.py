@@ -1,4 +1,4 @@
-"""`kfm announcements`: who is notified of Items and how that goes, and sending again.
+"""`kfm announcements`: the subscriptions to Items, their state, and sending again.
 
 Does not belong here: the first sending, which runs and the sensor `nodd_ledger` do.
 """
@@ -88,7 +88,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     with opened_pipeline() as pipeline:
         [announcer] = _announcers(pipeline.followers, subscription)
         if everything:
-            # Of several datasets that write into one collection, its owner's.
+            # Of several datasets that write into one Collection, only its owner.
             owners = (contract for contract in pipeline.registry if contract.stac.collection_of is None)
             done = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
             refused = announcer.store.status(announcer.name).refused
@@ -96,14 +96,14 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
             taken, refused = announcer.resend()
             done = {"taken": taken}
     shown = {"subscription": subscription, **done, "refused": refused}
-    said = ", ".join(f"{number} {name}" for name, number in {**done, "refused": refused}.items())
-    click.echo(json.dumps(shown) if as_json else f"{subscription}: {said}")
+    summary = ", ".join(f"{number} {name}" for name, number in {**done, "refused": refused}.items())
+    click.echo(json.dumps(shown) if as_json else f"{subscription}: {summary}")
     return ExitCode.FINISHED_WITH_FAILURES if refused else ExitCode.DONE
 
 
 def _announcers(followers: Iterable[Follower], name: str | None = None) -> list[Announcer]:
-    """Return the followers of all subscriptions, or of the one with this name. Raises ConfigurationError."""
-    announcers = {one.subscription.name: one for one in followers if isinstance(one, Announcer)}
+    """Return the announcers of all subscriptions, or the one named `name`. Raises ConfigurationError."""
+    announcers = {each.subscription.name: each for each in followers if isinstance(each, Announcer)}
     if name is None:
         return list(announcers.values())
     if name not in announcers:

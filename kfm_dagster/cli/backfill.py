@@ -1,6 +1,6 @@
-"""`kfm backfill`: let days of datasets be listed and ingested, and watch how far that is.
+"""`kfm backfill`: have days of datasets listed and ingested, and follow the progress.
 
-The commands write decisions down; a running deployment (`kfm ui`, `kfm drain`, a Dagster daemon) carries them out.
+The commands record decisions; a running deployment (`kfm ui`, `kfm drain`, a Dagster daemon) carries them out.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, 
         left_out = days_left_out(pipeline.registry, days, first.date())
     if started is None:
         rows = [
-            {"dataset": name, "first_day": str(of[0]), "last_day": str(of[-1]), "days": len(of)}
-            for name, of in days.items()
+            {"dataset": name, "first_day": str(dates[0]), "last_day": str(dates[-1]), "days": len(dates)}
+            for name, dates in days.items()
         ]
         show_rows(rows, PLAN_COLUMNS)
     else:
@@ -111,16 +111,16 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
         if backfill_id is None:
             if follow:
                 raise click.UsageError("--follow needs the id of a backfill")
-            rows = [found.as_json() for found in newest_backfills(pipeline.database)]
+            rows = [record.as_json() for record in newest_backfills(pipeline.database)]
             shown = rows if as_json else [row | {"datasets": " ".join(row["datasets"])} for row in rows]
             show_rows(shown, LIST_COLUMNS, as_json=as_json)
             return
         backfill_id = REPLAY.whole_in(pipeline.database, backfill_id)
-        found = find_backfill(pipeline.database, backfill_id)
+        record = find_backfill(pipeline.database, backfill_id)
         days = _follow(pipeline.database, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
-        left_out = days_left_out(pipeline.registry, found.datasets, found.run.selection.days[0])
+        left_out = days_left_out(pipeline.registry, record.datasets, record.run.selection.days[0])
     if not as_json:
-        click.echo(f"{backfill_id}: {found.run.decision.reason} ({found.run.decision.actor})")
+        click.echo(f"{backfill_id}: {record.run.decision.reason} ({record.run.decision.actor})")
     _say_left_out(left_out)
     rows = [_day_row(day) for day in days]
     shown = rows if as_json else [row | {"left_out": _summed(row["left_out"])} for row in rows]
@@ -167,7 +167,7 @@ def _say_left_out(left_out: Mapping[str, str]) -> None:
 
 
 def _summed(left_out: Mapping[str, Any]) -> str:
-    return ", ".join(f"{of['keys']} {reason} ({of['first']})" for reason, of in sorted(left_out.items()))
+    return ", ".join(f"{group['keys']} {reason} ({group['first']})" for reason, group in sorted(left_out.items()))
 
 
 def _days(found: Backfill) -> int:

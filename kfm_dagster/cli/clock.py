@@ -1,4 +1,4 @@
-"""`kfm clock`: what is known of this machine's clock, and whether stages may write by it."""
+"""`kfm clock`: the readings of this machine's clock, and whether stages may write by it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading
 from kfm_dagster.telemetry.clock.sources import measure
 
 SHOWN = timedelta(days=30)
-"""Readings that are summed up: as many days as the database keeps in any case."""
+"""Age of the readings in the summary: the database keeps at least as many days."""
 
 SOURCE_COLUMNS = ("source", "readings", "at", "offset_seconds", "uncertainty_seconds", "delta_t_abs")
 STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
@@ -54,7 +54,7 @@ def clock(*, ask: bool, as_json: bool) -> int:
             log.record(now)
         started = utc_now()
         recorded = log.recent(since=started - SHOWN)
-    # Without --ask nothing is recorded, and the kernel is heard all the same.
+    # Without --ask nothing is recorded, but the kernel's reading counts all the same.
     decision = decide(recorded if ask else [*recorded, *now], rules, ts_start=started)
     _show(now[0], decision, clock_quality(recorded), as_json=as_json)
     return ExitCode.DONE if decision.locked else ExitCode.FINISHED_WITH_FAILURES
@@ -72,19 +72,19 @@ def _show(kernel: ClockReading, decision: ClockDecision, qualities: Sequence[Clo
     }
     sources = [
         {
-            "source": one.source,
-            "readings": one.readings,
-            "at": rfc3339(one.last.at),
-            "offset_seconds": one.last.offset_seconds,
-            "uncertainty_seconds": one.last.uncertainty_seconds,
-            "delta_t_abs": one.last.delta_t_abs,
+            "source": quality.source,
+            "readings": quality.readings,
+            "at": rfc3339(quality.last.at),
+            "offset_seconds": quality.last.offset_seconds,
+            "uncertainty_seconds": quality.last.uncertainty_seconds,
+            "delta_t_abs": quality.last.delta_t_abs,
         }
-        for one in qualities
+        for quality in qualities
     ]
     stability = [
-        {"source": one.source, "tau_seconds": at.tau_seconds, "sigma_y": at.sigma_y, "terms": at.terms}
-        for one in qualities
-        for at in one.stability
+        {"source": quality.source, "tau_seconds": point.tau_seconds, "sigma_y": point.sigma_y, "terms": point.terms}
+        for quality in qualities
+        for point in quality.stability
     ]
     if as_json:
         click.echo(json.dumps({**fields, "sources": sources, "stability": stability}))

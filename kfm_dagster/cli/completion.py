@@ -1,8 +1,8 @@
-"""Names that a person types: what the shell completes, and the id that a prefix stands for.
+"""Names typed by a person: shell completion, and the whole id of a prefix.
 
 Belongs here: the types of the arguments and options that name a dataset, an error code or an id. Does not belong here:
-whether what was typed in the end exists, which each command asks itself; when a prefix is enough
-(`contracts/identity.py`); the runs of Dagster (`exports/explanations/explanation.py`).
+whether the typed name exists, which each command checks; when a prefix is enough (`contracts/identity.py`); the runs of
+Dagster (`exports/explanations/explanation.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.database import Database, Transaction
 
 MOST_OFFERED = 50
-"""Ids offered at a time: more is not a choice; another character narrows it down."""
+"""Ids offered at a time: a longer list helps less than another typed character."""
 _TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
@@ -34,13 +34,13 @@ class Named(click.ParamType[str]):
         self.known = known
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
-        """Take the text as it is."""
+        """Return the text unchanged."""
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
-        """Offer what begins so; nothing where settings or database cannot be read: the command itself says why."""
+        """Offer matching names; none where settings or database cannot be read, which the command itself reports."""
         with suppress(KfmError, SQLAlchemyError, OSError):
-            return [CompletionItem(one) for one in self.known(incomplete) if one.startswith(incomplete)]
+            return [CompletionItem(name) for name in self.known(incomplete) if name.startswith(incomplete)]
         return []
 
 
@@ -52,26 +52,26 @@ class Id(Named):
         self.query = query
 
     def whole(self, tx: Transaction, typed: str) -> str:
-        """Return the id that was meant, or what was typed where there is none. Raises AmbiguousIdError."""
+        """Return the id that begins with `typed`, or `typed` itself without a match. Raises AmbiguousIdError."""
         if not _TYPED.fullmatch(typed):
             return typed
         matches = tx.run(self.query, prefix=typed, limit=MATCHES_ASKED).scalars().all()
         return whole_id(typed, matches, what=self.name) or typed
 
     def whole_in(self, database: Database, typed: str) -> str:
-        """Do the same in a snapshot of its own."""
+        """Return the same as `whole`, in a snapshot of its own."""
         with database.snapshot() as tx:
             return self.whole(tx, typed)
 
 
 def _ids(incomplete: str, *, query: str, beginning: str = "prefix") -> list[str]:
-    """Run a statement that returns the ids which begin with what its parameter `beginning` gets."""
-    # Only here: who types a command to the end does not wait for what opens a database.
+    """Return the ids of `query` that begin with `incomplete`; `beginning` is the name of its parameter."""
+    # Imported here, so that a fully typed command does not wait for the modules that open a database.
     from kfm_dagster.cli.session import opened_database  # noqa: PLC0415
     from kfm_dagster.settings import Settings  # noqa: PLC0415
 
     with opened_database(Settings.load()) as database, database.snapshot() as tx:
-        return [str(one) for one in tx.run(query, **{beginning: incomplete}, limit=MOST_OFFERED).scalars()]
+        return [str(row) for row in tx.run(query, **{beginning: incomplete}, limit=MOST_OFFERED).scalars()]
 
 
 def _datasets(_: str) -> Iterable[str]:

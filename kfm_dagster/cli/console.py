@@ -30,7 +30,7 @@ def console(*, host: str, port: int) -> None:
         click.echo(address)
         click.echo("# for a browser; /api/v1 and /metrics for programs; until Ctrl-C", err=True)
 
-    # The way to end it, not a failure.
+    # Ctrl-C is the way to end it, not a failure.
     with opened_pipeline(read_only=True) as pipeline, suppress(KeyboardInterrupt), ExitStack() as opened:
         deciding = opened.enter_context(opened_pipeline()) if pipeline.settings.console_tokens else None
         serve(pipeline, host=host, port=port, ready=ready, deciding=deciding)

@@ -1,4 +1,4 @@
-"""`kfm dataset`: look at, begin and check dataset contracts."""
+"""`kfm dataset`: list, draft and check dataset contracts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LIST_COLUMNS = ("id", "reader", "buckets", "title")
 SHOWN_CHARACTERS = 160
-"""Of a property; a reference system as WKT has a thousand, three times in an Item. `--json` has all."""
+"""Characters shown of a property; a reference system as WKT has a thousand, three times an Item. `--json` has all."""
 
 
 @click.group()
@@ -99,21 +99,21 @@ def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
         raise ContractError("there is no such file", observed=str(file), expected="a YAML dataset contract")
     contract = parse_contract(read_text(file, error=ContractError), source=file.name)
     known = ContractRegistry.load(Settings.load().contracts_dir)
-    registry = ContractRegistry.of([*(one for one in known if one.id != contract.id), contract])
+    registry = ContractRegistry.of([*(other for other in known if other.id != contract.id), contract])
     refuse_orphans(registry)
-    # Only here: most of what an ingest imports.
+    # Imported here, because it imports most modules of an ingest.
     from kfm_dagster.ingest.rehearsal import rehearse  # noqa: PLC0415
 
-    found = None if sample is None else rehearse(registry, contract.id, sample)
+    rehearsal = None if sample is None else rehearse(registry, contract.id, sample)
     if as_json:
-        sample_json = found and {**dataclasses.asdict(found), "is_sound": found.is_sound}
+        sample_json = rehearsal and {**dataclasses.asdict(rehearsal), "is_sound": rehearsal.is_sound}
         click.echo(json.dumps({"id": contract.id, "in_order": True, "sample": sample_json}))
     else:
-        unread = "; no object was read: add --sample OBJECT" if found is None else ""
+        unread = "; no object was read: add --sample OBJECT" if rehearsal is None else ""
         click.echo(f"{contract.id}: the contract is in order{unread}")
-        if found is not None:
-            _show(found)
-    return ExitCode.DONE if found is None or found.is_sound else ExitCode.FINISHED_WITH_FAILURES
+        if rehearsal is not None:
+            _show(rehearsal)
+    return ExitCode.DONE if rehearsal is None or rehearsal.is_sound else ExitCode.FINISHED_WITH_FAILURES
 
 
 def _show(found: Rehearsal) -> None:

@@ -1,6 +1,6 @@
-"""Decisions on the command line: who decides, why, under which change, on which units, and a person's confirmation.
+"""Decisions on the command line: actor, reason, change reference, units, and a person's confirmation.
 
-Belongs here: what the governing commands share. Does not belong here: what is decided.
+Belongs here: the common parts of the governing commands. Does not belong here: the decisions themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ confirm_option = click.option("--confirm", is_flag=True, help="Do it without ask
 
 
 def require_confirmation(question: str, *, confirmed: bool) -> None:
-    """Ask, unless it is confirmed already. Raises RefusedError where nobody can be asked, click.Abort on a no."""
+    """Ask, unless already confirmed. Raises RefusedError without a terminal, click.Abort on a no."""
     if confirmed:
         return
     if not sys.stdin.isatty():
@@ -50,7 +50,7 @@ override_ref_option = click.option("--change-ref", help=f"{APPROVAL} Always need
 
 
 def dry_run_option(command: Command) -> Command:
-    """Give a command the option --dry-run, with which it needs no --reason."""
+    """Add the option --dry-run to a command, which then needs no --reason."""
     return click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")(command)
 
 
@@ -74,7 +74,7 @@ def _deciding(change_ref: Callable[[Command], Command]) -> Callable[[Command], C
 decision_options = _deciding(change_ref_option)
 """The options of a decision: --reason, --change-ref, --actor."""
 override_options = _deciding(override_ref_option)
-"""Those of a decision that is an override, which needs a --change-ref everywhere."""
+"""The options of an override, which needs a --change-ref everywhere."""
 
 
 def decision_of(settings: Settings, *, actor: str | None, reason: str, change_ref: str | None) -> Decision:
@@ -83,29 +83,29 @@ def decision_of(settings: Settings, *, actor: str | None, reason: str, change_re
 
 
 def proposed_line(proposal_id: int, units: int) -> str:
-    """Return the line by which a command says that its override waits for a second person."""
+    """Return the line that an override waits for a second person."""
     what = f"proposal {proposal_id} ({counted(units, 'unit')})"
     return f"{what} waits for a second person: kfm governance approve {proposal_id}"
 
 
 def actor_of(settings: Settings, actor: str | None) -> str:
-    """Return who decides: as given, else KFM_ACTOR, else the user. Raises UnattributedDecisionError."""
+    """Return the actor: `actor`, else KFM_ACTOR, else the user. Raises UnattributedDecisionError."""
     return actor or settings.actor or _user()
 
 
 def records_of(ledger: Ledger, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
-    """Return the records named by id or prefix, each once. Raises KfmError for one that is not there."""
-    found = []
-    for wal_id in dict.fromkeys(UNIT.whole(tx, given) for given in wal_ids):
+    """Return the records named by id or prefix, each once. Raises KfmError for an unknown one."""
+    records = []
+    for wal_id in dict.fromkeys(UNIT.whole(tx, typed) for typed in wal_ids):
         record = ledger.get(wal_id, tx=tx)
         if record is None:
             raise unknown_record(wal_id)
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def unknown_record(wal_id: str) -> KfmError:
-    """Return the refusal of a record that is not there."""
+    """Return the refusal of an unknown record."""
     return KfmError(
         "there is no such record",
         observed=wal_id,
@@ -117,7 +117,7 @@ def unknown_record(wal_id: str) -> KfmError:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # a container may run under a user id without a name
         raise UnattributedDecisionError(
             "nobody is known to decide", expected="a name", next_step="give --actor, or set KFM_ACTOR"
         ) from None

@@ -29,9 +29,9 @@ from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 MAX_RECEIVE_COUNT = 5
-"""Receives after which the cloud's queue gives a message up."""
+"""Receives after which the cloud's queue moves a message to its dead letters."""
 OUTAGE_BEFORE = timedelta(days=7)
-"""From the days whose messages died to the demo's days, so that no ledger of a demo knows them."""
+"""From the days of the dead letters to the demo's days, so that no demo's ledger knows those units."""
 
 
 @click.command()
@@ -56,7 +56,7 @@ def cloud(*, outage: bool, env_file: Path | None) -> None:
         if outage:
             publish_samples(feed, first_day=SAMPLE_DAY - OUTAGE_BEFORE)
             queue = Queue(servers.client("sqs"), name=servers.primary_queue, threads=settings.receive_threads)
-            # So often, and once more, that the queue's redrive policy gives every message up.
+            # One receive more than allowed, so that the queue's redrive policy moves every message.
             for _ in range(MAX_RECEIVE_COUNT + 1):
                 queue.look(queue.depth().visible, budget_seconds=60)
         publish_samples(feed)
@@ -66,7 +66,7 @@ def cloud(*, outage: bool, env_file: Path | None) -> None:
             env_file.write_text(lines, encoding="utf-8")
         click.echo(lines, nl=False)
         click.echo("# serving until Ctrl-C", err=True)
-        with suppress(KeyboardInterrupt):  # the way to end it, not a failure
+        with suppress(KeyboardInterrupt):  # Ctrl-C is the way to end it, not a failure
             threading.Event().wait()
 
 
@@ -118,7 +118,7 @@ def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, 
 
 
 def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
-    """Print what the demo did, by dataset, with what went wrong and what was skipped; `kfm` begins the next command."""
+    """Print the demo's results by dataset, with faults and skipped files; `kfm` begins the next command."""
     rows = [{"dataset": dataset, **counts} for dataset, counts in result.datasets.items() if any(counts.values())]
     show_rows(rows, ("dataset", *COUNTS))
     if result.earlier:
@@ -148,7 +148,7 @@ def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
 
 
 def _messages(result: DrainResult, kfm: str) -> str:
-    """Count the messages, and name the commands that say why some gave no unit."""
+    """Return the message counts, with the commands that explain messages without units."""
     parts = [f"{counted(result.messages, 'message')} received"]
     parts.append(f"{result.rejected} of them rejected" + (f" ({kfm} wal rejected)" if result.rejected else ""))
     if result.ignored:

@@ -1,7 +1,7 @@
-"""`kfm dlq`: look at the dead-letter queue, and drain, redrive or discard what is on it.
+"""`kfm dlq`: list, drain, redrive or discard the messages of the dead-letter queue.
 
-Whatever changes something shows its plan first and asks, or wants --confirm. Does not belong here: what a dead letter
-is and how it is worked on (`recovery/dead_letters/`).
+Commands that change something show their plan first and ask, or need --confirm. Does not belong here: classes and
+treatment of dead letters (`recovery/dead_letters/`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count
 GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
 MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "detail")
 USUAL = {LetterOutcome.DELETED, LetterOutcome.WAITS, LetterOutcome.MOVED, LetterOutcome.DISCARDED}
-"""Outcomes that are counted and not listed; `--json` lists every message."""
+"""Outcomes that are counted but not listed; `--json` lists every message."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 limit_option = click.option(
@@ -207,13 +207,13 @@ def _carry_out(
     as_json: bool,
     **decided: Any,
 ) -> ExitCode:
-    """Show the plan, ask, do it with a progress bar, and show what became of each message."""
+    """Show the plan, ask, carry it out with a progress bar, and show the outcome of each message."""
     decision = decision_of(Settings.load(), **decided)
     with opened_pipeline(read_only=dry) as pipeline:
         planned = letters.plan(pipeline, selection=selection)
         if not as_json:
             _show_plan(planned, limit=limit)
-        done = None
+        result = None
         if not dry:
             total = min(planned["selected"], limit or planned["selected"])
             require_confirmation(f"{name} {counted(total, 'message')} of {planned['queue']}?", confirmed=confirm)
@@ -225,12 +225,12 @@ def _carry_out(
                     treated = work.outcomes.total() - work.outcomes[LetterOutcome.LEFT]
                     bar.update(task, completed=treated)
 
-                done = treat(pipeline, decision=decision, selection=selection, report=report)
+                result = treat(pipeline, decision=decision, selection=selection, report=report)
     if as_json:
-        click.echo(json.dumps({"plan": planned, "report": done and done.as_json()}))
-    elif done is not None:
-        _show_report(done)
-    return done.exit_code if done is not None else ExitCode.DONE
+        click.echo(json.dumps({"plan": planned, "report": result and result.as_json()}))
+    elif result is not None:
+        _show_report(result)
+    return result.exit_code if result is not None else ExitCode.DONE
 
 
 def _show_plan(planned: dict[str, Any], *, limit: int | None = None) -> None:
@@ -241,7 +241,7 @@ def _show_plan(planned: dict[str, Any], *, limit: int | None = None) -> None:
 
 
 def _show_report(done: DeadLetterWork) -> None:
-    """Print what became of the messages; what a person has to know besides goes to stderr."""
+    """Print the outcomes of the messages; warnings go to stderr."""
     unusual = [row for row in done.messages if row["outcome"] not in USUAL and row["detail"] not in NOT_MEANT]
     if unusual:
         show_rows(unusual, MESSAGE_COLUMNS)

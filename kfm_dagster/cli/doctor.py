@@ -1,4 +1,4 @@
-"""`kfm doctor`: look at a deployment and say what is wrong and what to do. It changes nothing."""
+"""`kfm doctor`: check a deployment and report faults with their next steps. It changes nothing."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def doctor(*, seconds: float, as_json: bool) -> int:
     Example: kfm doctor --json
     """
     settings = Settings.load()
-    read = read_configuration(settings)
-    found = examine(checks_of(settings, read, clock=utc_now), seconds=seconds)
-    _show(found, as_json=as_json)
-    return ExitCode.FINISHED_WITH_FAILURES if _count(found)[Health.FAULT] else ExitCode.DONE
+    configuration = read_configuration(settings)
+    findings = examine(checks_of(settings, configuration, clock=utc_now), seconds=seconds)
+    _show(findings, as_json=as_json)
+    return ExitCode.FINISHED_WITH_FAILURES if _count(findings)[Health.FAULT] else ExitCode.DONE
 
 
 def _show(found: Sequence[Diagnosis], *, as_json: bool) -> None:
     counts = _count(found)
     if as_json:
         counted = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
-        click.echo(json.dumps({**counted, "findings": [asdict(one) for one in found]}))
+        click.echo(json.dumps({**counted, "findings": [asdict(entry) for entry in found]}))
         return
-    width = max(len(one.check) for one in found)
-    for one in found:
-        click.echo(f"{one.verdict.value:8}{one.check:{width}}  {one.what}")
-        for name, value in (("observed", one.observed), ("expected", one.expected), ("next", one.next_step)):
+    width = max(len(entry.check) for entry in found)
+    for entry in found:
+        click.echo(f"{entry.verdict.value:8}{entry.check:{width}}  {entry.what}")
+        for name, value in (("observed", entry.observed), ("expected", entry.expected), ("next", entry.next_step)):
             if value is not None:
                 click.echo(f"{'':{8 + width}}  {name + ':':10}{value}")
     click.echo(f"{counts[Health.FAULT]} faults, {counts[Health.WARNING]} warnings, {counts[Health.OK]} ok")
 
 
 def _count(found: Sequence[Diagnosis]) -> Counter[Health]:
-    return Counter(one.verdict for one in found)
+    return Counter(finding.verdict for finding in found)

@@ -1,4 +1,4 @@
-"""`kfm explain`: what each step of a run did, and why a step was skipped. Changes nothing."""
+"""`kfm explain`: the actions of each step of a run, and the reasons of skips. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kfm_dagster.views.view import json_row
 GATES = ("stage", "gate", "outcome", "units", "observed", "expected")
 OVERVIEW = ("node", "did", "outcome")
 SKIPPED = (*OVERVIEW, "why")
-"""Columns where a step was skipped: no other has a reason to give."""
+"""Columns where a step was skipped: only skips have a reason."""
 
 
 @click.command()
@@ -69,7 +69,7 @@ def _show(account: RunReport, *, storage: str, full: bool) -> None:
 
 
 def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
-    """Return a row that stays on few lines: a partition that all nodes share is said once, a run by its prefix."""
+    """Return a short row: without the partition that all nodes share, and with a run's prefix only."""
     why, by = node.why or "", node.applied_by
     return {
         "node": node.node.removesuffix(f"@{partition}"),
@@ -80,7 +80,7 @@ def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
 
 
 def _details(node: NodeAccount) -> list[dict[str, Any]]:
-    """Return the fields that the overview leaves out and that say something; an input is a row of its own."""
+    """Return the non-empty fields that the overview leaves out; each input is a row of its own."""
     shown = {"node", "fate", "did", "why", "outcome", "inputs", "took"}
     fields = [{"field": name, "value": value} for name, value in json_row(node).items() if value and name not in shown]
     inputs = [
@@ -94,5 +94,5 @@ def _details(node: NodeAccount) -> list[dict[str, Any]]:
 
 
 def _rounded(value: float | str) -> float | str:
-    # Four digits are more than any of these measurements is worth.
+    # None of these measurements is exact to more than four digits.
     return float(f"{value:.4g}") if isinstance(value, float) else value

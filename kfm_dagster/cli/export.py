@@ -1,4 +1,4 @@
-"""`kfm export`: what stands here, as files for the rest of the platform. Only reads the database."""
+"""`kfm export`: the deployment's content as files for the rest of the platform. Only reads the database."""
 
 from __future__ import annotations
 
@@ -108,26 +108,26 @@ def graph(*, out: Path | None, as_json: bool) -> None:
     settings = Settings.load()
     with opened_database(settings) as database:
         registry = ContractRegistry.load(settings.contracts_dir)
-        done = export_graph(database, registry, folder=out or settings.home / "exports" / "graph")
-    files = [str(file) for file in done.files]
+        result = export_graph(database, registry, folder=out or settings.home / "exports" / "graph")
+    files = [str(file) for file in result.files]
     if as_json:
-        click.echo(json.dumps({"files": files, "counts": dict(done.counts)}))
+        click.echo(json.dumps({"files": files, "counts": dict(result.counts)}))
         return
     for file in files:
         click.echo(file)
-    click.echo(", ".join(f"{count} {name}" for name, count in done.counts.items()) or "nothing has been applied yet")
+    click.echo(", ".join(f"{count} {name}" for name, count in result.counts.items()) or "nothing has been applied yet")
 
 
 def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
     """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by a key file or by the settings' key.
 
-    A key that is made for it is told on stderr. Raises KfmError; then nothing has been written, but that key where only
-    the folder refuses.
+    A key created for it is reported on stderr. Raises KfmError; then nothing has been written, except such a key where
+    only the folder refuses.
     """
     settings = Settings.load()
     with opened_pipeline(settings, read_only=True) as pipeline:
         release = gather_release(pipeline)
-        # After all that may refuse: a key is made for what is signed.
+        # After all that may refuse, so that a key is created only for a release to sign.
         signer = open_signer(settings, key)
         if signer.made is not None:
             click.echo(
@@ -136,15 +136,15 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
         folder = (out or settings.home / "exports").absolute() / BUNDLE
         certificate = write_release(release, folder, signer)
     if as_json:
-        told = {"folder": str(folder), "files": list(LAYOUT)}
-        click.echo(json.dumps({**told, "certificate": str(certificate), "signed_by": signer.fingerprint}))
+        summary = {"folder": str(folder), "files": list(LAYOUT)}
+        click.echo(json.dumps({**summary, "certificate": str(certificate), "signed_by": signer.fingerprint}))
         return
     click.echo(str(folder))
     click.echo(f"signed by {signer.fingerprint}; its certificate: {certificate}")
 
 
 def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
-    """Say by whom a bundle was signed, and when, also where the folder is the one that was given to --out.
+    """Print the signer and time of a bundle; `folder` is the bundle's, or the one given to --out.
 
     Raises RefusedError, and ConfigurationError without a key.
     """
@@ -153,8 +153,8 @@ def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> 
     verified = verify_release(folder, trusted_certificates(Settings.load(), certificate))
     at = rfc3339(verified.signed.at, timespec="seconds")
     if as_json:
-        told = {"folder": str(folder), "signed_by": verified.signed.fingerprint, "signed_at": at}
-        click.echo(json.dumps({**told, "bytes": verified.size}))
+        summary = {"folder": str(folder), "signed_by": verified.signed.fingerprint, "signed_at": at}
+        click.echo(json.dumps({**summary, "bytes": verified.size}))
         return
     signed = f"as {verified.signed.fingerprint} signed them at {at}"
     click.echo(f"{folder}: {len(SUMMED)} files, {verified.size} bytes, {signed}")

@@ -1,4 +1,4 @@
-"""Files and folders that a command is to write: refused before anything is done where they cannot be. Nothing else."""
+"""Check before any work that the files and folders of a command can be written. Nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NewFile(click.Path):
         self._edited = edited
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse a folder that is not there or takes no file, besides what click refuses."""
+        """Refuse a folder that does not exist or takes no file, in addition to click's checks."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.absolute().parent.is_dir():
             self.fail(f"there is no folder {path.parent}", param, ctx)
@@ -40,10 +40,10 @@ class NewFile(click.Path):
 
 
 def refuse_unwritable_home(home: Path) -> None:
-    """Raise ConfigurationError where a data root cannot be made or written to; makes nothing."""
+    """Raise ConfigurationError where a data root cannot be created or written to; creates nothing."""
     try:
-        there = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.exists())
-        tempfile.TemporaryFile(dir=there).close()
+        existing = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.exists())
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise ConfigurationError(
             "the data root cannot be written to",
@@ -54,7 +54,7 @@ def refuse_unwritable_home(home: Path) -> None:
 
 
 def _try(path: Path) -> None:
-    """Raise OSError where a file cannot be written: permissions alone do not tell (root in /proc, a full disk)."""
+    """Raise OSError where a file cannot be written: permissions alone do not show it (root in /proc, a full disk)."""
     if path.is_file():
         path.open("ab").close()
     elif not path.exists():

@@ -1,6 +1,6 @@
-"""Commands that list a view, the options of its filter, and options that a command gets as one value.
+"""Commands that list a view, the options of its filter, and groups of options passed as one value.
 
-Does not belong here: how a table looks (`tables.py`).
+Does not belong here: the form of a table (`tables.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ rows_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON ob
 
 
 def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
-    """Make the command of a view's list from a function that has nothing but its help."""
+    """Return a decorator that makes a view's list command of a function with only a help text."""
 
     def decorated(command: Callable[[], None]) -> Callable[..., None]:
         @filter_options(view)
@@ -42,7 +42,7 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
         @wraps(command)
         def listed(*, wanted: Filter, limit: int, as_json: bool) -> None:
             if isinstance(wanted, OfDataset):
-                # Where no ledger is, a misspelt dataset is the first thing to correct.
+                # Before the ledger is opened: without one, a misspelt dataset is still reported first.
                 require_dataset(wanted.dataset)
             with opened_pipeline(read_only=True) as pipeline:
                 if wal_id := getattr(wanted, "wal_id", None):
@@ -59,13 +59,13 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
 
 
 def require_dataset(dataset: str | None) -> None:
-    """Raise ContractError for a dataset without a contract; asks no database."""
+    """Raise ContractError for a dataset without a contract; needs no database."""
     if dataset is not None:
         _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
 
 
 def filter_options(view: View) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of a view's filter; a wrong value raises BadFilterError."""
+    """Add the options of a view's filter to a command; a wrong value raises BadFilterError."""
     options = [_option(name, schema) for name, schema in view.filter.parameters().items()]
     return partial(option_group, options=options, name="wanted", value_of=partial(_filter, view.filter))
 
@@ -92,7 +92,7 @@ def option_group(
     name: str,
     value_of: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Give a command options that it gets as one value, made by `value_of` of what they say."""
+    """Add options to a command, which gets them as one argument `name`, built by `value_of`."""
 
     def bare() -> None: ...
 
@@ -102,8 +102,8 @@ def option_group(
 
     @wraps(command)
     def grouped(**arguments: Any) -> Any:
-        given = {each: arguments.pop(each) for each in names}
-        return command(**{name: value_of(**given)}, **arguments)
+        values = {option_name: arguments.pop(option_name) for option_name in names}
+        return command(**{name: value_of(**values)}, **arguments)
 
     for option in reversed(options):
         option(grouped)

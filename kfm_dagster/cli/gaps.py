@@ -1,4 +1,4 @@
-"""`kfm gaps`: what is missing of the feeds, as a table or a picture, and how late their objects come. Only reads."""
+"""`kfm gaps`: the feeds' gaps as a table or a picture, and the delays of their objects. Only reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLOSING = ("closed_at", "repaired_by")
 TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
 ARRIVAL_DAYS = 90
 MOST_GAPS = 100_000
-"""More hours than the products of all datasets have in a year; a terminal has no pages."""
+"""Rows without pages; more hours than the products of all datasets have in a year."""
 UNFOLLOWED = "nothing is expected yet: no product with a `coverage` was announced here (docs/gaps.md)"
 
 
@@ -61,18 +61,18 @@ def gaps(*, wanted: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, 
 
 def _arrivals(parts: Parts, dataset: str | None, days: int, *, by_lead: bool) -> Sequence[dict[str, Any]]:
     today = parts.clock().date()
-    found = arrival_times(
+    rows = arrival_times(
         parts.database, first=today - timedelta(days=days), last=today, dataset=dataset, by_lead=by_lead
     )
     return [
         {
-            "dataset": one.dataset,
-            "product": one.product,
-            "lead": one.lead,
-            "objects": one.objects,
-            "p50_seconds": round(one.p50, 1),
-            "p95_seconds": round(one.p95, 1),
-            "p99_seconds": round(one.p99, 1),
+            "dataset": row.dataset,
+            "product": row.product,
+            "lead": row.lead,
+            "objects": row.objects,
+            "p50_seconds": round(row.p50, 1),
+            "p95_seconds": round(row.p95, 1),
+            "p99_seconds": round(row.p99, 1),
         }
-        for one in found
+        for row in rows
     ]

@@ -1,4 +1,4 @@
-"""`kfm governance`: who decided what, when, why, and under which change; and what waits for a second person."""
+"""`kfm governance`: the log of decisions, and the overrides that wait for a second person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm init`: both databases up to date and everything that a deployment needs looked for, before it is started."""
+"""`kfm init`: bring both databases up to date and check a deployment's needs before its start."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
         )
     read_configuration(settings)
     refuse_unwritable_home(settings.home)
-    # First: a refusal leaves the databases as they are.
+    # First, so that a refusal leaves the databases unchanged.
     preflight(settings, connect(settings).depth)
     _refuse_foreign_roots(settings, adopt=adopt)
     places = {name: place for name, _, place in stores(settings)}
@@ -66,7 +66,7 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
         if "://" not in place:
             private_folder(settings.home if name in served else Path(place))
             Path(place).mkdir(parents=True, exist_ok=True)
-    done: dict[str, dict[str, Any]] = {
+    report: dict[str, dict[str, Any]] = {
         "ledger": _ledger(settings, role, retention_role, adopt=adopt),
         "dagster": _dagster(settings),
         "stores": places,
@@ -75,30 +75,30 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
     if settings.stac_api_dsn:
         from kfm_dagster.followers.stac_api.database import StacApiDatabase  # noqa: PLC0415, where there is one
 
-        done["stac api"] = dict(StacApiDatabase(settings.stac_api_dsn).install())
+        report["stac api"] = dict(StacApiDatabase(settings.stac_api_dsn).install())
     if as_json:
-        click.echo(json.dumps(done))
+        click.echo(json.dumps(report))
         return
-    for name, facts in done.items():
+    for name, facts in report.items():
         click.echo(f"{name:8} " + ", ".join(f"{fact} {value}" for fact, value in facts.items()))
     if not os.environ.get("DAGSTER_HOME"):
-        click.echo(f"next: export DAGSTER_HOME={done['dagster']['home']}")
+        click.echo(f"next: export DAGSTER_HOME={report['dagster']['home']}")
 
 
 def _refuse_foreign_roots(settings: Settings, *, adopt: bool) -> None:
-    """Raise ForeignRootError before a database is made for roots that it could not hold."""
-    with suppress(SchemaVersionError):  # of another release, which opening the database brings up to date or refuses
+    """Raise ForeignRootError before a database is created for roots that it could not hold."""
+    with suppress(SchemaVersionError):  # another release's schema, which opening the database upgrades or refuses
         known = _known_id(settings)
         try:
             refuse_foreign(roots(settings), known, adopt=adopt)
         except ForeignRootError:
-            # Another init may have made the database meanwhile, and marked the roots.
+            # Another init may have created the database meanwhile, and marked the roots.
             if known == _known_id(settings):
                 raise
 
 
 def _known_id(settings: Settings) -> str:
-    """Return the id of the database; an empty one, which no root has, where there is none yet."""
+    """Return the database's id; without a database an empty one, which no root has."""
     try:
         with opened_database(settings) as database:
             return deployment_id(database)
@@ -112,19 +112,19 @@ def _ledger(settings: Settings, role: str | None, retention_role: str | None, *,
         OverrideReview(database, clock=lambda: datetime.now(UTC)).work_in(settings)
         deployment = deployment_id(database)
         hold(roots(settings), deployment, adopt=adopt)
-        done = {"database": shown(settings.database_url), "schema": database.schema(), "deployment": deployment}
+        facts = {"database": shown(settings.database_url), "schema": database.schema(), "deployment": deployment}
         if role is not None:
-            done["role"] = f"{role} ({'made' if grant_deployment_role(database, role) else 'was there'})"
+            facts["role"] = f"{role} ({'made' if grant_deployment_role(database, role) else 'was there'})"
         if retention_role is not None:
-            made = grant_retention_role(database, retention_role)
-            done["retention role"] = f"{retention_role} ({'made' if made else 'was there'})"
-        return done
+            created = grant_retention_role(database, retention_role)
+            facts["retention role"] = f"{retention_role} ({'made' if created else 'was there'})"
+        return facts
     finally:
         database.dispose()
 
 
 def _dagster(settings: Settings) -> dict[str, Any]:
-    # Importing Dagster takes seconds, and nothing is wrong so far.
+    # Imported here, after all checks, because importing Dagster takes seconds.
     from kfm_dagster.defs.instance_storage import prepare  # noqa: PLC0415
 
     home = settings.dagster_home

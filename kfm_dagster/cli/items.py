@@ -98,7 +98,7 @@ def search(
 
     Example: kfm items search --time 2025-12-03T06:00Z/.. --where "nexrad:vcp>200" --where platform=wsr-88d --json
     """
-    # Only here, because pyarrow and DuckDB take 0.4 s to import.
+    # Imported here, because pyarrow and DuckDB take 0.4 s to import.
     from kfm_dagster.followers.geoparquet.rows import to_items  # noqa: PLC0415
     from kfm_dagster.followers.geoparquet.search import Wanted  # noqa: PLC0415
 
@@ -116,12 +116,12 @@ def search(
     if parquet is not None:
         click.echo(f"{_write(parquet, tables)} Items in {parquet}")
         return
-    found = [item for table in tables for item in to_items(table)]
-    show_rows(found if as_json else map(_row, found), COLUMNS, as_json=as_json)
+    matches = [item for table in tables for item in to_items(table)]
+    show_rows(matches if as_json else map(_row, matches), COLUMNS, as_json=as_json)
 
 
 def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit: int) -> Iterator[pa.Table]:
-    """Give the first so many rows, and read no further."""
+    """Yield the first `limit` rows, and read no further."""
     from kfm_dagster.followers.geoparquet.search import search as find  # noqa: PLC0415, see above
 
     left = limit
@@ -138,7 +138,7 @@ def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit
 
 
 def _refuse_no_catalog(settings: Settings) -> None:
-    """Refuse a place where nothing is: "none" would say that no Item matches. Raises ConfigurationError."""
+    """Raise ConfigurationError for a place without a catalog: "none" would mean that no Item matches."""
     publisher = open_publisher(settings.catalog)
     if not publisher.folders("") and not publisher.names(""):
         raise ConfigurationError(
@@ -150,13 +150,13 @@ def _refuse_no_catalog(settings: Settings) -> None:
 
 
 def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted) -> None:
-    """Say which properties nothing has, and what comes nearest, or all there is: a misspelt one finds nothing, too."""
+    """Report properties that no Item has, with the nearest names or all: a misspelt property matches nothing."""
     from kfm_dagster.followers.geoparquet.search import properties_of  # noqa: PLC0415, see above
 
-    there = properties_of(open_publisher(settings.catalog), collections)
-    for name in {name for name, *_ in wanted.conditions} - there if there else ():
-        near = get_close_matches(name, there)
-        known = f"near it: {', '.join(near)}" if near else f"they have {', '.join(sorted(there))}"
+    names = properties_of(open_publisher(settings.catalog), collections)
+    for name in {name for name, *_ in wanted.conditions} - names if names else ():
+        near = get_close_matches(name, names)
+        known = f"near it: {', '.join(near)}" if near else f"they have {', '.join(sorted(names))}"
         click.echo(f"no Item of the newest days has the property {name!r}; {known}", err=True)
 
 
@@ -189,7 +189,7 @@ def _row(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(text: str) -> tuple[datetime | None, datetime | None]:
-    """Return first and last moment of a day or a moment; neither for an open bound. Raises ValueError."""
+    """Return the first and last moment of a day or a moment; None twice for an open bound. Raises ValueError."""
     if text in {"..", ""}:
         return None, None
     moment = datetime.fromisoformat(text)

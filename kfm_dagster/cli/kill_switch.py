@@ -1,6 +1,6 @@
 """`kfm kill-switch`: switch a dataset off and on again.
 
-Nothing of a dataset that is off is received, claimed, replayed or written; its messages stay safe in the queue.
+A dataset that is off is not received, claimed, replayed or written; its messages stay safe in the queue.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def list_switches() -> None:
 def _moment(text: str, *, now: datetime) -> datetime:
     moment = None
     with suppress(ValueError, OverflowError):
-        found = _DURATION.fullmatch(text)
-        moment = now + timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else datetime.fromisoformat(text)
+        match = _DURATION.fullmatch(text)
+        moment = now + timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else datetime.fromisoformat(text)
     if moment is None or moment.tzinfo is None:
         raise click.BadParameter(
             f"{text!r} is neither a duration (30m, 4h, 2d) nor a time with its zone (2026-01-31T12:00:00Z)",

@@ -1,4 +1,4 @@
-"""The `kfm` command: its subcommands, imported when they are called, with one line and an exit code for every refusal.
+"""The `kfm` command: lazily imported subcommands, with one line and an exit code for every refusal.
 
 Commands are imported as click documents it ("Lazily Loading Subcommands"), with two additions: `commands` itself has
 the import paths, so that suggestions, completion and walks over the commands see them; and the group's help reads
@@ -32,7 +32,7 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, E
 
 
 class Lazy(NamedTuple):
-    """Where a command is: `module:name`."""
+    """The import path of a command: `module:name`."""
 
     path: str
 
@@ -59,8 +59,8 @@ class LazyCommands(UserDict[str, Any]):
     """Commands by name; looking one up imports it, listing the names imports none."""
 
     def __getitem__(self, name: str) -> click.Command:
-        found = self.data[name]
-        return found.load() if isinstance(found, Lazy) else found
+        command = self.data[name]
+        return command.load() if isinstance(command, Lazy) else command
 
 
 class LazyGroup(click.Group):
@@ -81,7 +81,7 @@ _OF_DEVELOPERS = frozenset({"dev", "docs"})
 
 
 def missing_extra(error: ModuleNotFoundError) -> ConfigurationError | None:
-    """Return the refusal that names the extra to install, or None where the module is of no extra."""
+    """Return the refusal that names the extra to install, or None where no extra has the module."""
     module = (error.name or "").partition(".")[0]
     for line in metadata.requires("kfm-dagster") or ():
         requirement = Requirement(line)
@@ -98,7 +98,7 @@ def missing_extra(error: ModuleNotFoundError) -> ConfigurationError | None:
 T = TypeVar("T")
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C (128 + SIGINT), as shells have it."""
+"""Exit code after Ctrl-C (128 + SIGINT), as in shells."""
 
 
 COMMANDS = {
@@ -164,8 +164,8 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm
         sys.exit(ExitCode.USAGE)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        said = " ".join(error.format_message().split()).rstrip(".")
-        click.echo(f"{name}: {said}; next: {context.command_path if context else name} --help", err=True)
+        message = " ".join(error.format_message().split()).rstrip(".")
+        click.echo(f"{name}: {message}; next: {context.command_path if context else name} --help", err=True)
         sys.exit(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         click.echo(f"{name}: interrupted; nothing is lost, run the command again to go on", err=True)
@@ -184,8 +184,8 @@ def nodd_replay() -> None:
 
 
 def stopped_by_signals() -> AbstractContextManager[None]:
-    """Let SIGTERM and a closed terminal stop the children too, as Ctrl-C does: they would outlive this process."""
-    # What is ignored stays so: nohup ignores SIGHUP on purpose.
+    """Stop the children on SIGTERM and a closed terminal as on Ctrl-C: they would outlive this process."""
+    # Ignored signals stay ignored: nohup ignores SIGHUP on purpose.
     unhandled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     return signals_handled(dict.fromkeys(unhandled, signal.default_int_handler))
 
@@ -203,12 +203,12 @@ def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType |
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Raise DependencyUnavailableError where standard output takes nothing more.
+    """Raise DependencyUnavailableError where standard output cannot be written.
 
-    Of a reader that went away click takes care.
+    click itself handles a closed pipe.
     """
     stream = sys.stdout
-    if not isinstance(stream, io.TextIOWrapper):  # somebody's own, which cannot fill a disk
+    if not isinstance(stream, io.TextIOWrapper):  # a replaced stream, which cannot fill a disk
         yield
         return
     stream.flush()
@@ -219,7 +219,7 @@ def answering() -> Iterator[None]:
         answers.flush()
     finally:
         sys.stdout = stream
-        # The stream below stays open; what it did not take was dropped where that was found.
+        # The stream below stays open; its unwritten rest was dropped where the error was raised.
         answers.detach()
 
 
@@ -238,7 +238,7 @@ class _Answers(io.TextIOWrapper):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            # Else the interpreter would try once more at its end, and say so in lines of its own.
+            # Else the interpreter would write again at its end, and report the failure in lines of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             raise DependencyUnavailableError(
                 "the answer cannot be written",

@@ -1,4 +1,4 @@
-"""The options and arguments that are whole numbers without a bound of their own."""
+"""Types of options and arguments that are whole numbers without a bound of their own."""
 
 from __future__ import annotations
 

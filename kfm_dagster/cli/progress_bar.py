@@ -1,4 +1,4 @@
-"""The progress bars of commands, and that of everything that waits for a queue to drain."""
+"""Progress bars of commands, and the bar of commands that wait for a queue to drain."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kfm_dagster.ingest.progress import Progress as QueueProgress
 
 
 def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bool = False) -> Progress:
-    """Return a bar of so many `counted` of so many, with its time, and a text behind it."""
+    """Return a bar of completed and total `counted`, with the elapsed time and a text."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(counted))
     return Progress(*columns, TimeElapsedColumn(), TextColumn(text), console=console, transient=transient)
 
 
 @contextmanager
 def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
-    """Show units done of units known, and what waits, on the given console; nothing before the first look.
+    """Show completed and known units and the waiting ones on a console; nothing before the first report.
 
-    So a refusal on the way to it stays one line.
+    So an early refusal stays one line.
     """
     bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("ingesting", total=None, waiting="")

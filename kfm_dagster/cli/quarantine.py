@@ -1,6 +1,6 @@
-"""`kfm quarantine`, `kfm release`, `kfm discard`: units that a person has to judge, their evidence, the decision.
+"""`kfm quarantine`, `kfm release`, `kfm discard`: units that need a person's decision, and their evidence.
 
-A decision is all or none over the units that it names, compares and swaps, and is in the governance log. Does not
+A decision applies to all its units or none, compares and swaps their versions, and is in the governance log. Does not
 belong here: collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
 """
 
@@ -47,7 +47,7 @@ from kfm_dagster.views.view import json_row
 _REASON_CODE = re.compile(r"[a-z][a-z0-9_]{0,59}")
 HISTORY_COLUMNS = ("version", "at", "from", "to", "actor", "reason", "error_code", "run_id", "attempts")
 SHOWN_BYTES = 64
-"""Of each end of the object in a table; `--json` has all that is kept."""
+"""Bytes shown of each end of the object; `--json` has all that are kept."""
 wal_ids_argument = click.argument("wal_ids", type=UNIT, metavar="WAL_ID...", nargs=-1, required=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 version_option = click.option(
@@ -196,7 +196,7 @@ def discard(
 def _quarantined(
     pipeline: Pipeline, wal_ids: tuple[str, ...], version: int | None, *, to_status: Status, tx: Transaction
 ) -> tuple[list[NoddWalRecord], dict[WalId, int]]:
-    """Return the named records and their versions, if each is quarantined with an open case, at the wanted version."""
+    """Return the named records and their versions, if each is quarantined with an open case, at `version` if set."""
     if version is not None and len(set(wal_ids)) > 1:
         raise click.UsageError("--version goes with one WAL_ID only")
     records = records_of(pipeline.ledger, wal_ids, tx)
@@ -210,7 +210,7 @@ def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
     try:
         return read_evidence(store, case.evidence_file)
     except ArtifactError as error:
-        # The rest of the case is worth seeing all the same.
+        # The rest of the case is shown all the same.
         return {"lost": str(error.observed)}
 
 
@@ -218,14 +218,14 @@ def _show_outcome(records: Iterable[NoddWalRecord], outcome: str, *, as_json: bo
     """Print a line for each record, or a JSON object."""
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
-        # A transition is one version; a case that is closed leaves the record as it is.
+        # A transition adds one version; closing a case does not change the record.
         new = f" > {record.version + 1}" if isinstance(outcome, Status) else ""
         text = f"{record.wal_id}: {record.status} > {outcome} (version {record.version}{new})"
         click.echo(json.dumps(row) if as_json else text)
 
 
 def _show_case(row: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> None:
-    """Print a case with its evidence, None where there is none yet."""
+    """Print a case with its evidence; `bundle` is None before it is collected."""
     show_fields({name: value for name, value in row.items() if value is not None})
     if bundle is None:
         click.echo("evidence: not collected yet, the next tick of the sensor nodd_ledger does it")
@@ -233,17 +233,17 @@ def _show_case(row: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> None
     if "lost" in bundle:
         click.echo(f"evidence: lost ({bundle['lost']})")
         return
-    found, announced = bundle["found"], bundle["announced"]
+    observed, announced = bundle["found"], bundle["announced"]
     facts = {"error": bundle["error"], "operator": bundle["operator"], "code_version": bundle["code_version"]}
     facts |= {"run_id": bundle["run_id"], "message": bundle["message"]}
     show_fields(facts)
     rows = [
-        {"object": name, "announced": announced.get(name), "found": found.get(name)}
+        {"object": name, "announced": announced.get(name), "found": observed.get(name)}
         for name in ("version", "size", "sequencer", "event_time", "content_type", "last_modified", "state", "why")
     ]
     show_section("object", rows, ("object", "announced", "found"))
     for name in ("first", "last"):
-        _show_bytes(name, bytes.fromhex(found[f"{name}_hex"]), size=found["size"])
+        _show_bytes(name, bytes.fromhex(observed[f"{name}_hex"]), size=observed["size"])
     show_section("history", bundle["history"], HISTORY_COLUMNS)
 
 

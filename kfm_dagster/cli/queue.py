@@ -1,4 +1,4 @@
-"""`kfm queue`: make the queue of a dataset, once, or print what somebody else would make it by."""
+"""`kfm queue`: create the queue of a dataset, or print the policy or Terraform module for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm reconcile`: hold bucket, ledger, catalog and lineage against each other, and repair on the ordinary ways."""
+"""`kfm reconcile`: compare bucket, ledger, catalog and lineage, and repair differences by backfill and replay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kfm_dagster.storage.objects import ObjectReadError
 COLUMNS = ("dataset", "day", "objects", "units", "items", *(kind.value for kind in Difference))
 REPAIRED = ("entered", "repeated", "left")
 NAMED = 100
-"""Of each kind of difference and day, those that --json and --names show."""
+"""Names that --json and --names show of each kind of difference and day."""
 _DAY = click.DateTime(["%Y-%m-%d"])
 
 
@@ -77,19 +77,19 @@ def reconcile(
     decision = decision_of(settings, **decided) if repair else None
     rows, left, console = [], 0, Console(stderr=True)
     with _opened(settings, repairing=decision is not None) as pipeline, bar_of(console, transient=True) as bar:
-        wanted = [pipeline.registry[name].id for name in datasets] or [one.id for one in pipeline.registry]
+        ids = [pipeline.registry[name].id for name in datasets] or [contract.id for contract in pipeline.registry]
         today = pipeline.clock().date()
-        for dataset, day in _days(pipeline.registry, wanted, _window(today, days, first, last)):
+        for dataset, day in _days(pipeline.registry, ids, _window(today, days, first, last)):
             compared = _compared(pipeline, dataset, day, bar, read=read)
             row: dict[str, Any] = {"dataset": dataset, "day": day.isoformat(), "objects": compared.objects}
             row |= {"units": compared.units, "items": compared.items, **compared.counts()}
-            row["names"] = {kind.value: list(found[:NAMED]) for kind, found in compared.named().items() if found}
+            row["names"] = {kind.value: list(entries[:NAMED]) for kind, entries in compared.named().items() if entries}
             if decision is None:
                 left += sum(compared.counts().values())
             else:
-                done = _repaired(pipeline, compared, decision, limit, bar)
-                left += done["left"]
-                row |= done
+                repaired = _repaired(pipeline, compared, decision, limit, bar)
+                left += repaired["left"]
+                row |= repaired
             rows.append(row)
     show_rows(rows, (*COLUMNS, *(REPAIRED if decision else ())), as_json=as_json)
     if not as_json:
@@ -99,7 +99,7 @@ def reconcile(
 
 @contextmanager
 def _opened(settings: Settings, *, repairing: bool) -> Iterator[Pipeline]:
-    """Open the deployment, whose files are compared. Raises ForeignRootError where they are another one's."""
+    """Open the deployment to compare. Raises ForeignRootError where its files are another deployment's."""
     with opened_pipeline(settings, read_only=not repairing) as pipeline:
         (hold_roots if repairing else refuse_foreign_roots)(pipeline.settings, pipeline.database)
         yield pipeline
@@ -114,7 +114,7 @@ def _window(today: date, days: int, first: datetime | None, last: datetime | Non
 
 
 def _days(registry: ContractRegistry, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:
-    """Return each day that objects of a dataset are of: of some, a month or a year has one."""
+    """Return each day with objects of a dataset: some datasets have one day for a month or a year."""
     return [
         (name, day) for name in datasets for day in sorted({registry.grammars[name].day_holding(day) for day in days})
     ]

@@ -1,4 +1,4 @@
-"""`kfm retention`: what is older than its policy and needed by nothing, and removing it."""
+"""`kfm retention`: plan and remove data that is older than its policy and needed by nothing."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def plan(*, as_json: bool) -> None:
 
     Example: kfm retention plan --json
     """
-    with _opened(writing=False) as found:
-        rows = [_row(one, "removable") for one in found.plan()]
-    _show(rows, PLAN, policy=found.policy, as_json=as_json)
+    with _opened(writing=False) as pruning:
+        rows = [_row(pruned, "removable") for pruned in pruning.plan()]
+    _show(rows, PLAN, policy=pruning.policy, as_json=as_json)
 
 
 @retention.command()
@@ -54,9 +54,9 @@ def run(*, actor: str | None, as_json: bool) -> None:
     Example: kfm retention run
     """
     who = actor_of(Settings.load(), actor)
-    with _opened(writing=True) as found:
-        rows = [_row(one, "removed") for one in found.run(actor=who)]
-    _show(rows, RUN, policy=found.policy, as_json=as_json)
+    with _opened(writing=True) as pruning:
+        rows = [_row(pruned, "removed") for pruned in pruning.run(actor=who)]
+    _show(rows, RUN, policy=pruning.policy, as_json=as_json)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _opened(*, writing: bool) -> Iterator[Retention]:
         if RetentionKind.DAGSTER_RUNS not in policy.ages:
             yield retention_of(settings, database, runs=None, clock=utc_now)
             return
-        # Only here, because importing Dagster takes seconds.
+        # Imported here, because importing Dagster takes seconds.
         from kfm_dagster.defs.old_runs import old_runs_of  # noqa: PLC0415
 
         home = settings.dagster_home

@@ -1,4 +1,4 @@
-"""Opening the pipeline for a command that looks into a deployment, or decides something about it. Nothing else."""
+"""Open the pipeline for a command that reads a deployment or decides about it. Nothing else."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
     """Open the deployment of the settings, else of the environment. Raises NoLedgerError without a ledger.
 
     With `read_only` the database takes no write and is not migrated.
-    Looking must not make what it looks for, and a decision must not be kept in a folder that a wrong KFM_HOME names.
+    Reading must not create a ledger, and a decision must not be stored in a folder that a wrong KFM_HOME names.
     """
     settings = settings or Settings.load()
     _refuse_a_missing_file(settings)
     if not read_only:
-        # Opening would make a ledger in whatever database KFM_WAL_DSN names. An older one is brought up to date.
+        # Opening to write would create a ledger in any database that KFM_WAL_DSN names. An older one is upgraded.
         with suppress(SchemaVersionError):
             Database.open(settings.database_url, read_only=True).dispose()
     opened = Pipeline.open(settings, read_only=read_only)
@@ -38,9 +38,9 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
 
 @contextmanager
 def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[Database]:
-    """Open the database for a command that looks at what stands in it, or adds a record to that. Raises KfmError.
+    """Open the database for a command that reads it, or with `recording` adds a record. Raises KfmError.
 
-    Neither makes one, nor brings an older one up to date.
+    Neither creates a database nor upgrades an older one.
     """
     _refuse_a_missing_file(settings)
     opened = Database.open(settings.database_url, read_only=True)
@@ -54,18 +54,18 @@ def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[
 
 
 def explanations(database: Database, run_states: RunStateStore, settings: Settings) -> Explanations:
-    """Explain runs by an opened database; re-executions are looked up in DAGSTER_HOME (default: KFM_HOME/dagster)."""
+    """Return the explanations of runs, with re-executions from DAGSTER_HOME (default: KFM_HOME/dagster)."""
     home = settings.dagster_home
     if not home.is_dir():
         return Explanations(database=database, run_states=run_states)
-    # Only here, because importing Dagster takes seconds.
+    # Imported here, because importing Dagster takes seconds.
     from kfm_dagster.defs.reexecutions import InstanceReexecutions  # noqa: PLC0415
 
     return Explanations(database=database, run_states=run_states, reexecutions=InstanceReexecutions(home))
 
 
 def _refuse_a_missing_file(settings: Settings) -> None:
-    # A database server has its databases made by its owner; a file would be made by opening it.
+    # On a server the owner creates databases; a file would be created by opening it.
     url = make_url(settings.database_url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
         raise NoLedgerError(

@@ -1,4 +1,4 @@
-"""`kfm stac`: the STAC API beside the catalog: how far it is, whether it is the same, and filling it again."""
+"""`kfm stac`: the STAC API beside the catalog: its lag, its comparison with the catalog, and rebuilding it."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
         follower = _follower(pipeline.followers)
         return _shown(
             [
-                _compared(pipeline.database, pipeline.settings.catalog, follower, one)
-                for one in _owners(pipeline.registry, collections)
+                _compared(pipeline.database, pipeline.settings.catalog, follower, owner)
+                for owner in _owners(pipeline.registry, collections)
             ],
             as_json=as_json,
         )
@@ -144,7 +144,7 @@ def _owners(registry: ContractRegistry, collections: Sequence[str]) -> list[Data
     known = {contract.stac.collection: registry.owner(contract) for contract in registry}
     if unknown := sorted(set(collections) - set(known)):
         raise click.UsageError(f"no such collection: {', '.join(unknown)} (there are {', '.join(sorted(known))})")
-    return [known[one] for one in sorted(collections or known)]
+    return [known[collection] for collection in sorted(collections or known)]
 
 
 def _compared(database: Database, catalog: str, follower: PgstacFollower, contract: DatasetContract) -> Comparison:
@@ -157,18 +157,18 @@ def _compared(database: Database, catalog: str, follower: PgstacFollower, contra
 
 
 def _shown(found: Iterable[Comparison], *, as_json: bool) -> int:
-    # A collection of which neither has anything is nothing to tell of.
-    shown = [one for one in found if one.days or not one.same_collection]
+    # A collection that is empty on both sides is not shown.
+    shown = [comparison for comparison in found if comparison.days or not comparison.same_collection]
     if as_json:
-        for one in shown:
-            days = [_day(day) for day in one.days]
-            click.echo(json.dumps({"collection_id": one.collection_id, "equal": one.equal, "days": days}))
+        for comparison in shown:
+            days = [_day(day) for day in comparison.days]
+            click.echo(json.dumps({"collection_id": comparison.collection_id, "equal": comparison.equal, "days": days}))
     else:
         show_rows(map(_row, shown), COLUMNS)
-        differing = [_day(day) for one in shown for day in one.days if not day.equal]
+        differing = [_day(day) for comparison in shown for day in comparison.days if not day.equal]
         if differing:
             show_section("days that differ", differing, DAY_COLUMNS)
-    return ExitCode.DONE if all(one.equal for one in shown) else ExitCode.FINISHED_WITH_FAILURES
+    return ExitCode.DONE if all(comparison.equal for comparison in shown) else ExitCode.FINISHED_WITH_FAILURES
 
 
 def _row(one: Comparison) -> dict[str, Any]:

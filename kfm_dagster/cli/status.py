@@ -1,4 +1,4 @@
-"""`kfm status`: is all well, and if not, what to do. Only reads."""
+"""`kfm status`: the deployment's health and the next steps. Only reads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def status(*, as_json: bool) -> int:
     Example: kfm status
     """
     with opened_pipeline(read_only=True) as pipeline:
-        found = deployment_status(pipeline)
+        report = deployment_status(pipeline)
     if as_json:
-        click.echo(json.dumps(json_row(found)))
+        click.echo(json.dumps(json_row(report)))
     else:
-        click.echo(found.headline)
-        if found.matters:
-            show_rows(found.matters, MATTER_COLUMNS)
-        units = [{"dataset": name, **counts} for name, counts in found.units.items()]
+        click.echo(report.headline)
+        if report.matters:
+            show_rows(report.matters, MATTER_COLUMNS)
+        units = [{"dataset": name, **counts} for name, counts in report.units.items()]
         show_section("units", units, UNIT_COLUMNS)
-    return ExitCode.DONE if found.well else ExitCode.FINISHED_WITH_FAILURES
+    return ExitCode.DONE if report.well else ExitCode.FINISHED_WITH_FAILURES

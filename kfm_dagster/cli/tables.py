@@ -1,8 +1,8 @@
-"""Tables of the commands: no id is folded, and nothing that somebody else wrote is taken for markup.
+"""Tables of the commands: ids are never folded, and foreign texts are never read as markup.
 
-In a terminal, and in a pipe where COLUMNS is set, a table takes that width: URIs are shortened in the middle, prose
-folds between words, then UUIDs are shown by a prefix by which every command knows them. What still needs more is wider
-than the terminal. In any other pipe a row is one whole line, so that grep finds what it looks for.
+In a terminal, and in a pipe where COLUMNS is set, a table has that width: URIs are shortened in the middle, prose folds
+between words, then UUIDs are shown by a prefix that every command accepts. A table that still needs more is wider than
+the terminal. In any other pipe a row is one whole line, so that grep finds whole rows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
 from kfm_dagster.views.view import json_row
 
 _ANY_WIDTH = 10_000
-"""Columns of a pipe; a table is only as wide as what stands in it."""
+"""Columns of a pipe; a table is only as wide as its content."""
 LEAST_URI = 32
-"""Columns that a shortened URI keeps: the bucket's beginning, and the end of the key, which says what it is."""
+"""Columns of a shortened URI: the bucket's beginning, and the end of the key, which tells objects apart."""
 LEAST_PROSE = 16
-"""Columns below which folded prose is no longer read."""
+"""Columns below which folded prose is no longer legible."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ELLIPSIS = "…"
 
@@ -55,32 +55,32 @@ def show_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool = Fa
         table.add_column(column.name, overflow="fold", width=column.width)
     for line in zip(*(column.cells for column in fitted), strict=True):
         table.add_row(*map(Text, line))
-    # Never narrower than what may not be folded: a terminal wraps a wider line without adding anything to it.
+    # Never narrower than cells that may not fold: a terminal wraps a wider line without adding characters.
     Console(width=max(width, sum(column.width + 2 for column in fitted) + 1)).print(table)
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
-    """Print named values, one below the other; below them those that hold others, as indented lines."""
+    """Print named values, one a line; nested values follow as indented lines."""
     nested = {name: value for name, value in fields.items() if value and isinstance(value, Mapping | list | tuple)}
     rows = [{"field": name, "value": value} for name, value in fields.items() if name not in nested]
     if rows or not nested:
         show_rows(rows, ("field", "value"))
     for name, value in nested.items():
-        # By way of JSON, so that YAML meets nothing but plain values.
+        # Through JSON, so that YAML gets plain values only.
         plain = json.loads(json.dumps(value, default=str))
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=_ANY_WIDTH)
         click.echo(f"{name}:\n{indent(text, '  ')}", nl=False)
 
 
 def show_section(title: str, rows: Sequence[Any], columns: Sequence[str]) -> None:
-    """Print rows under a title, or that there are none."""
+    """Print rows under a title, or `none`."""
     click.echo(title if rows else f"{title}: none")
     if rows:
         show_rows(rows, columns)
 
 
 class _Column:
-    """A column on its way to a width: `cells` as they are shown, `least` columns without cutting through a word."""
+    """A column that is fitted to a width: `cells` are the displayed texts, `width` their columns."""
 
     def __init__(self, name: str, cells: Sequence[str]) -> None:
         self.name = name
@@ -98,14 +98,14 @@ class _Column:
         return any(self.cells) and all(_UUID.fullmatch(cell) for cell in self.cells if cell)
 
     def shorten_uris(self, excess: int) -> int:
-        """Give up so many columns at most of the middle of each URI; return how many."""
+        """Cut at most `excess` columns from the middle of each URI; return the columns saved."""
         before, width = self.width, max(len(self.name), LEAST_URI, self.width - excess)
         self.cells = [_without_middle(cell, width) for cell in self.cells]
         self.width = self._natural()
         return before - self.width
 
     def fold_prose(self, excess: int) -> int:
-        """Give up so many columns at most, down to the longest word; return how many."""
+        """Narrow the column by at most `excess`, down to its longest word; return the columns saved."""
         longest = max((len(word) for cell in self.cells for word in cell.split()), default=0)
         before, self.width = (
             self.width,
@@ -114,7 +114,7 @@ class _Column:
         return before - self.width
 
     def shorten_uuids(self) -> int:
-        """Show the shortest prefixes that commands take and that tell the rows apart; return the columns given up."""
+        """Shorten UUIDs to distinct prefixes that commands accept; return the columns saved."""
         whole = set(self.cells)
         length = SHORTEST_PREFIX
         while len({cell[:length] for cell in whole}) < len(whole):
@@ -133,7 +133,7 @@ def _fitted(names: Sequence[str], cells: Sequence[Sequence[str]], width: int) ->
     for column in columns:
         if excess > 0 and column.uris:
             excess -= column.shorten_uris(excess)
-    for column in sorted(columns, key=lambda one: -one.width):
+    for column in sorted(columns, key=lambda candidate: -candidate.width):
         if excess > 0 and not column.uris:
             excess -= column.fold_prose(excess)
     for column in columns:
@@ -143,7 +143,7 @@ def _fitted(names: Sequence[str], cells: Sequence[Sequence[str]], width: int) ->
 
 
 def _without_middle(text: str, width: int) -> str:
-    """Cut the middle out of a text that is wider than so many columns; its end says more than its beginning."""
+    """Cut the middle out of a text wider than `width`; more of its end is kept than of its beginning."""
     if len(text) <= width:
         return text
     head = (width - 1) // 3
@@ -160,5 +160,5 @@ def _width() -> int:
     console = Console()
     if console.is_terminal:
         return console.width
-    given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else _ANY_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else _ANY_WIDTH

@@ -48,7 +48,7 @@ def ui(*, port: int, cloud: str) -> None:
     """
     settings = Settings.load()
     _refuse_taken(port)
-    # The daemon's ticks would refuse it one by one, where nobody looks.
+    # Checked here: the daemon's ticks would refuse it one by one, unseen in its log.
     registry = read_configuration(settings).registry
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
@@ -60,7 +60,7 @@ def ui(*, port: int, cloud: str) -> None:
             page = f"http://127.0.0.1:{port}/locations/kfm_dagster/jobs/ingest"
             hints = _serve_samples(stack, settings, registry, page)
             if settings.console_tokens is None:
-                # The names of KFM_CONSOLE_TOKENS have no other signs.
+                # Names in KFM_CONSOLE_TOKENS have no other characters.
                 name = re.sub(r"[^\w.@-]", "_", actor_of(settings, None), flags=re.ASCII)[:80]
                 secret = secrets.token_urlsafe(18)
                 own["KFM_CONSOLE_TOKENS"] = f"{name}={secret}"
@@ -83,17 +83,17 @@ def ui(*, port: int, cloud: str) -> None:
 
 
 def addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, str]:
-    """Return where page and console lead for the other one, unless the settings say so already."""
+    """Return the addresses by which web page and console link each other, unless the settings have them."""
     own = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
     return own if settings.console_url else own | {"KFM_CONSOLE_URL": f"http://127.0.0.1:{console_port}"}
 
 
 def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegistry, page: str) -> list[str]:
-    """Serve the demo's objects until the stack is left; no message announces them.
+    """Serve the demo's objects until the stack closes; no message announces them.
 
-    Return what a person does with them, as lines to copy; `page` is where Dagster launches a partition.
+    Return instructions as lines to copy; `page` is Dagster's page that launches a partition.
     """
-    # Of the extra `demo`, which a deployment over AWS does not need.
+    # The extra `demo`, which a deployment over AWS does not need.
     from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
     from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
     from kfm_dagster.demo.run import DEMO_ENVIRONMENT, begin_with  # noqa: PLC0415
@@ -110,7 +110,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
         begin_with(pipeline.window, SAMPLE_DAY)
     return [
         f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",
-        # A partition in the address is chosen already when the dialog opens.
+        # The dialog opens with the partition of the address selected.
         f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
         "some are spoilt on purpose; to mend one as its provider would, write it whole, then release its unit:",
         *(f"  {command}" for command in repair_commands(servers, settings.home / "samples")),
@@ -125,7 +125,7 @@ def _refuse_taken(port: int) -> None:
 
 
 def free_console_port(port: int) -> int:
-    """Return the port after the page's, or any where that is taken: a console of the same home may be up already."""
+    """Return the port after the page's, or a free one: a console of the same home may have taken it."""
     return free_port() if _is_taken(port + 1) else port + 1
 
 

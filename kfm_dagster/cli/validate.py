@@ -1,4 +1,4 @@
-"""`kfm validate`: how the stages went under the pipeline card. Only reads."""
+"""`kfm validate`: the results of the stages under the pipeline card. Only reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kfm_dagster.exports.validation_tables import BY_DAY, figure, report_tables
 from kfm_dagster.stages.gates.verdict import OnFailure
 
 SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "retry_count", "Q_res", "p_dim")
-"""KPIs of each day that a terminal has room for; page and JSON have all."""
+"""KPIs of each day that fit a terminal; page and JSON have all."""
 
 
 @click.command()
@@ -37,7 +37,7 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     with opened_pipeline(read_only=True) as pipeline:
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
     if html is not None:
-        # Only here: a terminal needs no templates.
+        # Imported here: a terminal needs no templates.
         from kfm_dagster.console.pages import REPORT_OPENING, validation_page  # noqa: PLC0415
 
         write_document(html, validation_page(report), opening=REPORT_OPENING, option="--html")
@@ -48,7 +48,7 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
             known = [name for name in table.columns if table.title != BY_DAY or name in SHOWN_BY_DAY]
             rows = [dict(zip(table.columns, map(figure, row), strict=True)) for row in table.rows]
             show_section(table.title, rows, known)
-    # G1, G6 and G8 have no stop of their own, and the card may let them stop all the same.
+    # G1, G6 and G8 have no stop of their own, but the card may make them stop a batch.
     stopped = any(OnFailure.STOP in gate["outcomes"] for gate in report["gates"].values())
     fine = not (stopped or report["stops_triggered"]) and report["dimensional_closure"]["ok"]
     return ExitCode.DONE if fine else ExitCode.FINISHED_WITH_FAILURES

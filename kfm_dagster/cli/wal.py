@@ -1,4 +1,4 @@
-"""`kfm wal`: look into the ledger."""
+"""`kfm wal`: read the ledger."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECTIONS = {
     "governance": ("at", "actor", "action", "change", "change_ref", "reason"),
     "history": HISTORY_COLUMNS,
 }
-"""What `kfm wal show` tells besides the record, with the columns of its tables."""
+"""The sections of `kfm wal show` besides the record, with the columns of their tables."""
 
 
 def _records(parts: Parts, wanted: UnitFilter, _: str | None, limit: int) -> Page:

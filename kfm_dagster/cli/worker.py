@@ -1,4 +1,4 @@
-"""`kfm worker`: continuous ingest in this process; `kfm drain`: a queue worked off by a deployment on this machine."""
+"""`kfm worker`: continuous ingest in this process; `kfm drain`: empty a queue by a deployment on this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drain(*, timeout: int, as_json: bool) -> None:
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """
     settings = Settings.load()
-    # What opening the pipeline does first, and then the queue: without one there is nothing to make a ledger for.
+    # The first checks of opening the pipeline, then the queue: without a queue, no ledger is created.
     read_configuration(settings)
     refuse_unwritable_home(settings.home)
     preflight(settings, connect(settings).depth)
@@ -85,7 +85,7 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
     read_configuration(settings)
     refuse_unwritable_home(settings.home)
     preflight(settings, connect(settings).depth)
-    # Only here, because importing Dagster takes seconds.
+    # Imported here, because importing Dagster takes seconds.
     from kfm_dagster.defs.runless import RunlessReports  # noqa: PLC0415
 
     with closing(Pipeline.open(settings)) as pipeline:
@@ -100,7 +100,7 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
             )
             collect_rarely()
 
-            # The first signal ends it after the batch in work, the second one at once.
+            # The first signal ends it after the current batch, the second one at once.
             def stop(number: int, frame: FrameType | None) -> None:
                 if resident.stopping:
                     signal.default_int_handler(number, frame)
@@ -111,12 +111,12 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
 
 
 def _report(batch: WorkedBatch, to_dagster: Callable[[WorkedBatch], None], *, as_json: bool) -> None:
-    told = batch.as_json()
+    summary = batch.as_json()
     to_dagster(batch)
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(summary))
         return
-    ends = ", ".join(f"{told[name]} {name}" for name in ("succeeded", "retrying", "quarantined", "lost"))
+    ends = ", ".join(f"{summary[name]} {name}" for name in ("succeeded", "retrying", "quarantined", "lost"))
     click.echo(f"{batch.dataset} {batch.partition}: {ends} in {batch.seconds:.2f} s ({batch.run_id})")
 
 

@@ -1,4 +1,4 @@
-"""`kfm replay`, also `nodd-replay`: have units done again, always through the ledger.
+"""`kfm replay`, also `nodd-replay`: repeat units, always through the ledger.
 
 Exit codes: 0 done, 2 usage or an invalid selection, 3 a guard refused, 4 finished with failures, 5 a dependency is
 unavailable.

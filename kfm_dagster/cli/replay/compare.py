@@ -1,4 +1,4 @@
-"""`kfm replay compare`: would a run give the same again. Reads objects and checkpoints, changes nothing."""
+"""`kfm replay compare`: whether a run would give the same result again. Only reads objects and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following a replay: a progress bar until it has ended, and a word when nobody does the work."""
+"""Follow a replay: a progress bar until it ends, and a warning when no daemon works on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kfm_dagster.recovery.replay.runs import OPEN, ReplayState, outcome_line
 
 POLL_SECONDS = 1.0
 IDLE_SECONDS = 30.0
-"""Without a change for so long, nobody seems to work: starting a run takes a daemon about ten seconds."""
+"""Time without a change before the warning: a daemon takes about ten seconds to start a run."""
 
 
 def follow(
@@ -25,14 +25,14 @@ def follow(
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Advance and watch a replay until it is finished or stopped; return its last report.
+    """Advance and follow a replay until it is finished or stopped; return its last report.
 
-    Says once when nothing moves. Ctrl-C ends the watching, not the replay.
+    Warns once without progress. Ctrl-C ends the following, not the replay.
     """
     bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("replaying", total=None, waiting="")
     seen: object = None
-    since, told = now(), False
+    since, warned = now(), False
     try:
         with bar:
             while True:
@@ -45,9 +45,9 @@ def follow(
                 current = (report.run.state, dict(account.outcomes))
                 if current != seen:
                     seen, since = current, now()
-                elif not told and now() - since >= idle_seconds:
+                elif not warned and now() - since >= idle_seconds:
                     console.print(_nobody_works(report), soft_wrap=True)
-                    told = True
+                    warned = True
                 wait(POLL_SECONDS)
     except KeyboardInterrupt:
         console.print(

@@ -65,7 +65,7 @@ def inspect(
 
 
 def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Sequence[object]:
-    """Return what differs from an earlier success, the newest first: all, or what nobody permitted of one replay."""
+    """Return results that differ from an earlier success, newest first: all, or the unpermitted ones of a replay."""
     ledger = engine.pipeline.ledger
     if replay_run_id is None:
         return ledger.mismatches(limit=rows)
@@ -74,7 +74,7 @@ def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> S
 
 
 def _chosen(fields: str | None, known: Sequence[str]) -> Sequence[str]:
-    """Return the fields that are asked for. Raises click.BadParameter for one that the rows do not have."""
+    """Return the fields named in `fields`. Raises click.BadParameter for a field that the rows lack."""
     names = [part.strip() for part in (fields or "").split(",") if part.strip()]
     if unknown := [name for name in names if name not in known]:
         raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(known)}", param_hint="--fields")

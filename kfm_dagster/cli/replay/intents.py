@@ -1,4 +1,4 @@
-"""`kfm replay intents`: carry out what failed runs intended and no later run has done, from each intent's payload."""
+"""`kfm replay intents`: carry out intents of failed runs that no later run has applied, by their payloads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kfm_dagster.stages.failure import StageFailedError
 COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
 DONE_AT_ONCE = frozenset({IntentAction.CLOSE, IntentAction.ENTER, IntentAction.RUN})
 MOST_UNITS = 10_000
-"""Of one selection; the next call lets the rest in."""
+"""Units of one selection; the next call admits the rest."""
 
 
 @click.command()
@@ -51,20 +51,20 @@ def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm
     with opened_pipeline(shell.settings, read_only=dry) as pipeline:
         plans = list(islice(IntentRecovery(pipeline=pipeline).plans(dataset=dataset), limit))
         units = sorted({wal_id for plan in plans for wal_id in plan.units})[:MOST_UNITS]
-        done = [plan for plan in plans if plan.action in DONE_AT_ONCE]
-        if not dry and (units or done):
+        ready = [plan for plan in plans if plan.action in DONE_AT_ONCE]
+        if not dry and (units or ready):
             engine = ReplayEngine(pipeline=pipeline)
             if units:
                 selection = selection_from(shell.settings.env, "the intents", name="failed intents", wal_ids=units)
-                # Before anything is done: what a guard refuses leaves everything as it is.
+                # Before any change, so that a guard's refusal leaves all as it is.
                 engine.plan(selection, change_ref=decided["change_ref"]).refuse()
                 if not decided["reason"]:
                     raise click.UsageError("say why units are let in again: --reason")
-            require_confirmation(f"replay {len(done)} intents, and {len(units)} units?", confirmed=confirm)
-            plans = [_carried_out(IntentRecovery(pipeline=pipeline), plan) if plan in done else plan for plan in plans]
+            require_confirmation(f"replay {len(ready)} intents, and {len(units)} units?", confirmed=confirm)
+            plans = [_carried_out(IntentRecovery(pipeline=pipeline), plan) if plan in ready else plan for plan in plans]
             if units:
-                begun = start(engine, selection, decision_of(shell.settings, **decided))
-                why = f"replay {begun.replay_run_id} lets them in"
+                started = start(engine, selection, decision_of(shell.settings, **decided))
+                why = f"replay {started.replay_run_id} lets them in"
                 plans = [replace(plan, why=why) if plan.units else plan for plan in plans]
     rows = [plan.as_json() for plan in plans]
     show(rows, output=shell.output, as_table=lambda: show_rows(rows, COLUMNS))

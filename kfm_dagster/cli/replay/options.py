@@ -1,6 +1,6 @@
-"""Options of the replay commands: where they run, how they print, and what they select.
+"""Options of the replay commands: settings, output format and selection.
 
-Belongs here: options to settings and to a selection document. Does not belong here: what is done with them.
+Belongs here: from options to settings and to a selection document. Does not belong here: their use.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Remember a global option, whether it stood before or after the command's name."""
+    """Keep a global option, typed before or after the command's name."""
     if value is not None:
         context.meta.setdefault(_META, {})[str(parameter.name)] = value
 
 
 def global_options(command: Command) -> Command:
-    """Give the group, or a command of it, --env, --config, --output and --log-level; `Shell` has what they say."""
+    """Add --env, --config, --output and --log-level to the group or a command; `Shell` has their values."""
     kept = functools.partial(click.option, expose_value=False, callback=_keep)
     for option in (
         kept("--log-level", type=click.Choice(LEVELS), help="What is logged to stderr. Default: warning."),
@@ -60,20 +60,20 @@ def global_options(command: Command) -> Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shell:
-    """Where a command runs, and how it prints: options before environment before --config."""
+    """A command's settings and output format: options before environment before --config."""
 
     settings: Settings
     output: str
 
 
 def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the global options; it gets what they say as `shell`. Raises ConfigurationError."""
+    """Add the global options to a command, which gets their values as `shell`. Raises ConfigurationError."""
 
     @functools.wraps(command)
     def with_shell(**arguments: Any) -> Any:
-        given = click.get_current_context().meta.get(_META, {})
-        logging.basicConfig(level=str(given.get("log_level", "warning")).upper())
-        shell = Shell(settings=_settings(given), output=given.get("output", "table"))
+        options = click.get_current_context().meta.get(_META, {})
+        logging.basicConfig(level=str(options.get("log_level", "warning")).upper())
+        shell = Shell(settings=_settings(options), output=options.get("output", "table"))
         return command(shell=shell, **arguments)
 
     return global_options(with_shell)
@@ -117,7 +117,7 @@ class SelectionOptions:
         return ", ".join("--" + name.replace("_", "-") for name in [*file, *self.given])
 
     def selection(self, settings: Settings) -> Selection:
-        """Return it, checked. Raises ConfigurationError."""
+        """Return the validated selection. Raises ConfigurationError."""
         if self.file is None:
             parts: dict[str, Any] = {}
             for name, value in {**self.given, **self._whole_ids(settings)}.items():
@@ -136,11 +136,11 @@ class SelectionOptions:
         return load_selection(self.file)
 
     def _whole_ids(self, settings: Settings) -> dict[str, list[str]]:
-        """Return the ids of units that were given by a prefix as the ledger has them; a selection names whole ones."""
+        """Return the whole ids of units typed by a prefix, as a selection needs them."""
         if not (typed := self.given.get("wal_id")):
             return {}
         with opened_pipeline(settings, read_only=True) as pipeline, pipeline.database.snapshot() as tx:
-            return {"wal_id": [UNIT.whole(tx, one) for one in typed]}
+            return {"wal_id": [UNIT.whole(tx, prefix) for prefix in typed]}
 
 
 _PARTS = {
@@ -151,7 +151,7 @@ _PARTS = {
     "wal_id": "wal_ids",
     "limit": "max_records",
 }
-"""Options that have another name than the part of a selection that they give."""
+"""Options whose name differs from their part of a selection."""
 
 
 def _listed(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -169,12 +169,12 @@ def _moment(_context: click.Context, parameter: click.Parameter, value: str | No
     if value is None:
         return None
     try:
-        found = (
+        moment = (
             datetime.combine(date.fromisoformat(value), time(), UTC)
             if len(value) == len("2025-12-04")
             else datetime.fromisoformat(value)
         )
-        return rfc3339(found)
+        return rfc3339(moment)
     except ValueError:
         raise click.BadParameter(
             f"{value!r} is neither a day (2025-12-04: midnight UTC) nor a time with its zone (2025-12-04T06:00:00Z)",
@@ -215,11 +215,11 @@ _SELECTING = (
 
 
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that select; it gets them as `asked`."""
+    """Add the selecting options to a command, which gets them as `asked`."""
 
     def asked(*, selection_file: Path | None, **given: Any) -> SelectionOptions:
-        said = {name: value for name, value in given.items() if value not in (None, (), False)}
-        return SelectionOptions(file=selection_file, given=said)
+        selecting_options = {name: value for name, value in given.items() if value not in (None, (), False)}
+        return SelectionOptions(file=selection_file, given=selecting_options)
 
     return option_group(command, _SELECTING, "asked", asked)
 
@@ -234,7 +234,7 @@ _STARTING = (
 
 
 def starting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of starting a replay: who starts it, why, and whether it is followed."""
+    """Add the options of starting a replay to a command: actor, reason, and whether to follow it."""
     for option in reversed(_STARTING):
         command = option(command)
     return command

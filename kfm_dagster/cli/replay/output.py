@@ -1,4 +1,4 @@
-"""What the replay commands print: plans, replays and their units, as a table, JSON or YAML."""
+"""The output of the replay commands: plans, replays and their units, as a table, JSON or YAML."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ INSTEAD = {
     Status.IN_PROGRESS: "wait for the run that works them",
     Status.SUCCEEDED: "nothing, or --mode repair-and-replace to have successes done again",
 }
-"""What to do when other records than the selected ones are there, the most urgent first."""
+"""Next steps when a selection matches none, by the status of other records, the most urgent first."""
 
 
 def show(document: object, *, output: str, as_table: Callable[[], None]) -> None:
-    """Print a document in the wanted format."""
+    """Print a document in the format `output`."""
     if output == "json":
         click.echo(json.dumps(document))
     elif output == "yaml":
@@ -38,12 +38,12 @@ def show(document: object, *, output: str, as_table: Callable[[], None]) -> None
 
 
 def show_plan(plan: PlannedReplay, *, output: str) -> None:
-    """Print what a selection means now."""
+    """Print a plan: the units of a selection now."""
     show(plan.as_json(), output=output, as_table=lambda: _plan_table(plan))
 
 
 def show_report(report: Report, *, output: str) -> None:
-    """Print where a replay stands."""
+    """Print the progress of a replay."""
     show(report.as_json(), output=output, as_table=lambda: _report_table(report))
 
 
@@ -54,10 +54,10 @@ def show_runs(found: Sequence[ReplayRun], *, output: str) -> None:
 
 
 def nothing_selected(plan: PlannedReplay) -> str:
-    """Say what the ledger has instead of what a selection asked for, and what to do."""
-    there = ", ".join(f"{count} {status}" for status, count in plan.others.items())
+    """Return a line with the records that the ledger has instead of the selected ones, and the next step."""
+    others = ", ".join(f"{count} {status}" for status, count in plan.others.items())
     step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm wal list shows what there is")
-    return f"nothing is selected; of these datasets and times there are {there or 'no records'}; next: {step}"
+    return f"nothing is selected; of these datasets and times there are {others or 'no records'}; next: {step}"
 
 
 def _plan_table(plan: PlannedReplay) -> None:
