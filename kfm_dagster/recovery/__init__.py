@@ -1,1 +1,1 @@
-"""Recovery: units that come in again after a failure, by a decision that somebody answers for, always by the ledger."""
+"""Recovery: ingest units again after a failure, by an attributed decision and by the ledger."""

@@ -1,10 +1,10 @@
-"""Replay of the chain's intents: what a stage intended, failed to do, and no later run has overtaken (ADR 023).
+"""Replay of the chain's failed intents that no later run has overtaken (ADR 023).
 
-    failed intent > its payload > what the ledger says of the units that it names > one of the actions below
+    failed intent > its payload > the statuses of its units in the ledger > one of the actions below
 
-A batch names attempts, and an attempt that ended is over, so nothing is computed under it again: its units are let in
-again through the ledger, and the run that claims them overtakes the intent. Harmless to repeat, by anybody.
-Does not belong here: a library's nodes (`idempotent_node/replay.py`), letting failed units in (`replay/engine.py`).
+A batch names attempts, and nothing is computed again under an attempt that has ended: the ledger requeues its units,
+and the run that claims them overtakes the intent. Any process may repeat it safely.
+Does not belong here: a library's nodes (`idempotent_node/replay.py`), requeueing failed units (`replay/engine.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference
 
 INTENTS_PER_TICK = 20
-"""Each reads at most one batch; what is left has the next tick."""
+"""Each reads at most one batch; the next tick takes the rest."""
 
 
 @unique
@@ -51,22 +51,22 @@ class IntentAction(StrEnum):
 
 
 Decided: TypeAlias = tuple[IntentAction, str, *tuple[WalId, ...]]
-"""An action, why, and the units to let in."""
+"""An action, its reason, and the units to requeue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntentPlan:
-    """An intent, what a replay does with it, and why; `units` are those to let in."""
+    """An intent, the action of a replay on it, and the reason; `units` are to be requeued."""
 
     intent: Intent
     action: IntentAction
     why: str
     units: tuple[WalId, ...] = ()
     failed: bool = False
-    """Whether it was carried out and failed again."""
+    """Whether its action was carried out and failed again."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return a row for a person."""
+        """Return a row of the list of plans."""
         return {
             "intent": self.intent.wal_id,
             "node": self.intent.node,
@@ -80,31 +80,31 @@ class IntentPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntentRecovery:
-    """Replays the failed intents of a deployment's nodes, which it makes again."""
+    """Replays the failed intents of a deployment by building their nodes anew."""
 
     pipeline: Pipeline
 
     def plans(self, *, dataset: str | None = None) -> Iterator[IntentPlan]:
-        """Yield what a replay would do with each failed intent of the chain's nodes, oldest first; changes nothing."""
+        """Yield the plan of each failed intent of the chain's nodes, oldest first; change nothing."""
         off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
         for intent in self.pipeline.nodes.intents.unresolved():
             context = intent.payload["context"]
-            ours = (
+            of_the_chain = (
                 context.get("operator") in {*operators(), NODE}
                 and context["dataset"] in self.pipeline.registry.contracts
             )
-            if ours and intent.status is IntentStatus.FAILED and dataset in {None, context["dataset"]}:
+            if of_the_chain and intent.status is IntentStatus.FAILED and dataset in {None, context["dataset"]}:
                 switch = off.of(context["dataset"])
                 try:
                     action, why, *units = (IntentAction.HOLD, sentence(switch)) if switch else self._decided(intent)
-                except ArtifactError as gone:
-                    action, why, units = IntentAction.HOLD, str(gone), []
+                except ArtifactError as error:
+                    action, why, units = IntentAction.HOLD, str(error), []
                 yield IntentPlan(intent=intent, action=action, why=why, units=tuple(units))
 
     def carry_out(self, plan: IntentPlan) -> IntentPlan:
-        """Do what a plan says of its intent, letting units in excepted; return what is left of it.
+        """Carry out a plan, except for requeueing units; return the plan that remains.
 
-        Raises StageFailedError where a stage that is run again fails again, and what store and database raise.
+        Raises StageFailedError where a rerun stage fails again, and the errors of store and database.
         """
         context = plan.intent.payload["context"]
         if plan.action is IntentAction.RUN:
@@ -122,14 +122,14 @@ class IntentRecovery:
         return plan
 
     def advance(self, revisited: set[int], *, say: Callable[[str], None]) -> None:
-        """Revisit failed intents, each once: enter the listings that failed runs kept, close what is done.
+        """Revisit each failed intent once: enter the listings of failed runs, close done intents.
 
-        What waits for a person is left to `kfm replay intents`, which says why.
+        `kfm replay intents` lists the intents that need a person, with the reason.
         """
         for plan in islice((plan for plan in self.plans() if plan.intent.wal_id not in revisited), INTENTS_PER_TICK):
             if plan.action in {IntentAction.ENTER, IntentAction.CLOSE}:
-                done = self.carry_out(plan)
-                say(f"intent {plan.intent.wal_id} of {plan.intent.node} is replayed ({plan.action}): {done.why}")
+                outcome = self.carry_out(plan)
+                say(f"intent {plan.intent.wal_id} of {plan.intent.node} is replayed ({plan.action}): {outcome.why}")
             revisited.add(plan.intent.wal_id)
 
     def _decided(self, intent: Intent) -> Decided:
@@ -140,9 +140,9 @@ class IntentRecovery:
             return self._of_a_batch(intent)
         if "replay_of" in payload["params"]:
             return IntentAction.HOLD, "a replay of a run is started by a person"
-        # A backfill's has the names of what it lists, and no file.
-        listed = payload["params"]["source"] == Source.LISTING and "checksum" in payload["inputs"][0]
-        return self._of_a_listing(intent) if listed else self._of_the_first_node(intent)
+        # The input of a backfill has the names to list, and no file.
+        is_listing = payload["params"]["source"] == Source.LISTING and "checksum" in payload["inputs"][0]
+        return self._of_a_listing(intent) if is_listing else self._of_the_first_node(intent)
 
     def _of_a_listing(self, intent: Intent) -> Decided:
         if refused := intent.payload["context"].get("refused"):
@@ -150,17 +150,17 @@ class IntentRecovery:
         node = self._listing_node(intent)
         if any(intent.payload["params"].get(name) != value for name, value in node.params().items()):
             return IntentAction.HOLD, "the contract has changed since; start the run again"
-        listed = [unit.wal_id for entry in node.listing if (unit := parse_listed(node.contract, entry)) is not None]
+        wal_ids = [unit.wal_id for entry in node.listing if (unit := parse_listed(node.contract, entry)) is not None]
         with self.pipeline.database.snapshot() as tx:
-            unknown = set(listed) - set(self.pipeline.ledger.statuses(listed, tx=tx))
+            unknown = set(wal_ids) - set(self.pipeline.ledger.statuses(wal_ids, tx=tx))
         if not unknown:
             return self._of_the_first_node(intent)
         return IntentAction.ENTER, f"{len(unknown)} objects that it listed are not in the ledger"
 
     def _listing_node(self, intent: Intent) -> MessageParse:
-        """Return the first node of a run with the listing that it had kept. Raises ArtifactError."""
+        """Return a run's first node with the listing that the run kept. Raises ArtifactError."""
         payload = intent.payload
-        context, params, [kept] = payload["context"], payload["params"], payload["inputs"]
+        context, params, [reference] = payload["context"], payload["params"], payload["inputs"]
         return MessageParse(
             pipeline=self.pipeline,
             dataset=context["dataset"],
@@ -169,16 +169,16 @@ class IntentRecovery:
             source=Source.LISTING,
             limit=params["limit"],
             lane=params["lane"],
-            listing=kept_listing(self.pipeline.artifacts, kept),
+            listing=kept_listing(self.pipeline.artifacts, reference),
         )
 
     def _of_the_first_node(self, intent: Intent) -> tuple[IntentAction, str]:
-        """Wait for the run that claims what waits; with nothing waiting, there is nothing to claim."""
+        """Wait for a run to claim the day's units; close the intent when no unit waits."""
         context = intent.payload["context"]
-        place = {"dataset": context["dataset"], "partition": context["partition"]}
+        day = {"dataset": context["dataset"], "partition": context["partition"]}
         with self.pipeline.database.snapshot() as tx:
-            waits = self.pipeline.ledger.holds(**place, statuses=(Status.PENDING, Status.IN_PROGRESS), tx=tx)
-        if waits:
+            has_waiting = self.pipeline.ledger.holds(**day, statuses=(Status.PENDING, Status.IN_PROGRESS), tx=tx)
+        if has_waiting:
             return IntentAction.WAIT, "units of its day are pending or in work"
         return IntentAction.CLOSE, "no unit of its day waits"
 
@@ -188,13 +188,13 @@ class IntentRecovery:
         units = [unit.wal_id for unit in from_parquet(content)]
         with self.pipeline.database.snapshot() as tx:
             statuses = self.pipeline.ledger.statuses(units, tx=tx)
-        of: dict[Status, Sequence[WalId]] = {
-            status: sorted(wal_id for wal_id, now in statuses.items() if now is status) for status in Status
+        by_status: dict[Status, Sequence[WalId]] = {
+            status: sorted(wal_id for wal_id, current in statuses.items() if current is status) for status in Status
         }
-        if waiting := len(of[Status.PENDING]) + len(of[Status.IN_PROGRESS]):
+        if waiting := len(by_status[Status.PENDING]) + len(by_status[Status.IN_PROGRESS]):
             return IntentAction.WAIT, f"{waiting} of its units are pending or in work"
-        if failed := of[Status.FAILED]:
+        if failed := by_status[Status.FAILED]:
             return IntentAction.LET_IN, f"{len(failed)} of its units have failed", *failed
-        if quarantined := of[Status.QUARANTINED]:
+        if quarantined := by_status[Status.QUARANTINED]:
             return IntentAction.HOLD, f"{len(quarantined)} of its units are in quarantine; kfm release lets them in"
         return IntentAction.CLOSE, "its units have succeeded"

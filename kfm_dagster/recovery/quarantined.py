@@ -1,7 +1,7 @@
-"""Quarantined units that a person decides about: each has an open case, at the version that was seen, or none is taken.
+"""Quarantined units that a person decides about: the open cases and their versions.
 
-A dry run of discarding counts them first, and the decision holds for what it has counted alone. Does not belong here:
-the decision (`overrides.py`, `ledger/cases.py`).
+A decision takes all its units, at the versions that were seen, or none. A dry run of discarding counts the units, and
+the decision covers the counted units only. Does not belong here: the decision (`overrides.py`, `ledger/cases.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kfm_dagster.storage.database import Transaction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiscardPlan:
-    """What discarding the named units comes to: those with an open case by version, and how many there are of a kind.
+    """Units to discard: versions of the named units with open cases, and counts by kind.
 
-    `named` counts all of them; the others were discarded before, or are quarantined no longer.
+    `named` counts every named unit; the rest were discarded before, or are no longer quarantined.
     """
 
     named: int
@@ -48,7 +48,7 @@ class DiscardPlan:
 
 
 def plan_discard(wal_ids: Sequence[str], *, tx: Transaction) -> DiscardPlan:
-    """Return what discarding the named units would come to. Changes nothing."""
+    """Return the plan of discarding the named units; change nothing."""
     rows = tx.run("evidence.discardable", wal_ids=sorted(set(wal_ids))).all()
     return DiscardPlan(
         named=len(set(wal_ids)),
@@ -67,8 +67,8 @@ def open_versions(
 ) -> dict[WalId, int]:
     """Return the versions of quarantined units whose cases are open.
 
-    Raises RecordMovedError for another version than a given one, IllegalTransitionError for a unit that is not
-    quarantined, RefusedError for one that was discarded.
+    Raises RecordMovedError for a version other than `version`, IllegalTransitionError for a unit that is not
+    quarantined, RefusedError for a discarded unit.
     """
     for record in records:
         if version is not None and record.version != version:

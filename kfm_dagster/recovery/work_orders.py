@@ -1,8 +1,7 @@
-"""Work orders: what a person decides to have done again, at once or by a proposal for another to approve (WSM-21).
+"""Work orders: replays and releases that a person starts, or proposes for approval (WSM-21).
 
-Belongs here: starting what a selection asks for, releasing quarantined units, carrying out what was approved. Does not
-belong here: who has approved what (`governance/review.py`), batches (`replay/engine.py`), replays of runs
-(`ingest/run_replay.py`).
+Belongs here: starting a selection, releasing quarantined units, carrying out approved proposals. Does not belong here:
+approvals (`governance/review.py`), batches (`replay/engine.py`), replays of runs (`ingest/run_replay.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from kfm_dagster.storage.database import Transaction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """What was started, or proposed where a second person approves it first; no id when nothing was selected."""
+    """A started replay, or a proposal for a second person; without ids when no unit matched."""
 
     plan: PlannedReplay
     proposal_id: int | None = None
@@ -33,9 +32,9 @@ class Started:
 
 
 def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Started:
-    """Start a replay of records, or a backfill of days; nothing selected is an answer, and nothing is recorded of it.
+    """Start a replay of records or a backfill of days; propose it where it needs a review.
 
-    Raises GuardError when a guard refuses it.
+    Records nothing for an empty selection. Raises GuardError when a guard refuses it.
     """
     decision = engine.attributed(selection, decision)
     plan = engine.plan(selection, change_ref=decision.change_ref)
@@ -61,9 +60,9 @@ def release(
     replay_reason: str,
     tx: Transaction,
 ) -> int | None:
-    """Let quarantined units in again, all or none; where that is reviewed, propose it and return the proposal's id.
+    """Requeue all quarantined units or none; under review, return the id of a proposal instead.
 
-    Raises RecordMovedError for a unit that no longer stands at the version that was seen, UnattributedDecisionError
+    Raises RecordMovedError for a unit whose version is no longer the seen one, UnattributedDecisionError
     without a change reference, and UnknownReplayReasonError.
     """
     if ledger.review.required(settings, decision, tx=tx):
@@ -75,10 +74,10 @@ def release(
 
 
 def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple[Proposal, str | None]:
-    """Approve a proposal and carry it out, both or neither; return it and the id of the replay that it started.
+    """Approve a proposal and carry it out in one transaction; return it and its replay's id.
 
-    Raises RefusedError, RecordMovedError for a unit that has changed since, and GuardError for a replay that a guard
-    refuses by now.
+    Raises RefusedError, RecordMovedError for a unit that has changed since, and GuardError where a guard refuses the
+    replay by now.
     """
     ledger = engine.pipeline.ledger
     review = ledger.review
@@ -98,7 +97,7 @@ def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple
 def _release(
     ledger: Ledger, seen: Mapping[WalId, int], decision: Decision, replay_reason: str, tx: Transaction
 ) -> None:
-    moved = ledger.override(
+    released = ledger.override(
         seen,
         from_status=Status.QUARANTINED,
         action=GovernanceAction.RELEASE,
@@ -106,5 +105,5 @@ def _release(
         replay_reason=replay_reason,
         tx=tx,
     )
-    for wal_id in sorted(seen.keys() - moved):
+    for wal_id in sorted(seen.keys() - released):
         raise RecordMovedError(wal_id, version=seen[wal_id])

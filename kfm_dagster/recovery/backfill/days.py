@@ -1,9 +1,9 @@
-"""Backfills: days of datasets whose objects are listed and ingested, day by day, beside what is announced (DAG-05).
+"""Backfills: list and ingest days of datasets, day by day, beside live messages (DAG-05).
 
-A backfill is rows in the database: the next tick goes on from them. Its listings enter the ledger in the
-bulk lane, a chunk to a transaction, and the ledger's own sensor plans the runs that work them; a further day is listed
-only while less bulk work is on its way than the live share leaves. Units that succeeded stay as they are, failed ones
-are let in again with the reason `backfill`, so the same backfill twice changes nothing.
+A backfill is rows in the database, from which the next tick continues. Its listings enter the ledger in the bulk lane,
+one chunk per transaction, and the ledger's own sensor plans the runs of their units. A further day is listed only while
+the bulk units in flight are fewer than the live share leaves. Succeeded units stay unchanged and failed units are
+requeued with the reason `backfill`, so the same backfill twice changes nothing.
 Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
 """
 
@@ -27,13 +27,13 @@ from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
 from kfm_dagster.storage.database import Transaction
 
 PAUSE_SECONDS = 10.0
-"""How long a requested listing may be without an active run before it is asked for again; doubled each time."""
+"""Wait for a run of a requested listing before the next request; doubled each time."""
 MAX_PAUSE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListingRequest:
-    """One run to ask for: it lists a day of some datasets and works what it finds. `run_key` names the attempt."""
+    """A run to request: it lists and ingests a day of datasets. `run_key` names the attempt."""
 
     backfill_id: str
     day: str
@@ -43,7 +43,7 @@ class ListingRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvanceReport:
-    """What one step asks for; without a request, `reason` says why."""
+    """The runs that one step requests; without a request, `reason` says why."""
 
     requests: tuple[ListingRequest, ...] = ()
     finished: tuple[str, ...] = ()
@@ -64,12 +64,12 @@ class DayListing:
         return tx.run("backfill.open_listing", self._day).one_or_none() is not None
 
     def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
-        """Count what entered the ledger in this transaction; False when the backfill has been stopped meanwhile."""
+        """Count the units of this transaction; False when the backfill was stopped meanwhile."""
         row = tx.run("backfill.count_listed", self._day, listed=listed, created=created, requeued=requeued)
         return row.one_or_none() is not None
 
     def closed(self, tx: Transaction, left_out: LeftOut) -> None:
-        """Note that every object of the day is in the ledger, and which keys gave no unit."""
+        """Record that the ledger has the day's every object, and the keys that gave no unit."""
         tx.run("backfill.close_listing", self._day, at=self.clock(), left_out=left_out)
 
     @property
@@ -92,9 +92,9 @@ class Backfills:
         decision: Decision,
         selection: Selection | None = None,
     ) -> Backfill:
-        """Write down a backfill, which the sensor `nodd_due` carries out; earlier days lower the partition window.
+        """Record a backfill for the sensor `nodd_due`; earlier days lower the partition window.
 
-        `selection` is the one that describes it, where a person has written one. Raises as `days` does.
+        `selection` describes it, where a person has written one. Raises the errors of `days`.
         """
         days = self.days(datasets, first_day, last_day)
         selection = selection or selection_of_days(self.pipeline.settings.env, sorted(days), first_day, last_day)
@@ -104,7 +104,7 @@ class Backfills:
         return find_backfill(self.pipeline.ledger.database, backfill_id)
 
     def start_listing(self, backfill_id: str, *, dataset: str, day: date, decision: Decision) -> bool:
-        """Write down a backfill of one day under a name that is given once; False where it has been given before."""
+        """Record a backfill of one day under a unique id; return False where the id exists."""
         with self.pipeline.ledger.database.transaction() as tx:
             tx.run("replay.lock")
             is_new = tx.run("replay.run", replay_run_id=backfill_id).one_or_none() is None
@@ -119,10 +119,10 @@ class Backfills:
         return is_new
 
     def days(self, datasets: Iterable[str], first_day: date, last_day: date) -> dict[str, list[date]]:
-        """Return the days to list of each dataset; those before it begins (storage.first_day) are left out.
+        """Return each dataset's days to list, from its first day (storage.first_day) on.
 
-        Raises ContractError for an unknown dataset, RefusedError for one that is switched off, BackfillError for a
-        window that has no day, none that objects of a dataset are of, or ends in the future.
+        Raises ContractError for an unknown dataset, RefusedError for a dataset that is switched off, BackfillError for
+        a window that is empty, holds no day of a dataset's objects, or ends in the future.
         """
         today = self.pipeline.clock().date()
         names = sorted({self.pipeline.ledger.registry[name].id for name in datasets})
@@ -145,17 +145,19 @@ class Backfills:
         limit: int,
         known: Callable[[str], bool] = lambda _: True,
     ) -> AdvanceReport:
-        """Take one step with every running backfill: end those that are done, ask for listings.
+        """Advance every running backfill by a step: end finished backfills, request listings.
 
-        `listing` are the (backfill, day) that have an active run, `limit` how many may have one, and `known` tells the
-        days that Dagster knows; others wait until it does. A day whose run died before it was listed is asked for
-        again; a further one only while few enough bulk units are on their way.
+        `listing` has the (backfill, day) pairs with an active run, `limit` is the most that may have one, and `known`
+        tells whether Dagster knows a day; unknown days wait. A day whose run died before it was listed is requested
+        again; a further day is requested only while few enough bulk units are in flight.
         """
         off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
-        on = [contract.id for contract in self.pipeline.ledger.registry if off.of(contract.id) is None]
+        active = [contract.id for contract in self.pipeline.ledger.registry if off.of(contract.id) is None]
         finished = self._finish()
         with self.pipeline.ledger.database.snapshot() as view:
-            listings = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
+            listings = [
+                _by_day(view.run(name, datasets=active)) for name in ("backfill.requested", "backfill.next_days")
+            ]
             running = view.run("backfill.running").scalar_one()
         requested, waiting = ({key: rows for key, rows in days.items() if known(key[1])} for days in listings)
         unknown = sorted({day for days in listings for _, day in days if not known(day)})
@@ -181,8 +183,8 @@ class Backfills:
         begins = self.pipeline.ledger.registry[dataset].storage.first_day
         first = max(first_day, begins)
         window = (first + timedelta(days=number) for number in range((last_day - first).days + 1))
-        found = [day for day in window if grammar.day_holding(day) == day]
-        if not found:
+        days = [day for day in window if grammar.day_holding(day) == day]
+        if not days:
             holding = max(grammar.day_holding(first), begins)
             raise BackfillError(
                 f"no object of {dataset} is of any of these days",
@@ -194,7 +196,7 @@ class Backfills:
                 ),
                 next_step="correct the days",
             )
-        return found
+        return days
 
     def _create(
         self,
@@ -207,12 +209,12 @@ class Backfills:
         runs.create(
             tx, replay_run_id=backfill_id, selection=selection, units=(), decision=decision, at=self.pipeline.clock()
         )
-        first_day = min(day for several in days.values() for day in several)
+        first_day = min(day for dates in days.values() for day in dates)
         self.pipeline.window.lower(
             first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx
         )
-        for dataset, several in days.items():
-            tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=map(str, several))
+        for dataset, dates in days.items():
+            tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=map(str, dates))
         run = runs.get(tx, backfill_id)
         runs.record(self.pipeline.ledger.log, GovernanceAction.REPLAY_STARTED, run, decision, tx)
 
@@ -232,17 +234,17 @@ class Backfills:
         requests = []
         with self.pipeline.ledger.database.transaction() as tx:
             for (backfill_id, day), rows in days.items():
-                asked = tx.run(
+                requested = tx.run(
                     "backfill.request",
                     backfill_id=backfill_id,
                     day=day,
                     datasets=[row.dataset for row in rows],
                     at=self.pipeline.clock(),
                 ).all()
-                # None when the backfill has been stopped since it was looked at.
-                if asked:
-                    names = tuple(sorted(row.dataset for row in asked))
-                    key = f"backfill/{backfill_id}/{day}/{','.join(names)}/{max(row.requests for row in asked)}"
+                # No row when the backfill was stopped in between.
+                if requested:
+                    names = tuple(sorted(row.dataset for row in requested))
+                    key = f"backfill/{backfill_id}/{day}/{','.join(names)}/{max(row.requests for row in requested)}"
                     requests.append(ListingRequest(backfill_id=backfill_id, day=day, datasets=names, run_key=key))
         return tuple(requests)
 
@@ -265,10 +267,10 @@ def _why_none(
 
 def _by_day(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
     """Group rows of datasets by backfill and day, in their order."""
-    found: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for row in rows:
-        found[row.backfill_id, row.day].append(row)
-    return dict(found)
+        groups[row.backfill_id, row.day].append(row)
+    return dict(groups)
 
 
 def _pause_is_over(rows: Sequence[Any], *, now: datetime) -> bool:

@@ -1,7 +1,6 @@
-"""Backfills as they stand: the values, and the questions that change nothing.
+"""Backfills and the progress of their days: the values, and the queries that read them.
 
-Belongs here: a backfill, the progress of its days. Does not belong here: starting and advancing one (`days.py`);
-its state, which is that of its replay (`replay/runs.py`).
+Does not belong here: starting and advancing a backfill (`days.py`), its state, which its replay has (`replay/runs.py`).
 """
 
 from __future__ import annotations
@@ -82,9 +81,9 @@ class Backfill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayProgress:
-    """One day of one dataset. `units` are the day's records in the ledger by status, from every source.
+    """One day of one dataset. `units` counts the day's records by status, from every source.
 
-    `left_out` has what a listing that has ended saw and gave no unit (`ingest.discovery.LeftOut`).
+    `left_out` has the keys of an ended listing that gave no unit (`ingest.discovery.LeftOut`).
     """
 
     dataset: str
@@ -139,13 +138,13 @@ def no_backfill_runs(database: Database) -> bool:
 
 
 def unlisted_days(database: Database) -> list[UnlistedDays]:
-    """Return what running backfills have still to list."""
+    """Return the days that running backfills have still to list."""
     with database.snapshot() as view:
         return view.rows(UnlistedDays, "backfill.unlisted")
 
 
 def listed_backfills(database: Database) -> list[str]:
-    """Return the running backfills whose every day is listed: they end once no unit of them waits any more."""
+    """Return running backfills with every day listed; they end once none of their units waits."""
     with database.snapshot() as view:
         return list(view.run("backfill.all_listed").scalars())
 
@@ -175,7 +174,7 @@ def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
 
 
 def days_left_out(registry: ContractRegistry, datasets: Iterable[str], first_day: date) -> dict[str, str]:
-    """Say of each dataset which days from the first one on are none, because the dataset begins later."""
+    """Describe, by dataset, the days from `first_day` on that precede the dataset's first day."""
     begins = {name: registry[name].storage.first_day for name in datasets if name in registry.contracts}
     return {
         name: f"{counted((day - first_day).days, 'day')} from {first_day} on: {name} begins on {day}"
