@@ -1,1 +1,1 @@
-"""Replays: units that are let in again by a person's decision, always through the ledger."""
+"""Replays: units that a person's decision requeues, always through the ledger."""

@@ -1,8 +1,8 @@
-"""The replay engine: freezes a selection, and carries it out batch by batch, always through the ledger.
+"""The replay engine: freeze a selection, and admit it batch by batch through the ledger.
 
-Any process may call `advance`: a batch is admitted in one transaction together with what was decided about each of its
-units, so that a process that dies at any instant has admitted it wholly or not at all. The admitted units are worked by
-the ordinary runs. Does not belong here: rules (`guards.py`, `pace.py`, `units.py`), rows (`runs.py`).
+Any process may call `advance`: one transaction admits a batch and records the decision on each of its units, so that a
+process that dies at any instant has admitted it wholly or not at all. Ordinary runs process the admitted units. Does
+not belong here: rules (`guards.py`, `pace.py`, `units.py`), rows (`runs.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kfm_dagster.views.view import json_row
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advance:
-    """What one advance did: let a batch in, was held, changed the state, or nothing."""
+    """The result of one advance: an admitted batch, a hold, a new state, or no change."""
 
     replay_run_id: str
     state: ReplayState
@@ -57,7 +57,7 @@ class Advance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """A replay, the account of its units, the results that differ, and what holds it at this moment."""
+    """A replay, the account of its units, its differing results, and its present hold."""
 
     run: ReplayRun
     account: Account
@@ -90,9 +90,9 @@ class ReplayEngine:
     def plan(
         self, selection: Selection, *, change_ref: str | None = None, tx: Transaction | None = None
     ) -> PlannedReplay:
-        """Say what a selection means now, and what would refuse it; changes nothing.
+        """Return the plan of a selection now, with its refusals; change nothing.
 
-        Raises GuardError when even looking is refused, and UnknownReplayReasonError for a reason in no vocabulary.
+        Raises GuardError where a guard refuses the query itself, and UnknownReplayReasonError for an unknown reason.
         """
         with nullcontext(tx) if tx else self.pipeline.database.snapshot() as view:
             self.pipeline.ledger.check_reason(selection.replay_reason, tx=view)
@@ -107,11 +107,10 @@ class ReplayEngine:
         approved: Units | None = None,
         tx: Transaction | None = None,
     ) -> ReplayRun:
-        """Freeze a selection and let it run; nothing is let in yet. Raises GuardError when a guard refuses.
+        """Freeze a selection and start its replay, which has admitted no unit yet.
 
-        A backfill has days to list instead of records, and Backfills.start raises what refuses them.
-
-        With the overrides that were approved it raises RefusedError where the selection holds others by now.
+        A backfill lists days instead of records, and raises the errors of Backfills.start. Raises GuardError when a
+        guard refuses, and RefusedError where the selection holds other overrides by now than were `approved`.
         """
         decision = self.attributed(selection, decision)
         if selection.spec.mode is Mode.BACKFILL:
@@ -147,15 +146,13 @@ class ReplayEngine:
         return run
 
     def attributed(self, selection: Selection, decision: Decision) -> Decision:
-        """Return the decision with the reference that the spec names, unless it has one itself."""
+        """Return the decision, with the spec's change reference where it has none itself."""
         return replace(decision, change_ref=decision.change_ref or selection.change_ref)
 
     def advance(self, replay_run_id: str) -> Advance:
-        """Do the next thing that a running replay needs, at most one batch; harmless to repeat, by anybody.
+        """Advance a running replay by one batch at most; any process may repeat it safely.
 
-        A backfill is advanced by Backfills.advance, which knows what is being listed.
-
-        Raises UnknownNameError.
+        Backfills.advance advances a backfill, as it knows the listings in progress. Raises UnknownNameError.
         """
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
@@ -165,7 +162,7 @@ class ReplayEngine:
             return self._stop_on_mismatch(run, tx) or self._go_on(run, tx)
 
     def advance_all(self, *, say: Callable[[str], None] = lambda _: None) -> list[Advance]:
-        """Advance every running replay by a step, and say what that did."""
+        """Advance every running replay by a step, and report each result by `say`."""
         with self.pipeline.database.snapshot() as view:
             replays = runs.running(view)
         steps = [self._advance_or_record(replay_run_id) for replay_run_id in replays]
@@ -174,7 +171,7 @@ class ReplayEngine:
         return steps
 
     def _advance_or_record(self, replay_run_id: str) -> Advance:
-        """Advance; a replay that this release cannot carry out keeps nothing else from going on."""
+        """Advance a replay; hold a replay that this release cannot carry out, so that others go on."""
         try:
             return self.advance(replay_run_id)
         except DependencyUnavailableError:
@@ -184,23 +181,23 @@ class ReplayEngine:
             return Advance(replay_run_id=replay_run_id, state=ReplayState.RUNNING, hold=hold)
 
     def pause(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """Let nothing more in until it is resumed; what was let in goes on. Raises RefusedError."""
+        """Admit no unit until the replay is resumed; admitted units go on. Raises RefusedError."""
         return self._change(
             replay_run_id, {ReplayState.RUNNING}, ReplayState.PAUSED, decision, GovernanceAction.REPLAY_PAUSED
         )
 
     def stop(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """End it; what was let in goes on. Raises RefusedError."""
+        """End a replay; admitted units go on. Raises RefusedError."""
         running = {ReplayState.RUNNING, ReplayState.PAUSED}
         return self._change(replay_run_id, running, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
 
     def resume(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """Go on where it was paused or stopped; differing results so far count as seen. Raises RefusedError."""
+        """Resume a replay; differing results so far count as seen. Raises RefusedError."""
         halted = {ReplayState.PAUSED, ReplayState.STOPPED}
         return self._change(replay_run_id, halted, ReplayState.RUNNING, decision, GovernanceAction.REPLAY_RESUMED)
 
     def report(self, replay_run_id: str) -> Report:
-        """Look at a replay. Raises UnknownNameError."""
+        """Return the report of a replay. Raises UnknownNameError."""
         with self.pipeline.database.snapshot() as view:
             run = runs.get(view, replay_run_id)
             batch = view.run("replay.next_batch", replay_run_id=replay_run_id).scalar_one()
@@ -213,10 +210,10 @@ class ReplayEngine:
             )
 
     def at_work(self) -> bool:
-        """Tell whether a replay runs that will go on by itself: one that a guard holds waits for a person."""
+        """Tell whether a running replay goes on by itself; a guard's hold waits for a person."""
         with self.pipeline.database.snapshot() as view:
-            found = runs.running(view)
-        holds = [self.report(replay_run_id).hold for replay_run_id in found]
+            replays = runs.running(view)
+        holds = [self.report(replay_run_id).hold for replay_run_id in replays]
         return any(hold is None or hold.reason is not HoldReason.GUARD for hold in holds)
 
     def newest(self, *, limit: int = 20) -> list[ReplayRun]:
@@ -225,22 +222,24 @@ class ReplayEngine:
             return runs.newest(view, limit=limit)
 
     def _stop_on_mismatch(self, run: ReplayRun, tx: Transaction) -> Advance | None:
-        found = runs.differing(tx, run.replay_run_id)
-        if len(found) <= run.mismatches_seen:
+        differing = runs.differing(tx, run.replay_run_id)
+        if len(differing) <= run.mismatches_seen:
             return None
-        reason = f"{len(found)} results differ from the earlier ones, the first of {found[0].wal_id}"
+        reason = f"{len(differing)} results differ from the earlier ones, the first of {differing[0].wal_id}"
         decision = self._engine(reason, run)
         at = self.pipeline.clock()
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.STOPPED, at=at, state_reason=reason)
-        runs.record(self.pipeline.ledger.log, GovernanceAction.REPLAY_STOPPED, run, decision, tx, mismatches=len(found))
+        runs.record(
+            self.pipeline.ledger.log, GovernanceAction.REPLAY_STOPPED, run, decision, tx, mismatches=len(differing)
+        )
         return Advance(replay_run_id=run.replay_run_id, state=ReplayState.STOPPED)
 
     def _go_on(self, run: ReplayRun, tx: Transaction) -> Advance:
         batch = tx.run("replay.next_batch", replay_run_id=run.replay_run_id).scalar_one()
         if batch is None:
             return self._finish_if_done(run, tx)
-        if (held := self._hold(run, batch, tx)) is not None:
-            return Advance(replay_run_id=run.replay_run_id, state=run.state, hold=held)
+        if (hold := self._hold(run, batch, tx)) is not None:
+            return Advance(replay_run_id=run.replay_run_id, state=run.state, hold=hold)
         admitted = admit(
             self.pipeline.ledger,
             replay_run_id=run.replay_run_id,
@@ -278,9 +277,9 @@ class ReplayEngine:
 
     def _traffic(self, tx: Transaction) -> Traffic:
         now = self.pipeline.clock()
-        known = list(self.pipeline.registry.contracts)
-        on = sorted(set(known) - self.pipeline.ledger.switches.off(known, tx=tx))
-        waits_since = tx.run("replay.live_waits_since", datasets=on).scalar_one()
+        datasets = list(self.pipeline.registry.contracts)
+        active = sorted(set(datasets) - self.pipeline.ledger.switches.off(datasets, tx=tx))
+        waits_since = tx.run("replay.live_waits_since", datasets=active).scalar_one()
         return Traffic(
             now=now,
             in_flight=[(row.replay_run_id, row.batch, row.dataset) for row in tx.run("replay.unfinished")],
@@ -333,6 +332,6 @@ class ReplayEngine:
         )
 
     def _engine(self, reason: str, run: ReplayRun) -> Decision:
-        """Return the decision that the engine itself makes, under the change of the replay."""
+        """Return a decision of the engine itself, under the change of the replay."""
         actor = self.pipeline.settings.worker_id
         return Decision(actor=actor, reason=reason, change_ref=run.decision.change_ref)

@@ -1,7 +1,7 @@
-"""The guards of a replay: what is refused, each with its name, what was observed and what is expected (pure).
+"""The guards of a replay: named refusals with the observed and the expected value (pure).
 
-Belongs here: whether a sound selection may be looked at, started, and gone on with. Does not belong here: when the next
-batch may come (`pace.py`), and which units of it are let in (`units.py`).
+Belongs here: whether a valid selection may be queried, started and continued. Does not belong here: when the next batch
+may come (`pace.py`), and which of its units are requeued (`units.py`).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from kfm_dagster.recovery.replay.selection import Mode, Selection
 
 def environment(request: Request) -> Refusal | None:
     """Refuse a selection that was written for another environment."""
-    wanted = request.selection.metadata.env
-    if wanted is request.env:
+    env = request.selection.metadata.env
+    if env is request.env:
         return None
     return Refusal(
         guard=Guard.ENVIRONMENT,
         what="the selection is for another environment",
-        observed=f"metadata.env {wanted}",
+        observed=f"metadata.env {env}",
         expected=f"{request.env}, where this runs (KFM_ENV)",
         next_step="run it there, or write a selection for this environment",
     )
 
 
 def scope(request: Request) -> Refusal | None:
-    """Refuse a selection that leaves out a dimension: its size would be an accident."""
+    """Refuse a selection without a dataset, time or status: its size would be an accident."""
     filters = request.selection.spec.filters
     if filters.wal_ids or request.selection.spec.mode is Mode.BACKFILL:
         return None
-    given = {
+    dimensions = {
         "no dataset": bool(filters.datasets),
         "no time (days, event_time or created)": any(_window(request.selection)),
         "no status and no error code": bool(filters.status or filters.error_codes),
     }
-    missing = [lack for lack, is_given in given.items() if not is_given]
+    missing = [lack for lack, is_given in dimensions.items() if not is_given]
     if not missing:
         return None
     return Refusal(
@@ -58,7 +58,7 @@ _OPTION_OF = {
 
 
 def global_scope(request: Request) -> Refusal | None:
-    """Refuse every dataset at once where the environment does."""
+    """Refuse a selection of every dataset where the environment does."""
     if request.limits.global_scope or EVERY_DATASET not in request.selection.spec.filters.datasets:
         return None
     return Refusal(
@@ -71,7 +71,7 @@ def global_scope(request: Request) -> Refusal | None:
 
 
 def window(request: Request) -> Refusal | None:
-    """Refuse a time that is open at an end, or too long, where the environment does."""
+    """Refuse a time span that is too long or has an open end, where the environment does."""
     longest = request.limits.max_window
     if longest is None or request.selection.spec.filters.wal_ids:
         return None
@@ -88,16 +88,16 @@ def window(request: Request) -> Refusal | None:
 
 
 def _window(selection: Selection) -> tuple[datetime | None, datetime | None]:
-    """Return the time that a selection is bounded by: one with both ends if there is one."""
+    """Return the time span of a selection, preferably a span with both ends."""
     filters = selection.spec.filters
     spans = (
         (filters.event_time.start, filters.event_time.end),
         (filters.created.after, filters.created.before),
         (_midnight(filters.days.first), _midnight(filters.days.last, after=timedelta(days=1))),
     )
-    given = [span for span in spans if any(span)]
-    whole = [span for span in given if all(span)]
-    return (whole or given or [(None, None)])[0]
+    bounded = [span for span in spans if any(span)]
+    whole = [span for span in bounded if all(span)]
+    return (whole or bounded or [(None, None)])[0]
 
 
 def _midnight(day: date | None, *, after: timedelta = timedelta(0)) -> datetime | None:
@@ -105,13 +105,13 @@ def _midnight(day: date | None, *, after: timedelta = timedelta(0)) -> datetime 
 
 
 def amounts(request: Request) -> Iterator[Refusal]:
-    """Refuse more, larger or faster than one replay may be where it runs."""
-    asked, options, limits = request.selection.spec.limits, request.selection.spec.options, request.limits
+    """Refuse numbers, sizes and rates above the environment's limits."""
+    spec_limits, options, limits = request.selection.spec.limits, request.selection.spec.options, request.limits
     lower = "lower it in options, or leave it out"
     for guard, what, observed, limit, next_step in (
         (
             Guard.MAX_SELECTION_RECORDS, "the selection asks for too many records",
-            asked.max_records, request.max_records, "lower limits.max_records (--limit)",
+            spec_limits.max_records, request.max_records, "lower limits.max_records (--limit)",
         ),
         (
             Guard.MAX_BATCH_SIZE, "the batches are too large",
@@ -119,7 +119,7 @@ def amounts(request: Request) -> Iterator[Refusal]:
         ),
         (
             Guard.MAX_BATCHES, "the selection asks for too many batches",
-            asked.max_batches, request.max_batches, "lower limits.max_batches (--max-batches)",
+            spec_limits.max_batches, request.max_batches, "lower limits.max_batches (--max-batches)",
         ),
         (Guard.RATE, "too many records per second", options.records_per_second, limits.records_per_second, lower),
         (Guard.RATE, "too many batches per minute", options.batches_per_minute, limits.batches_per_minute, lower),
@@ -129,7 +129,7 @@ def amounts(request: Request) -> Iterator[Refusal]:
 
 
 def approval(request: Request) -> Refusal | None:
-    """Refuse to replace results, to release units or to go back to older code without an approval (RPL-07)."""
+    """Refuse to replace results, release units or downgrade without an approval (RPL-07)."""
     options = request.selection.spec.options
     replaces = request.selection.spec.mode is Mode.REPAIR_AND_REPLACE
     if not replaces and not options.allow_downgrade:
@@ -148,7 +148,7 @@ def approval(request: Request) -> Refusal | None:
 
 
 def change_reference(request: Request) -> Refusal | None:
-    """Refuse a replay that nobody can look up where the environment does."""
+    """Refuse a replay without a change reference where the environment needs one."""
     if request.change_ref or not request.limits.needs_change_ref:
         return None
     return Refusal(
@@ -161,17 +161,17 @@ def change_reference(request: Request) -> Refusal | None:
 
 
 def refused_to_look(request: Request) -> tuple[Refusal, ...]:
-    """Return what refuses even looking: it could make the ledger read all of itself."""
+    """Return the refusals of the query itself, which could read the whole ledger."""
     return _given(environment(request), scope(request), global_scope(request), window(request))
 
 
 def refused_as_asked(request: Request) -> tuple[Refusal, ...]:
-    """Return what refuses a request whatever the ledger says; asked again before every batch."""
+    """Return the refusals that need no ledger; every batch checks them again."""
     return refused_to_look(request) + _given(*amounts(request), approval(request), change_reference(request))
 
 
 def refused_by_facts(request: Request, found: RequestFacts) -> tuple[Refusal, ...]:
-    """Return what refuses a request, given what the ledger says."""
+    """Return the refusals that follow from the ledger's facts."""
     return _given(
         selected_records(request, found),
         needed_batches(request, found),
@@ -185,7 +185,7 @@ def _given(*refusals: Refusal | None) -> tuple[Refusal, ...]:
 
 
 def selected_records(request: Request, found: RequestFacts) -> Refusal | None:
-    """Refuse a selection that matches more than one replay may do, unless it says how many it wants."""
+    """Refuse more records than one replay may have, unless the selection has a limit itself."""
     if not found.more or request.selection.spec.limits.max_records is not None:
         return None
     return Refusal(
@@ -222,7 +222,7 @@ def kill_switch(request: Request, switched_off: frozenset[str]) -> Refusal | Non
 
 
 def downgrade(request: Request, found: RequestFacts) -> Refusal | None:
-    """Refuse to replace what a newer release has made (RPL-07)."""
+    """Refuse to replace results of a newer release (RPL-07)."""
     if not found.newer_results or request.selection.spec.options.allow_downgrade:
         return None
     return Refusal(

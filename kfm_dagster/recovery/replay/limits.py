@@ -1,4 +1,4 @@
-"""The limits of a replay by environment, the guards that hold it to them, and what a refusal says. Values only.
+"""Values: the limits of replays by environment, the names of the guards, and refusals.
 
 A spec may ask for less and never for more; a replay that needs more is two replays, or a change of this table.
 """
@@ -20,7 +20,7 @@ RECORDS_OF_DAYS = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one replay may do in an environment; the numbers in flight and the rates hold for all replays together.
+    """Limits of a replay in an environment; rates and numbers in flight cover all replays.
 
     The defaults are those of dev.
     """
@@ -38,7 +38,7 @@ class Limits:
     max_window: timedelta | None = None
     """Longest span of time that one selection may cover; None: any."""
     global_scope: bool = True
-    """Whether every dataset may be meant at once."""
+    """Whether one selection may have every dataset."""
     needs_change_ref: bool = False
     """Whether every replay needs a change or incident reference, not only one that replaces results."""
 
@@ -74,7 +74,7 @@ QUEUE_AGE_SLO_SECONDS = 90.0
 SLOW_DOWN_AT = 0.5
 """Share of it from which replays go at half their rate."""
 HOLD_AT = 0.8
-"""Share of it from which replays let nothing in."""
+"""Share of it from which replays admit nothing."""
 
 
 @unique
@@ -141,7 +141,7 @@ class GuardError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A selection, and under which circumstances it is to be carried out."""
+    """A selection, with the environment, limits and change reference of its replay."""
 
     selection: Selection
     env: Environment
@@ -169,7 +169,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestFacts:
-    """What the ledger says about a request. `more` tells that records beyond the limit match."""
+    """The ledger's facts about a request. `more` tells that records beyond the limit match."""
 
     records: int
     more: bool

@@ -1,7 +1,7 @@
 """The pace of a replay: when its next batch may come (pure).
 
-The bulk lane waits for the live one anyway; this keeps it from growing without bound and from working when live units
-begin to wait. Belongs here: rates, batches in flight, and giving way to the queue-age service level.
+The bulk lane waits for the live lane anyway; the pace bounds its size, and stops it when live units begin to wait.
+Belongs here: rates, batches in flight, and giving way to the queue-age service level.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HoldReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hold:
-    """Why nothing is let in at this moment."""
+    """Why no batch is admitted at this moment."""
 
     reason: HoldReason
     observed: str
@@ -49,10 +49,10 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """What all replays together are doing, and how long live units wait.
+    """The batches of all replays, and how long live units wait.
 
-    `in_flight` holds (replay, batch, dataset) of every batch with a unit that is pending or in progress, `recent` when
-    the latest batches of any replay were decided about, and how many units each let in.
+    `in_flight` holds (replay, batch, dataset) of every batch with a unit that is pending or in progress, `recent` the
+    times at which any replay's latest batches were decided on, and how many units each admitted.
     """
 
     now: datetime
@@ -62,7 +62,7 @@ class Traffic:
 
 
 def hold(traffic: Traffic, *, limits: Limits, datasets: Collection[str]) -> Hold | None:
-    """Say why a batch of these datasets has to wait, or None when it may come now."""
+    """Return why a batch of these datasets has to wait, or None when it may come now."""
     age = queue_age(traffic)
     share = age / QUEUE_AGE_SLO_SECONDS
     if share >= HOLD_AT:
@@ -76,7 +76,7 @@ def hold(traffic: Traffic, *, limits: Limits, datasets: Collection[str]) -> Hold
 
 
 def queue_age(traffic: Traffic) -> float:
-    """Return the seconds for which the live unit has waited that has waited longest; 0 when none waits."""
+    """Return how long the oldest live unit has waited, in seconds; 0 when none waits."""
     if traffic.live_waits_since is None:
         return 0.0
     return max((traffic.now - traffic.live_waits_since).total_seconds(), 0.0)

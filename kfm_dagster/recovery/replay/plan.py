@@ -1,4 +1,4 @@
-"""The plan of a replay: what a selection means at this moment, and what would refuse it. Reads, changes nothing."""
+"""The plan of a replay: the units of its selection now, and its refusals. Reads only."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ EXAMPLES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedReplay:
-    """What would be let in, in which batches, what would be skipped, and what refuses it.
+    """The units to requeue, their batches, the skipped units, and the refusals.
 
-    `more` tells that further records match than were asked for; `seconds` is the least time that the rate allows.
+    `more` tells that records beyond the limit match; `seconds` is the least time that the rate allows.
     """
 
     selection: Selection
@@ -57,11 +57,11 @@ class PlannedReplay:
     @property
     def overrides(self) -> Units:
         """What the units in a terminal state need to leave it, at the versions that they have."""
-        found: dict[GovernanceAction, dict[WalId, int]] = {}
+        versions: dict[GovernanceAction, dict[WalId, int]] = {}
         for unit in self.units:
             if (action := override_action(unit.status, self.selection)) is not None:
-                found.setdefault(action, {})[unit.wal_id] = unit.version
-        return found
+                versions.setdefault(action, {})[unit.wal_id] = unit.version
+        return versions
 
     @property
     def breakdown(self) -> list[dict[str, Any]]:
@@ -106,12 +106,12 @@ class PlannedReplay:
 
 
 def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: Transaction) -> PlannedReplay:
-    """Say what a selection means now.
+    """Return the plan of a selection now.
 
-    Raises GuardError when even looking is refused, and ContractError for a dataset without a contract.
+    Raises GuardError where a guard refuses the query itself, and ContractError for a dataset without a contract.
     """
-    if refused := refused_to_look(request):
-        raise GuardError(refused)
+    if refusals := refused_to_look(request):
+        raise GuardError(refusals)
     selection = request.selection
     datasets = datasets_of(selection, registry)
     units: list[SelectedUnit] = []
@@ -121,10 +121,10 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         first, last = selection.days
         listings = ((last - first).days + 1) * len(datasets)
     else:
-        wanted = min(selection.spec.limits.max_records or request.max_records, request.max_records)
-        units, more = select(selection, registry=registry, limit=wanted, tx=tx)
+        limit = min(selection.spec.limits.max_records or request.max_records, request.max_records)
+        units, more = select(selection, registry=registry, limit=limit, tx=tx)
     skip_reasons = [rules.skip_reason(unit) for unit in units]
-    found = RequestFacts(
+    facts = RequestFacts(
         records=len(units),
         more=more,
         switched_off=rules.switched_off & ({unit.dataset for unit in units} or set(datasets)),
@@ -138,7 +138,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         batch_size=request.batch_size,
         skipped=Counter(reason for reason in skip_reasons if reason is not None),
         seconds=_least_seconds(request, len(units)),
-        refusals=refused_as_asked(request) + refused_by_facts(request, found),
+        refusals=refused_as_asked(request) + refused_by_facts(request, facts),
         listings=listings,
         others={} if units or listings else count_by_status(selection, registry=registry, tx=tx),
     )

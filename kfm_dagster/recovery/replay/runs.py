@@ -1,7 +1,7 @@
-"""Replay runs as the database keeps them: their states, their frozen selections, and what came of their units.
+"""Replay runs in the database: their states, frozen selections, and units' outcomes.
 
 Belongs here: rows of `replay_runs` and `replay_units` as values, and the statements that read and write them. Does not
-belong here: deciding anything (`engine.py`).
+belong here: decisions (`engine.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ReplayState(StrEnum):
 
 
 ENDED = (ReplayState.STOPPED, ReplayState.FINISHED)
-"""States in which nothing more comes without a person."""
+"""States in which no further batch comes without a person."""
 NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.PLANNED: (ReplayState.RUNNING,),
     ReplayState.RUNNING: (ReplayState.PAUSED, ReplayState.STOPPED, ReplayState.FINISHED),
@@ -48,12 +48,12 @@ NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.STOPPED: (ReplayState.RUNNING,),
     ReplayState.FINISHED: (),
 }
-"""Every legal change (RPL-05), for telling; the database keeps to it (`sql/schema`)."""
+"""Every legal change (RPL-05), for error texts; the database enforces it (`sql/schema`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayRun:
-    """A replay, as it was approved and where it stands."""
+    """A replay, with its approved selection and its present state."""
 
     replay_run_id: str
     name: str
@@ -108,13 +108,13 @@ class UnitOutcome(StrEnum):
 
 
 OPEN = (UnitOutcome.SELECTED, UnitOutcome.PENDING, UnitOutcome.IN_PROGRESS, UnitOutcome.RETRYING)
-"""Outcomes that are none yet."""
+"""Outcomes that are not final."""
 BAD = (UnitOutcome.FAILED, UnitOutcome.QUARANTINED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """How many units of a replay had which outcome; the buckets sum to the selection."""
+    """Units of a replay by outcome; the numbers sum to the selection."""
 
     outcomes: Mapping[UnitOutcome, int]
     skipped: Mapping[str, int]
@@ -167,7 +167,7 @@ def create(
     decision: Decision,
     at: datetime,
 ) -> None:
-    """Record a replay with its frozen selection, and let it run."""
+    """Record a replay with its frozen selection, and start it."""
     with explained(allowed=_allowed):
         tx.run(
             "replay.create",
@@ -220,15 +220,15 @@ def change_state(
 def record(
     log: GovernanceLog, action: GovernanceAction, run: ReplayRun, decision: Decision, tx: Transaction, **details: object
 ) -> None:
-    """Record a decision about a replay; that about a backfill once for each dataset."""
-    about = {"replay_run_id": run.replay_run_id, "spec_sha256": run.spec_sha256, "batches": run.batches, **details}
+    """Log a decision about a replay; for a backfill, once for each dataset."""
+    context = {"replay_run_id": run.replay_run_id, "spec_sha256": run.spec_sha256, "batches": run.batches, **details}
     for dataset in run.selection.spec.filters.datasets if run.selection.spec.mode is Mode.BACKFILL else [None]:
-        log.record(action, decision, dataset=dataset, details=about, tx=tx)
+        log.record(action, decision, dataset=dataset, details=context, tx=tx)
 
 
 def _allowed(from_state: str | None, _to_state: str) -> str:
-    then = NEXT_STATES[ReplayState(from_state)] if from_state else (ReplayState.PLANNED,)
-    return " or ".join(f"{from_state or 'null'} > {state}" for state in then) or f"nothing after {from_state}"
+    states = NEXT_STATES[ReplayState(from_state)] if from_state else (ReplayState.PLANNED,)
+    return " or ".join(f"{from_state or 'null'} > {state}" for state in states) or f"nothing after {from_state}"
 
 
 def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
@@ -266,7 +266,7 @@ def account(tx: Transaction, replay_run_id: str) -> Account:
 
 
 def outcome_line(counts: Mapping[UnitOutcome, int], *, among: Iterable[UnitOutcome] = UnitOutcome) -> str:
-    """Say how many units had which outcome, in one line without zeros."""
+    """Return the numbers of units by outcome, in one line without zeros."""
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in among if counts.get(outcome)) or "no units"
 
 
@@ -282,7 +282,7 @@ def _run(row: Any) -> ReplayRun:
         env=Environment(row.env),
         state=ReplayState(row.state),
         state_reason=row.state_reason,
-        # A spec that this release does not understand any more is named like one in a file.
+        # An error in a spec that this release cannot read any more names the replay.
         selection=selection_of(row.spec, source=f"replay {row.replay_run_id}"),
         spec_sha256=row.spec_sha256,
         batches=row.batches,

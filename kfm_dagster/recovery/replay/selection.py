@@ -1,8 +1,8 @@
-"""The selection spec: which records a replay is about, how it is done, and what it may not exceed.
+"""The selection spec of a replay: its records, its mode and options, and its limits.
 
 A YAML file or the options of a command give the same document, checked by one strict model; the same spec on the same
-ledger selects the same records in the same order. Does not belong here: asking the ledger (`units.py`), and whether a
-sound spec is allowed (`guards.py`).
+ledger selects the same records in the same order. Does not belong here: querying the ledger (`units.py`), and
+whether a valid spec is allowed (`guards.py`).
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class Spec(_Strict):
         filters = self.filters
         if not filters.datasets or filters.event_time.start is None or filters.event_time.end is None:
             raise ValueError("datasets, event_time.start and event_time.end for a backfill")
-        given = filters.status or filters.error_codes or filters.wal_ids or filters.attempts
-        if given or filters.created != Created() or filters.days != Days():
+        is_narrowed = filters.status or filters.error_codes or filters.wal_ids or filters.attempts
+        if is_narrowed or filters.created != Created() or filters.days != Days():
             raise ValueError("no filter but datasets and event_time for a backfill, which lists buckets")
         if self.limits != SpecLimits():
             raise ValueError("no limits for a backfill: its days are listed whole, as fast as KFM_LIVE_SHARE allows")
@@ -195,7 +195,7 @@ class Selection(_Strict):
 
     @model_validator(mode="after")
     def _reason_is_no_retry(self) -> Selection:
-        # A retry is the contract's own; it would put the units into the live lane and count as nobody's decision.
+        # A retry is the contract's own: it would put the units into the live lane, without a decision.
         if self.replay_reason == ReplayReason.RETRY:
             raise ValueError("another metadata.labels.replay_reason than 'retry', which is the contract's own")
         return self
@@ -232,7 +232,7 @@ class Selection(_Strict):
 
 
 def selection_from(env: Environment, source: str, /, **parts: Any) -> Selection:
-    """Return the selection that named parts (`_PATHS`) describe; empty ones are the model's defaults.
+    """Return the selection of named parts (`_PATHS`); empty parts are the model's defaults.
 
     Raises ConfigurationError.
     """
@@ -241,10 +241,10 @@ def selection_from(env: Environment, source: str, /, **parts: Any) -> Selection:
     for name, value in parts.items():
         if value not in (None, "", [], ()):
             *path, last = _PATHS[name].split(".")
-            place: dict[str, Any] = document
+            node: dict[str, Any] = document
             for step in path:
-                place = place.setdefault(step, {})
-            place[last] = list(value) if isinstance(value, tuple) else value
+                node = node.setdefault(step, {})
+            node[last] = list(value) if isinstance(value, tuple) else value
     return selection_of(document, source=source)
 
 
@@ -261,7 +261,7 @@ _PATHS = {
     **{name: f"spec.limits.{name}" for name in SpecLimits.model_fields},
     **{name: f"spec.options.{name}" for name in Options.model_fields},
 }
-"""Where each part of a selection is, by the name that commands, jobs and pages give it."""
+"""Path of each part of a selection, by its name in commands, jobs and pages."""
 
 
 def selection_of_days(env: Environment, datasets: Sequence[str], first_day: date, last_day: date) -> Selection:

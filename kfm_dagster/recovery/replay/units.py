@@ -1,4 +1,4 @@
-"""The units of a replay: selecting them, saying why one cannot be let in, and letting a batch of them in.
+"""The units of a replay: select them, give reasons to skip them, and requeue a batch.
 
 Every change goes through the ledger's own operations, in the caller's transaction. Does not belong here: whether the
 replay as a whole is allowed (`guards.py`) and when its next batch comes (`pace.py`).
@@ -50,7 +50,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectedUnit:
-    """A record as it stands when it is looked at; `made_by` is the release that made its last result."""
+    """A record when it was queried; `made_by` is the release that made its last result."""
 
     wal_id: WalId
     version: int
@@ -79,7 +79,7 @@ class SelectedUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """Under which rules units are let in."""
+    """The rules by which units are requeued."""
 
     registry: ContractRegistry
     switched_off: frozenset[str]
@@ -87,7 +87,7 @@ class Admission:
     allow_downgrade: bool
 
     def skip_reason(self, unit: SelectedUnit) -> SkipReason | None:
-        """Say why a unit cannot be let in, or None."""
+        """Return why a unit cannot be requeued, or None."""
         checks = (
             (SkipReason.NO_CONTRACT, unit.dataset not in self.registry.contracts),
             (SkipReason.SWITCHED_OFF, unit.dataset in self.switched_off),
@@ -97,11 +97,11 @@ class Admission:
         for reason, holds in checks:
             if holds:
                 return reason
-        # Released and repeated units are a person's decision; the policy speaks about failed ones.
+        # Released and repeated units are a person's decision; the policy covers failed units.
         return self._policy(unit) if unit.status is Status.FAILED else None
 
     def is_newer(self, made_by: str | None) -> bool:
-        """Tell whether a release is newer than this one; a version that nobody can read is taken for newer."""
+        """Tell whether a release is newer than this one; an unreadable version counts as newer."""
         if made_by is None:
             return False
         try:
@@ -149,7 +149,7 @@ def select(
 
 
 def count_by_status(selection: Selection, *, registry: ContractRegistry, tx: Transaction) -> dict[Status, int]:
-    """Count the records of a selection's datasets and event times, whatever else it asks for."""
+    """Count the records of a selection's datasets and times by status, without other filters."""
     filters = selection.spec.filters
     names = datasets_of(selection, registry)
     rows = tx.run(
@@ -160,12 +160,12 @@ def count_by_status(selection: Selection, *, registry: ContractRegistry, tx: Tra
         first_day=filters.days.first,
         last_day=filters.days.last,
     ).all()
-    found = {Status(row.status): int(row.units) for row in rows}
-    return {status: found[status] for status in Status if status in found}
+    counts = {Status(row.status): int(row.units) for row in rows}
+    return {status: counts[status] for status in Status if status in counts}
 
 
 def datasets_of(selection: Selection, registry: ContractRegistry) -> list[str]:
-    """Return the datasets that a selection means, sorted. Raises ContractError for one without a contract."""
+    """Return a selection's datasets, sorted. Raises ContractError for an unknown dataset."""
     named = selection.spec.filters.datasets
     if not named or EVERY_DATASET in named:
         return sorted(registry.contracts)
@@ -174,7 +174,7 @@ def datasets_of(selection: Selection, registry: ContractRegistry) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmittedBatch:
-    """What became of a batch: units let in, and those skipped by reason."""
+    """The result of a batch: the number of admitted units, and of skipped units by reason."""
 
     batch: int
     admitted: int
@@ -196,10 +196,10 @@ def admit(
     at: datetime,
     tx: Transaction,
 ) -> AdmittedBatch:
-    """Let a batch's units in, as far as they still stand as they were selected; every unit is decided about once."""
+    """Requeue a batch's units that are as they were selected; decide on every unit once."""
     rows = tx.run("replay.units_of_batch", replay_run_id=replay_run_id, batch=batch).all()
     skipped: dict[WalId, SkipReason] = {}
-    wanted: dict[Status, dict[WalId, int]] = {status: {} for status in Status}
+    admissible: dict[Status, dict[WalId, int]] = {status: {} for status in Status}
     for row in rows:
         unit = _unit(row[2:])
         if (
@@ -207,22 +207,22 @@ def admit(
         ) is not None:
             skipped[unit.wal_id] = skip_reason
         else:
-            wanted[unit.status][unit.wal_id] = unit.version
+            admissible[unit.status][unit.wal_id] = unit.version
     shared: dict[str, Any] = {"replay_run_id": replay_run_id, "tx": tx}
     reason = selection.replay_reason
-    admitted = set(ledger.requeue(wanted[Status.FAILED], reason=reason, actor=decision.actor, **shared))
+    admitted = set(ledger.requeue(admissible[Status.FAILED], reason=reason, actor=decision.actor, **shared))
     for status in (Status.QUARANTINED, Status.SUCCEEDED):
-        if wanted[status] and (action := override_action(status, selection)) is not None:
+        if admissible[status] and (action := override_action(status, selection)) is not None:
             admitted |= ledger.override(
-                wanted[status],
+                admissible[status],
                 from_status=status,
                 action=action,
                 decision=decision,
                 replay_reason=reason,
                 **shared,
             )
-    versions = {wal_id: version for units in wanted.values() for wal_id, version in units.items()}
-    # What the ledger did not take in spite of all was changed by somebody else in between.
+    versions = {wal_id: version for units in admissible.values() for wal_id, version in units.items()}
+    # A unit that the ledger still did not take was changed in between.
     skipped |= dict.fromkeys(versions.keys() - admitted, SkipReason.MOVED)
     tx.run(
         "replay.decide",
@@ -236,17 +236,17 @@ def admit(
 
 
 def _conflict(unit: SelectedUnit, selected_status: str, selected_version: int) -> SkipReason | None:
-    """Tell whether the record is another one than was selected.
+    """Return MOVED for a record that is no longer as it was selected.
 
-    A failed unit that failed once more meanwhile is still what was meant; a success or a quarantine of another version
-    is another result, which nobody has approved to replace.
+    A failed unit that failed once more meanwhile still counts as selected; a success or a quarantine of another version
+    is another result, whose replacement is not approved.
     """
     moved = unit.status != selected_status or (unit.status is not Status.FAILED and unit.version != selected_version)
     return SkipReason.MOVED if moved else None
 
 
 def override_action(status: Status, selection: Selection) -> GovernanceAction | None:
-    """Return what lets units of a terminal state in again; None for another state, which needs no override."""
+    """Return the override that requeues units of a status; None where it needs no override."""
     if status is Status.QUARANTINED:
         return GovernanceAction.RELEASE
     if status is not Status.SUCCEEDED:
