@@ -1,1 +1,1 @@
-"""Dead letters: what the queue gave up on, looked at, worked on where it lies, moved back or discarded."""
+"""Dead letters: messages of the dead-letter queue, listed, drained, redriven or discarded."""

@@ -1,7 +1,7 @@
-"""Dead letters: what is on the dead-letter queue, and what a drain or a redrive would take of it.
+"""Dead letters: the messages of the dead-letter queue, classed for a drain or a redrive.
 
 A dead letter is parsed as intake parses it and looked up in the ledger, so that nothing depends on why SQS gave it up.
-Looking changes nothing but the receive counts on the queue. Does not belong here: treating letters (`treatments.py`).
+Looking changes only the receive counts on the queue. Does not belong here: treating letters (`treatments.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
 
 LOOK_LIMIT = 10_000
-"""Dead letters that one look takes at most; SQS keeps 120,000 of a queue in flight."""
+"""Most dead letters of one look; SQS keeps 120,000 messages of a queue in flight."""
 OLDEST_SAMPLE = 100
-"""Dead letters that a status looks at for the oldest; SQS's interface has no attribute for it."""
+"""Dead letters among which a status finds the oldest; SQS has no attribute for it."""
 
 
 @unique
@@ -49,10 +49,10 @@ class DeadLetterClass(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownUnit:
-    """Where a unit stands.
+    """A unit and its status in the ledger.
 
-    `let_in_with` is the error that it had when a drain last let it in again; `no_replay` is why the policy allows no
-    further attempt of a failed unit, None while it does.
+    `let_in_with` is its error code when a drain last requeued it; `no_replay` is why the policy allows a failed unit no
+    further attempt, None while it does.
     """
 
     wal_id: WalId
@@ -71,7 +71,7 @@ class KnownUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
-    """A message of the dead-letter queue, classed. `dataset` and `error_code` are those of the unit that decides."""
+    """A classed dead letter. Its deciding unit gives it `dataset` and `error_code`."""
 
     message: SqsMessage = field(repr=False)
     parsed: ParsedMessage = field(repr=False)
@@ -82,7 +82,7 @@ class DeadLetter:
     units: tuple[KnownUnit, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the published form of `kfm dlq list --json`; the body is not in it."""
+        """Return the published form of `kfm dlq list --json`, without the body."""
         sent_at = self.message.sent_at
         return {
             "message_id": self.message.message_id,
@@ -99,7 +99,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LetterSelection:
-    """Which dead letters are meant; an empty part means all."""
+    """A filter of dead letters; an empty part matches all."""
 
     classes: frozenset[DeadLetterClass] = frozenset()
     datasets: frozenset[str] = frozenset()
@@ -107,7 +107,7 @@ class LetterSelection:
     message_ids: frozenset[str] = frozenset()
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Tell whether a dead letter is meant."""
+        """Tell whether a dead letter matches."""
         return (
             (not self.classes or letter.kind in self.classes)
             and (not self.datasets or letter.dataset in self.datasets)
@@ -121,7 +121,7 @@ class LetterSelection:
 
 
 def workable(queue: Queue, *, primary: str) -> Queue:
-    """Return the dead-letter queue. Raises RefusedError when receiving from it would move messages elsewhere."""
+    """Return the queue. Raises RefusedError where receiving would move messages elsewhere."""
     if queue.name == primary:
         raise RefusedError(
             "the dead-letter queue is the primary queue", observed=queue.name, next_step="correct KFM_SQS_DLQ_QUEUE"
@@ -137,23 +137,23 @@ def workable(queue: Queue, *, primary: str) -> Queue:
 
 
 def classify(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[DeadLetter]:
-    """Parse messages as intake does and class them by where their units stand."""
+    """Parse messages as intake does and class them by the statuses of their units."""
     verdicts = verdicts_on(messages, deliveries=pipeline.deliveries, signatures=pipeline.signatures)
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "registry": pipeline.ledger.registry,
         "queue": pipeline.settings.sqs_primary_queue,
         "days": pipeline.window.current(),
     }
     parsed = [
-        parse_message(message, verdict=verdict, **how) for message, verdict in zip(messages, verdicts, strict=True)
+        parse_message(message, verdict=verdict, **options) for message, verdict in zip(messages, verdicts, strict=True)
     ]
     with pipeline.database.snapshot() as tx:
-        known = known_units(pipeline.ledger, {unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
-    return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
+        known = known_units(pipeline.ledger, {unit.wal_id for content in parsed for unit in content.envelopes}, tx=tx)
+    return [_classed(message, content, known) for message, content in zip(messages, parsed, strict=True)]
 
 
 def known_units(ledger: Ledger, wal_ids: Iterable[WalId], *, tx: Transaction) -> dict[WalId, KnownUnit]:
-    """Return where units stand; one without a record is left out."""
+    """Return units with their statuses, without units that have no record."""
     rows = tx.run("dead_letters.standing", wal_ids=sorted(wal_ids), reason=ReplayReason.DLQ_DRAIN).all()
     return {
         WalId(row.wal_id): KnownUnit(
@@ -186,7 +186,7 @@ _CLASS_OF: Mapping[Status | None, DeadLetterClass] = {
     Status.QUARANTINED: DeadLetterClass.DONE,
 }
 PRECEDENCE = list(DeadLetterClass)
-"""Which class a message has whose units are in several."""
+"""Order of classes; a message has the first class of its units."""
 
 
 def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, KnownUnit]) -> DeadLetter:
@@ -213,21 +213,21 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, K
 
 
 def recurrences(units: Iterable[KnownUnit]) -> Counter[str]:
-    """Count, by error code, the units that ended as they had before they were drained."""
-    ended = {unit.wal_id: unit.error_code for unit in units if unit.recurred}
-    return Counter(code for code in ended.values() if code is not None)
+    """Count the recurred units by error code, each unit once."""
+    codes = {unit.wal_id: unit.error_code for unit in units if unit.recurred}
+    return Counter(code for code in codes.values() if code is not None)
 
 
 def status(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the dead-letter queue's state and the ledger's account of it, as `kfm dlq status --json` has them.
+    """Return the document of `kfm dlq status --json`: the queue and the ledger's account of it.
 
-    `oldest_sent_at` is the earliest among the `looked_at` messages: exact when that is all of them. SQS drops a message
-    when its retention is over, counted from then. Raises QueueUnavailableError or DatabaseUnavailableError.
+    `oldest_sent_at` is the earliest of the `looked_at` messages: exact when these are all. SQS drops a message when its
+    retention, counted from then, is over. Raises QueueUnavailableError or DatabaseUnavailableError.
     """
     queue = workable(pipeline.dead_letters, primary=pipeline.settings.sqs_primary_queue)
     rules, depth = queue.rules(), queue.depth()
-    seen = queue.look(OLDEST_SAMPLE, budget_seconds=pipeline.settings.tick_budget_seconds) if depth.visible else []
-    oldest = min((message.sent_at for message in seen if message.sent_at is not None), default=None)
+    sample = queue.look(OLDEST_SAMPLE, budget_seconds=pipeline.settings.tick_budget_seconds) if depth.visible else []
+    oldest = min((message.sent_at for message in sample if message.sent_at is not None), default=None)
     return {
         "queue": queue.name,
         "visible": depth.visible,
@@ -236,7 +236,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "retention_seconds": int(rules.retention.total_seconds()),
         "primary_queue": pipeline.queue.name,
         "max_receive_count": pipeline.queue.rules().max_receive_count,
-        "looked_at": len(seen),
+        "looked_at": len(sample),
         "oldest_sent_at": oldest and rfc3339(oldest),
         "drops_at": oldest and rfc3339(oldest + rules.retention),
         "ledger": dict(pipeline.deliveries.counts()),
@@ -244,7 +244,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
-    """Class up to `limit` dead letters and give them back; oldest first."""
+    """Return up to `limit` classed dead letters, oldest first; give the messages back."""
     settings = pipeline.settings
     queue = workable(pipeline.dead_letters, primary=settings.sqs_primary_queue)
     messages = queue.look(limit, budget_seconds=settings.tick_budget_seconds)
@@ -253,10 +253,10 @@ def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
 
 
 def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LIMIT) -> dict[str, Any]:
-    """Return the selected letters by class, dataset and error code, as `kfm dlq plan --json` has them.
+    """Return the document of `kfm dlq plan --json`: letters by class, dataset and error code.
 
-    `no_replay` counts failed units that the policy grants no further attempt, `recurred` those that ended as they had
-    before an earlier drain. Raises ContractError for a dataset without a contract.
+    `no_replay` counts failed units that the policy grants no further attempt, `recurred` the units that ended with
+    the error that they had before an earlier drain. Raises ContractError for a dataset without a contract.
     """
     for name in selection.datasets:
         _ = pipeline.registry[name]

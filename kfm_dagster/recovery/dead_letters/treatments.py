@@ -1,11 +1,11 @@
-"""What is done about dead letters: drained where they lie, moved back to the primary queue, or discarded by a person.
+"""Treatments of dead letters: drain, redrive to the primary queue, or discard them.
 
-A drained batch is landed, and one transaction makes it known: records for units without one, failed > pending for those
-whose policy allows it, quarantine for the others, the receipt by which the pipeline deletes each message once its units
-are terminal, and who decided it. So a drain that dies at any point has lost nothing, and a second drain does nothing
-twice. A redrive sends first and deletes then, so a message may stand on both queues and never on none; an unreadable
-message would only come back. A discard takes the unreadable ones that a person names. Does not belong here: running the
-units (the ledger's sensor asks for that).
+A drain lands a batch and records it in one transaction: records for unknown units, failed > pending for failed units
+whose policy allows it, quarantine for other failed units, the receipt by which the pipeline deletes each message once
+its units are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats
+nothing. A redrive sends before it deletes, so a message may be on both queues but never on neither; an unreadable
+message would only come back. A discard deletes unreadable messages that a person names. Does not belong here: running
+the units (the ledger's sensor requests that).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
 
 STOP_AFTER = 5
-"""Units of one error code that may come back with it before a drain stops: one is chance, five are a cause."""
+"""Recurred units of one error code that stop a drain: one is chance, five are a cause."""
 _NOT_MOVED = {
     DeadLetterClass.UNREADABLE: "it would come back: correct the contract, or discard it",
     DeadLetterClass.WAITING: "its units are being worked on",
@@ -57,12 +57,12 @@ def drain(
     report: Report = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> DeadLetterWork:
-    """Drain what is selected, batch by batch, with a pause after each; `report` is called after every batch.
+    """Drain the selected letters in batches, with a pause and a call of `report` after each.
 
-    Stops when `stop_after` units have come back with the error that they had before they were drained, here or earlier
-    (None: never), or when a drained unit gives another result than an earlier success. Raises RefusedError when the
+    Stops when `stop_after` units have come back with the error that they had before this or an earlier drain (None:
+    never), or when a drained unit gives another result than an earlier success. Raises RefusedError when the
     queue or the ledger is not fit for it, UnattributedDecisionError in prod without a change reference, and
-    QueueUnavailableError or DatabaseUnavailableError; the next drain goes on.
+    QueueUnavailableError or DatabaseUnavailableError; the next drain continues.
     """
     work = DeadLetterWork(
         pipeline=pipeline, decision=decision, selection=selection, bounds=bounds, name="dlq-drain", report=report
@@ -96,10 +96,7 @@ def redrive(
     bounds: Bounds = Bounds(),  # noqa: B008, likewise
     report: Report = lambda _: None,
 ) -> DeadLetterWork:
-    """Move what is selected, unknown or replayable back to the primary queue, batch by batch.
-
-    Raises as `drain` does.
-    """
+    """Move selected unknown or replayable letters to the primary queue. Raises as `drain`."""
     work = DeadLetterWork(
         pipeline=pipeline,
         decision=decision,
@@ -120,7 +117,7 @@ def discard(
     selection: LetterSelection,
     report: Report = lambda _: None,
 ) -> DeadLetterWork:
-    """Take unreadable messages that the selection names off the queue for good. Raises as `drain` does."""
+    """Delete the unreadable messages that the selection names. Raises as `drain`."""
     if not selection.message_ids:
         raise ConfigurationError("no message is named", expected="ids of unreadable messages", next_step="kfm dlq list")
     work = DeadLetterWork(
@@ -136,19 +133,19 @@ def discard(
 
 
 def _drain(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> set[WalId]:
-    """Make a batch known to the ledger, and delete what is done; return the units that were let in again."""
+    """Record a batch and delete its finished messages; return the requeued units."""
     pipeline = work.pipeline
     landed = pipeline.landing.land([letter.message for letter in letters]).digest
     with pipeline.database.transaction() as tx:
-        kept, requeued = _make_known(work, letters, landed, tx)
-    readable = [letter for letter in letters if letter.message.message_id not in kept]
+        unreadable, requeued = _make_known(work, letters, landed, tx)
+    readable = [letter for letter in letters if letter.message.message_id not in unreadable]
     work.let_go(readable)
     pipeline.acknowledger.acknowledge()
     states = pipeline.deliveries.states(letter.message.message_id for letter in readable)
     for letter in letters:
         is_gone = states.get(letter.message.message_id) is DeliveryState.DELETED
         outcome = LetterOutcome.DELETED if is_gone else LetterOutcome.WAITS
-        work.note(letter, LetterOutcome.KEPT if letter.message.message_id in kept else outcome)
+        work.note(letter, LetterOutcome.KEPT if letter.message.message_id in unreadable else outcome)
     return requeued
 
 
@@ -161,8 +158,8 @@ def _reason_to_stop(
     differing = [mismatch for mismatch in pipeline.ledger.mismatches() if mismatch.replay_run_id == work.run_id]
     if not all(mismatch.permitted for mismatch in differing):
         return End.MISMATCH, f"{len(differing)} drained units gave another result than an earlier success"
-    again = recurrences([*earlier.values(), *(unit for letter in letters for unit in letter.units)])
-    for code, units in again.most_common(1):
+    recurred = recurrences([*earlier.values(), *(unit for letter in letters for unit in letter.units)])
+    for code, units in recurred.most_common(1):
         if stop_after is not None and units >= stop_after:
             return End.RECURRENCE, f"{units} drained units came back with {code}, the error that they had before"
     if pipeline.ledger.in_flight(today=pipeline.clock().date()) >= pipeline.settings.max_in_flight_units:
@@ -173,7 +170,7 @@ def _reason_to_stop(
 def _make_known(
     work: DeadLetterWork, letters: Sequence[DeadLetter], landed: str, tx: Transaction
 ) -> tuple[set[str], set[WalId]]:
-    """Record a batch; return the ids of messages with a rejected record, and the units that were let in again."""
+    """Record a batch; return the ids of messages with a rejected record, and requeued units."""
     pipeline = work.pipeline
     ensured, parsed = ensure_units(pipeline.ledger, [letter.parsed for letter in letters], lane=Lane.BULK, tx=tx)
     failed = {wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED}
@@ -185,9 +182,9 @@ def _make_known(
     close(pipeline.ledger, created_of(ensured, parsed), tx)
     unreadable = _record(work, letters, parsed, landed, tx)
     pipeline.deliveries.mark_dead_lettered(unreadable, queue=work.queue.name, tx=tx)
-    taken = ensured.created | requeued
-    taken_up = sum(any(unit.wal_id in taken for unit in message.envelopes) for message in parsed)
-    count(tx, Total.DEAD_LETTERS_REPROCESSED, amount=taken_up)
+    accepted = ensured.created | requeued
+    reprocessed = sum(any(unit.wal_id in accepted for unit in message.envelopes) for message in parsed)
+    count(tx, Total.DEAD_LETTERS_REPROCESSED, amount=reprocessed)
     units = {"created": len(ensured.created), "requeued": len(requeued), "quarantined": quarantined}
     work.units.update(units)
     kinds = {letter.message.message_id: letter.kind.value for letter in letters}
@@ -196,7 +193,7 @@ def _make_known(
 
 
 def _quarantine(work: DeadLetterWork, failed: set[WalId], tx: Transaction) -> int:
-    """Quarantine the failed units whose policy allows no further attempt (WSM-12); others keep their message."""
+    """Quarantine failed units without a further attempt (WSM-12); others keep their message."""
     by_reason: dict[str, list[WalId]] = defaultdict(list)
     for unit in known_units(work.pipeline.ledger, failed, tx=tx).values():
         if unit.no_replay is not None:
@@ -249,29 +246,29 @@ def _discard(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
         _log(work, GovernanceAction.DLQ_DISCARD, {"landing_sha256": landed, "messages": message_ids}, tx=tx)
     deleted = _delete(work, letters)
     for letter in letters:
-        gone = letter.message.message_id in deleted
-        work.note(letter, LetterOutcome.DISCARDED if gone else LetterOutcome.KEPT)
+        is_deleted = letter.message.message_id in deleted
+        work.note(letter, LetterOutcome.DISCARDED if is_deleted else LetterOutcome.KEPT)
 
 
 def _record(
     work: DeadLetterWork, letters: Sequence[DeadLetter], parsed: Sequence[ParsedMessage], landed: str, tx: Transaction
 ) -> set[str]:
-    """Count and record messages as received from here; return the ids of those with a rejected record."""
+    """Count and record this queue's messages; return ids of messages with a rejected record."""
     deliveries, messages = work.pipeline.deliveries, [letter.message for letter in letters]
     deliveries.count_dead_letters([message.message_id for message in messages], queue=work.queue.name, tx=tx)
     return record_messages(deliveries, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
 
 
 def _delete(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> frozenset[str]:
-    """Delete messages from the dead-letter queue; return the ids of those that SQS took."""
+    """Delete messages from the dead-letter queue; return the ids of the deleted messages."""
     refused = set(work.queue.delete([letter.message.receipt_handle or "" for letter in letters]))
-    gone = [letter for letter in letters if letter.message.receipt_handle not in refused]
-    deleted = frozenset(letter.message.message_id for letter in gone)
+    removed = [letter for letter in letters if letter.message.receipt_handle not in refused]
+    deleted = frozenset(letter.message.message_id for letter in removed)
     work.pipeline.deliveries.mark_deleted(deleted)
-    work.let_go(gone)
+    work.let_go(removed)
     return deleted
 
 
 def _log(work: DeadLetterWork, action: GovernanceAction, details: dict[str, Any], *, tx: Transaction) -> None:
-    what = {"run_id": work.run_id, "queue": work.queue.name, **details}
-    work.pipeline.ledger.log.record(action, work.decision, details=what, tx=tx)
+    context = {"run_id": work.run_id, "queue": work.queue.name, **details}
+    work.pipeline.ledger.log.record(action, work.decision, details=context, tx=tx)

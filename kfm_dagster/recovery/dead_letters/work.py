@@ -1,8 +1,8 @@
-"""Working through the dead-letter queue in bounded batches, and the account of it, message by message.
+"""Work on the dead-letter queue in bounded batches, with an account of each message.
 
-Whatever is not settled is given back when the work ends, however it ends, and not earlier, or it would be received
-again; what a killed process held comes back by itself when its visibility is over. Does not belong here: what is done
-with a batch (`treatments.py`).
+Unsettled messages are given back when the work ends, however it ends; earlier, they would be received again. Messages
+of a killed process come back when their visibility timeout ends. Does not belong here: treating a batch
+(`treatments.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_BATCH_SIZE = 1_000
 NOT_SELECTED = "not selected"
 BEYOND_LIMIT = "beyond the limit"
 NOT_MEANT = {NOT_SELECTED, BEYOND_LIMIT}
-"""Why most messages are left alone: of no interest to the reader of what became of the others."""
+"""Reasons of messages outside the selection, which the outcomes of a command leave out."""
 
 
 @unique
@@ -78,7 +78,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """How much is done at most. `limit` counts messages acted on, None for no limit."""
+    """Upper bounds of the work. `limit` counts messages acted on, None for no limit."""
 
     batch_size: int = 100
     max_batches: int = 20
@@ -87,10 +87,10 @@ class Bounds:
 
 @dataclass(kw_only=True)
 class DeadLetterWork:
-    """One drain, redrive or discard, and what it has done so far or in the end.
+    """One drain, redrive or discard, and its results so far.
 
-    `reason_to_leave` says why a selected dead letter is left alone, `report` is called after every batch; `units`
-    counts those that were created, requeued and quarantined.
+    `reason_to_leave` returns why a selected dead letter is left alone, `report` is called after every batch; `units`
+    counts created, requeued and quarantined units.
     """
 
     pipeline: Pipeline
@@ -115,21 +115,21 @@ class DeadLetterWork:
         self.queue = workable(self.pipeline.dead_letters, primary=self.pipeline.settings.sqs_primary_queue)
 
     def run(self, treat: Callable[[list[DeadLetter]], None]) -> DeadLetterWork:
-        """Receive batch after batch and treat the selected letters; what was not let go is given back in the end."""
+        """Receive batches and treat their selected letters; give held messages back at the end."""
         try:
             for _ in range(self.bounds.max_batches):
                 messages = self._receive()
                 if not messages:
                     return self
-                again = self._outcomes.keys() >= {message.message_id for message in messages}
+                is_repeat = self._outcomes.keys() >= {message.message_id for message in messages}
                 chosen = self._chosen(classify(self.pipeline, messages))
                 if chosen:
                     self._acted_on += len(chosen)
                     treat(chosen)
                 self.batches += 1
                 self.report(self)
-                if self.end is None and again:
-                    self.end = End.EMPTY  # only messages whose visibility is over since they were received
+                if self.end is None and is_repeat:
+                    self.end = End.EMPTY  # only messages that came back after their visibility timeout
                 if self.end is not None:
                     return self
             self.end = End.MAX_BATCHES
@@ -138,12 +138,12 @@ class DeadLetterWork:
             self.queue.give_back(list(self._held.values()))
 
     def let_go(self, letters: Iterable[DeadLetter]) -> None:
-        """Leave messages to their visibility, or to their deletion: the ledger knows what they wait for."""
+        """Hold messages no longer, without giving them back: the ledger has their units."""
         for letter in letters:
             self._held.pop(letter.message.message_id, None)
 
     def note(self, letter: DeadLetter, outcome: LetterOutcome, detail: str | None = None) -> None:
-        """Write down what became of a message, in its published form; the last word counts."""
+        """Set the outcome of a message, in its published form; the last call counts."""
         self._outcomes[letter.message.message_id] = {
             "message_id": letter.message.message_id,
             "class": letter.kind,
@@ -191,7 +191,7 @@ class DeadLetterWork:
         }
 
     def imbalance(self) -> str | None:
-        """Say what the ledger's account lacks, or None when it balances."""
+        """Return what the ledger's account lacks, or None when it balances."""
         balance = self.pipeline.deliveries.conservation()
         if balance.residual_units or balance.residual_messages:
             return f"{balance.residual_units} units and {balance.residual_messages} messages without an account"
@@ -202,17 +202,17 @@ class DeadLetterWork:
             self.end = End.LIMIT
             return ()
         settings = self.pipeline.settings
-        found = self.queue.receive(
+        messages = self.queue.receive(
             self.bounds.batch_size,
             budget_seconds=settings.tick_budget_seconds,
-            # As long as an attempt may take: until then the receipt that the ledger keeps is the one that deletes.
+            # As long as an attempt may take: until then the receipt in the ledger deletes the message.
             visibility_seconds=settings.lease_seconds,
             max_bytes=PART_BYTES,
         )
-        self._held |= {message.message_id: message for message in found}
-        if not found:
+        self._held |= {message.message_id: message for message in messages}
+        if not messages:
             self.end = End.EMPTY
-        return found
+        return messages
 
     def _room(self) -> int:
         return MAX_BATCH_SIZE if self.bounds.limit is None else self.bounds.limit - self._acted_on

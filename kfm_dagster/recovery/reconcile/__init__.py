@@ -1,1 +1,1 @@
-"""Reconciliation: bucket, ledger, catalog and lineage compared, and what differs repaired on ordinary ways."""
+"""Reconciliation: compare bucket, ledger, catalog and lineage, and repair differences."""

@@ -1,8 +1,7 @@
-"""What bucket, ledger, catalog and lineage say of one day of a dataset, and where they differ. Changes nothing.
+"""Comparison of bucket, ledger, catalog and lineage for one day of a dataset. Reads only.
 
-An object that the bucket has had for a moment only may still be on its way to us, and a unit that waits or will be
-tried again has no end yet: neither is a difference. Belongs here: comparing. Does not belong here: repairing
-(`repair.py`).
+The message of a new object may still be on its way, and a unit that waits or will be retried has not ended yet: neither
+is a difference. Does not belong here: repairing (`repair.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.objects import ListedObject, ObjectStores
 
 ON_ITS_WAY = timedelta(minutes=15)
-"""So young an object may not have been announced yet, or its message waits on the queue."""
+"""A younger object may not be announced yet, or its message waits on the queue."""
 ITEMS_AT_ONCE = 5_000
 _OPEN = frozenset({Status.PENDING.value, Status.IN_PROGRESS.value})
 _NO_ITEM = re.compile(r"catalog\.json|page-\d{4,}\.json")
-"""Files of a day's folder that are no Items."""
+"""Files of a day's folder that are not Items."""
 
 
 @unique
@@ -53,7 +52,7 @@ class Difference(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedDay:
-    """One day of one dataset: how many of each there are, and what differs, by name in order."""
+    """One day of one dataset: its counts, and its differences by name in order."""
 
     dataset: str
     day: date
@@ -64,12 +63,12 @@ class ComparedDay:
     missing_objects: Sequence[str] = ()
     missing_items: Mapping[WalId, str] = field(default_factory=dict)
     remakeable: Sequence[WalId] = ()
-    """Units with a missing Item whose object is as it was, so that it can be made again."""
+    """Units with a missing Item and an unchanged object, from which the Item can be made again."""
     stray_items: Sequence[str] = ()
     missing_lineage: Sequence[str] = ()
 
     def counts(self) -> dict[str, int]:
-        """Return how many differences there are of each kind."""
+        """Return the number of differences by kind."""
         return {kind.value: len(names) for kind, names in self.named().items()}
 
     def named(self) -> dict[Difference, Sequence[str]]:
@@ -89,11 +88,11 @@ class ComparedDay:
 
 
 def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = False) -> ComparedDay:
-    """Hold a day of a dataset's bucket, ledger, catalog and lineage against each other.
+    """Compare bucket, ledger, catalog and lineage for a day of a dataset.
 
-    Of the catalog's and the lineage's files it looks at the names; with `read` it reads each Item, too, a request each.
-    Raises ObjectReadError and StoreAccessError where a bucket cannot be listed, and PublishError where the catalog's
-    or the lineage's place does not answer.
+    Files of catalog and lineage are compared by name; with `read` each Item is read, too, a request each.
+    Raises ObjectReadError and StoreAccessError where a bucket cannot be listed, and PublishError where the store of
+    catalog or lineage does not answer.
     """
     contract, grammar = pipeline.registry[dataset], pipeline.registry.grammars[dataset]
     with pipeline.database.snapshot() as view:
@@ -103,12 +102,12 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     succeeded = [row for row in units if row.status == Status.SUCCEEDED]
     with pipeline.database.snapshot() as view:
         indexed = _indexed(succeeded, contract, view)
-        standing = view.run("reconcile.items_of_day", collection_id=contract.stac.collection, day=day.isoformat()).all()
-    # Files are looked at when no transaction is open: there may be many.
+        current = view.run("reconcile.items_of_day", collection_id=contract.stac.collection, day=day.isoformat()).all()
+    # Files are listed outside of a transaction: there may be many.
     files = _Files(open_publisher(pipeline.settings.catalog))
     missing = _without_item(succeeded, indexed, files, read=read)
     coming = [*bucket.unknown, *(row.object_uri for row in units if row.status in _OPEN)]
-    items, stray = _stray(contract, day, files, standing, coming=_item_ids(grammar, coming))
+    items, stray = _stray(contract, day, files, current, coming=_item_ids(grammar, coming))
     within = _within(grammar.contract.storage.day_prefixes(day)).match
     gone = {
         row.object_uri
@@ -136,7 +135,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Listed:
-    """What a bucket has of a day: ETags by URI, what the ledger does not know, and of that what it should by now."""
+    """A day of a bucket: ETags by URI, URIs without a unit, and objects that should have one."""
 
     etags: Mapping[str, str | None]
     unknown: Sequence[str]
@@ -146,11 +145,11 @@ class _Listed:
 def _listed(
     objects: ObjectStores, contract: DatasetContract, day: date, units: Iterable[Any], *, newest: datetime
 ) -> _Listed:
-    """List the day. An object that was written again is known by its unit only where that is of the same version."""
+    """List the day. A rewritten object is known only by a unit of the same version."""
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
-    # Other providers' ETags are not those of the messages, and a chunk is written once.
+    # Other providers' ETags differ from their messages' ETags, and a chunk is written once.
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
@@ -167,7 +166,7 @@ def _listed(
 
 
 def _is_same(unit: Any, etag: str | None) -> bool:
-    """Tell whether a unit is of an object with such an ETag; where one of them has none, it is."""
+    """Tell whether a unit's version is an object's ETag; a missing version or ETag matches."""
     version = (unit.object_version or "").partition(COMPLETED_BY)[0]
     return not version or etag is None or version == etag
 
@@ -179,7 +178,7 @@ def _within(prefixes: Iterable[str]) -> re.Pattern[str]:
 
 
 class _Files:
-    """The files of the catalog's or the lineage's folders, each folder looked at once."""
+    """The files of the catalog's or the lineage's folders, each folder listed once."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -192,19 +191,19 @@ class _Files:
         return self._names[folder]
 
     def has(self, path: str) -> bool:
-        """Tell whether there is a file."""
+        """Tell whether a file exists."""
         folder, _, name = path.rpartition("/")
         return name in self.of(folder)
 
     def differing(self, contents: Mapping[str, str]) -> Iterator[str]:
-        """Read Items whose content hashes are given by path; yield the paths whose files say something else."""
+        """Read Items by path; yield the paths whose content differs from its expected hash."""
         for part in _parts(sorted(contents)):
             files = self._publisher.read(part)
             yield from (path for path in part if content_of(files.get(path)) != contents[path])
 
 
 def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transaction) -> dict[str, Any]:
-    """Return what the index says of the Items of units, by id."""
+    """Return the index's rows of the units' Items, by Item id."""
     indexed: dict[str, Any] = {}
     for part in _parts([row.stac_item_id for row in succeeded if row.stac_item_id is not None]):
         rows = view.run("catalog.contents", collection_id=contract.stac.collection, item_ids=part)
@@ -215,9 +214,9 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
 def _without_item(
     succeeded: Sequence[Any], indexed: Mapping[str, Any], files: _Files, *, read: bool
 ) -> dict[WalId, str]:
-    """Return the units whose Item is not in the index, or has no file or one that differs, with the Item's id."""
+    """Return Item ids of units whose Item is not indexed, or whose file is missing or differs."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
-    # Of the versions of an object one has made the Item that stands, and only that one can make it again.
+    # One version of an object made the current Item, and only that version can make it again.
     makers = {
         row.stac_item_href: indexed[row.stac_item_id]
         for row in succeeded
@@ -239,7 +238,7 @@ def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], files: 
     paths: dict[str, set[str]] = defaultdict(set)
     for row in emissions:
         paths[row.wal_id].add(row.path)
-    # What is not published waits in the outbox with its bytes.
+    # Unpublished lineage waits in the outbox with its bytes.
     lost = {row.wal_id for row in emissions if row.state == "published" and not files.has(row.href)}
     return sorted(
         {row.object_uri for row in succeeded if row.wal_id in lost or len(paths[row.wal_id]) < len(LineagePath)}
@@ -249,13 +248,13 @@ def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], files: 
 def _stray(
     contract: DatasetContract, day: date, files: _Files, rows: Sequence[Any], *, coming: Collection[str]
 ) -> tuple[int, list[str]]:
-    """Return how many Items of the dataset the day has, and those that no unit answers for, nor will."""
+    """Return the day's number of Items, and the Items that no present or coming unit made."""
     mine = [row for row in rows if row.dataset == contract.id]
     stray = [row.item_id for row in mine if not _answered_for(row)]
-    # A collection that two datasets share has one folder; its files are looked through with the one that owns it.
+    # A collection that two datasets share has one folder; its files are compared with the dataset that owns it.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
-        # Beside a ledger that was put back there are files of Items that it will make again.
+        # A restored ledger lacks Items whose files exist already, and will make them again.
         known = {f"{item_id}.json" for item_id in (*(row.item_id for row in rows), *coming)}
         folder = day_path(contract.stac.collection, day.isoformat()).rpartition("/")[0]
         stray += [name for name in files.of(folder) - known if not _NO_ITEM.fullmatch(name)]
@@ -263,7 +262,7 @@ def _stray(
 
 
 def _item_ids(grammar: KeyGrammarReader, uris: Iterable[str]) -> set[str]:
-    """Return the ids of the Items that are made of objects."""
+    """Return the ids of the Items of objects."""
     matches = (grammar.match(uri.split("/", 3)[3]) for uri in uris)
     return {match.item_id for match in matches if match is not None}
 

@@ -1,9 +1,9 @@
-"""Repairing what a comparison has found, on the ways that there are: as a backfill enters objects, and as a replay.
+"""Repair of the differences of a compared day: enter objects as a backfill does, or replay.
 
-Objects that the ledger does not know get their units in the bulk lane; the deployment's runs work them. Units whose
-Item is lost are repeated by a replay that must give the same result, under a change reference. What is gone from the
-bucket, Items that no unit answers for, and lineage that is gone are for a person: nothing here deletes. Belongs here:
-what is done about a day. Does not belong here: comparing (`comparison.py`).
+Objects that the ledger does not know get units in the bulk lane, for the deployment's runs. A replay under a change
+reference repeats the units of lost Items, and must give the same result. Objects that are gone from the bucket, Items
+without a unit, and lost lineage need a person: nothing is deleted here. Does not belong here: comparing
+(`comparison.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kfm_dagster.recovery.replay.selection import Mode, selection_from
 from kfm_dagster.recovery.work_orders import Started, start
 
 ITEMS_PER_REPLAY = 10_000
-"""Units that one selection names at most (`Filters.wal_ids`)."""
+"""Most units that one selection names (`Filters.wal_ids`)."""
 
 
 def repair_day(
@@ -38,10 +38,9 @@ def repair_day(
     limit: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Enter at most `limit` objects of a day, and have as many of its lost Items made again where a change allows it.
+    """Enter at most `limit` objects of a day; under a change, replay as many of its lost Items.
 
-    Return how many were entered and repeated, how many differences are left, and the replay or proposal of the rest.
-
+    Return the numbers of entered and repeated units and of differences left, and the id of the replay or proposal.
     Raises RefusedError for a dataset that is switched off, GuardError where a replay's guard refuses.
     """
     refuse_switched_off(pipeline.ledger.switches, compared.dataset)
@@ -63,10 +62,10 @@ def repair_day(
 
 
 def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk: Sequence[Envelope]) -> int:
-    """Give a chunk of objects their units, in one transaction with its entry in the governance log."""
+    """Create the units of a chunk of objects, in one transaction with its governance entry."""
     day = compared.day.isoformat()
     with pipeline.database.transaction() as tx:
-        # A day before the first one has no partition that a run could be of.
+        # A run needs a partition, which a day before the window does not have.
         pipeline.window.lower(compared.day, actor=decision.actor, reason=f"reconcile: {decision.reason}"[:1000], tx=tx)
         ensured, requeued = enter_listed(pipeline.ledger, chunk, tx)
         details = {"day": day, "objects": len(ensured.created), "requeued": len(requeued)}
@@ -77,7 +76,7 @@ def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk:
 
 
 def _repeat(engine: ReplayEngine, compared: ComparedDay, decision: Decision, limit: int) -> Started | None:
-    """Start the replay of units whose Item is lost; None where there are none, or no change to do it under."""
+    """Start the replay of units with lost Items; None without such units or a change reference."""
     if not compared.remakeable or decision.change_ref is None:
         return None
     selection = selection_from(
