@@ -1,1 +1,1 @@
-"""Governance: what people decide about datasets and records, and the log that keeps it."""
+"""Governance: people's decisions about datasets and records, and the log of them."""

@@ -1,9 +1,9 @@
-"""Sensitive areas: a GeoJSON file of places whose footprints are masked, in whatever dataset they come (CARE, IEN-17).
+"""Sensitive areas: places in a GeoJSON file, masked in every dataset (CARE, IEN-17).
 
     KFM_SENSITIVE_AREAS=areas.geojson      {"type": "FeatureCollection", "features": [{"properties": {"name": ...
 
 Edges are straight in longitude and latitude (RFC 7946, 3.1.1). Belongs here: the file, and which area a footprint
-meets. Does not belong here: what follows for a unit (`rules.py`), how a location is generalised (`generalise.py`).
+meets. Does not belong here: the ruling on a unit (`rules.py`), how a location is generalised (`generalise.py`).
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ class _Collection(_GeoJSON):
     @model_validator(mode="after")
     def _names_are_different(self) -> _Collection:
         names = [feature.properties.name for feature in self.features]
-        if again := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"a name for each area; {', '.join(again)} stands for several")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"a name for each area; {', '.join(repeated)} stands for several")
         return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SensitiveArea:
-    """One area, and how what meets it is masked."""
+    """An area, and the masking of footprints that meet it."""
 
     name: str
     masking: Masking
     shape: BaseGeometry = field(repr=False)
 
     def meets(self, footprint: BaseGeometry) -> bool:
-        """Tell whether a footprint (degrees, split at the antimeridian) has a point in common with the area."""
+        """Tell whether a footprint (degrees, split at the antimeridian) and the area intersect."""
         from shapely.affinity import translate  # noqa: PLC0415, only where areas are declared
 
         # 180 and -180 degrees are one meridian, and at a pole all of them are one point.
@@ -102,22 +102,22 @@ class SensitiveAreas:
         return next((area for area in self.areas if area.meets(footprint)), None)
 
     def fingerprint(self, salt: bytes) -> str:
-        """Return 64 hex digits over the file, under the salt as key: without that no guess of an area is confirmed."""
+        """Return the file's HMAC in 64 hex digits; without the salt it confirms no guess of an area."""
         return hmac.digest(salt, self.content, "sha256").hex()
 
 
 def load_areas(settings: Settings) -> SensitiveAreas:
-    """Return the areas that the settings name. Raises ConfigurationError in one line for a file that is none."""
+    """Return the areas that the settings name. Raises ConfigurationError for a wrong file."""
     return SensitiveAreas() if settings.sensitive_areas is None else _load(settings.sensitive_areas)
 
 
 def salt_of(settings: Settings) -> bytes:
-    """Return the secret by which locations are displaced; empty where there is none."""
+    """Return the secret salt of displacements; empty where none is set."""
     return settings.masking_salt.get_secret_value().encode() if settings.masking_salt else b""
 
 
 def refuse_unmaskable(settings: Settings, registry: ContractRegistry) -> None:
-    """Refuse areas that cannot be read, and a displacement without its secret. Raises ConfigurationError."""
+    """Refuse unreadable areas and a displacement without a salt. Raises ConfigurationError."""
     declared = {contract.id: contract.governance.masking for contract in registry}
     declared |= {f"area {area.name}": area.masking for area in load_areas(settings)}
     displaced = [name for name, masking in declared.items() if masking and masking.method == "donut"]
@@ -148,7 +148,7 @@ def _load(path: Path) -> SensitiveAreas:
     for number, feature in enumerate(collection.features):
         masking = Masking.model_validate(feature.properties.model_dump(exclude={"name"}))
         try:
-            # A ring that is not cut where it crosses the antimeridian, or goes round a pole, is cut here.
+            # Cut rings that cross the antimeridian or go round a pole.
             outline = shape(antimeridian.fix_shape(feature.geometry.model_dump(), fix_winding=True))
         except Exception as error:
             raise _wrong(path, f"features.{number}.geometry is wrong", error, "rings of positions") from None

@@ -1,8 +1,8 @@
-"""Generalising: a unit's metadata with a coarse place, instead of where it was (IEN-12).
+"""Generalising: a coarse cell in a unit's metadata, instead of its exact location (IEN-12).
 
-Pure. What is returned depends on the cell of the footprint's centre, the times and the properties that are kept, and on
-nothing else of the header. Belongs here: what of a header may stay, the outline of a cell. Does not belong here: masks
-(`masking.py`), who is masked (`rules.py`), sensitive areas (`areas.py`).
+Pure. The result depends on the cell of the footprint's centre, the times and the properties that are kept, and on
+nothing else of the header. Belongs here: the parts of a header that may stay, the outline of a cell. Does not belong
+here: masks (`masking.py`), the choice of masked units (`rules.py`), sensitive areas (`areas.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WITHHELD = "not shown: locations of this dataset are masked"
 
 
 def generalised(metadata: Metadata, masking: Masking, *, salt: bytes = b"") -> Metadata:
-    """Return metadata that tell of a place no more than a cell: a box around it as geometry and bbox.
+    """Return metadata that show only the cell of a place: its box as geometry and bbox.
 
     `salt` is the secret of method donut. Raises ConfigurationError when it is too short.
     """
@@ -33,7 +33,7 @@ def generalised(metadata: Metadata, masking: Masking, *, salt: bytes = b"") -> M
         geometry=shape,
         bbox=None if shape is None else bounding_box(shape),
         stac_properties={name: value for name, value in metadata.stac_properties.items() if name in kept},
-        # A finding may quote what the header says.
+        # The message of an issue may quote the header.
         issues=tuple(dataclasses.replace(issue, message=WITHHELD) for issue in metadata.issues),
     )
 
@@ -43,7 +43,7 @@ def _cell_of(bbox: Box, masking: Masking, salt: bytes) -> Box:
     if masking.resolution is not None:
         return _cell_box(centre, masking.resolution)
     mask = DonutMask(minimum_m=masking.minimum_m or 0.0, maximum_m=masking.maximum_m or 0.0, salt=salt)
-    # Seeded by the place, so that a thousand footprints of it are shown at one: their mean would be the place itself.
+    # Seeded by the place, so that its footprints share one displacement: the mean of many would be the place itself.
     site = cell_of(centre, mask.anchor_resolution)
     shown = mask.apply(site, centre)
     return _cell_box(ExactLocation(latitude=shown.latitude, longitude=shown.longitude), mask.anchor_resolution)
@@ -57,7 +57,7 @@ def _centre(bbox: Box) -> ExactLocation:
 
 
 def _cell_box(place: ExactLocation, resolution: int) -> Box:
-    """Return (west, south, east, north) of the corners of the H3 cell that holds a place, in degrees.
+    """Return (west, south, east, north) in degrees of the H3 cell that holds a place.
 
     west > east across the antimeridian.
     """
@@ -79,7 +79,7 @@ def outline(box: Box) -> dict[str, Any]:
     """Return (west, south, east, north) as GeoJSON, cut at the antimeridian (RFC 7946, 3.1.9)."""
     west, south, east, north = box
     spans = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
-    # Rounding may leave nothing of a part beyond the antimeridian, and a ring without an area is none.
+    # Drop a part beyond the antimeridian that rounding has left without an area.
     rings = [[[[a, south], [b, south], [b, north], [a, north], [a, south]]] for a, b in spans if a < b]
     if len(rings) == 1:
         return {"type": "Polygon", "coordinates": rings[0]}

@@ -17,7 +17,7 @@ from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Database, Transaction
 
 DAGSTER_UI = "dagster-ui"
-"""Who acts by what is started in the Dagster UI, which asks no visitor for a name; the database knows it, too."""
+"""Actor of work started in the Dagster UI, which asks for no name; the database has it, too."""
 
 
 class UnattributedDecisionError(KfmError):
@@ -66,9 +66,10 @@ class GovernanceAction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Who decides, why, and under which change or incident. Raises UnattributedDecisionError for an empty part.
+    """A decision's actor, reason, and change or incident.
 
-    `dagster_run_id` is the run that carries it out, where Dagster knows more of it than an actor's name says.
+    Raises UnattributedDecisionError for a part that is empty or too long. `dagster_run_id` is the run that carries it
+    out, where Dagster knows more about it than an actor's name.
     """
 
     actor: str
@@ -107,7 +108,7 @@ class Decision:
 
 
 def decision_in(env: Environment, *, actor: str, reason: str, change_ref: str | None) -> Decision:
-    """Return a decision. Raises UnattributedDecisionError for an empty part, in prod without a change reference."""
+    """Return a decision; prod needs a change reference. Raises UnattributedDecisionError."""
     decision = Decision(actor=actor, reason=reason, change_ref=change_ref)
     if env is Environment.PROD:
         decision.require_change_ref()
@@ -116,9 +117,9 @@ def decision_in(env: Environment, *, actor: str, reason: str, change_ref: str | 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GovernanceEntry:
-    """One entry. `record_version`, `from_status` and `to_status` name the transition that a decision allowed.
+    """An entry. `record_version`, `from_status` and `to_status` name an allowed transition.
 
-    `proposal_id` is the entry that proposed it, `approved_by` who approved that.
+    `proposal_id` is the entry that proposed it, `approved_by` the actor who approved the proposal.
     """
 
     entry_id: int
@@ -137,7 +138,7 @@ class GovernanceEntry:
     approved_by: str | None = None
 
     change: str | None = field(init=False)
-    """What a decision allowed, in words."""
+    """The allowed change, in words."""
 
     def __post_init__(self) -> None:
         change = None
@@ -181,7 +182,7 @@ class GovernanceLog:
         return entry_id
 
     def record_many(self, entries: Iterable[Mapping[str, Any]], *, tx: Transaction) -> list[int]:
-        """Write entries given as rows, in one statement, and return their ids; nothing happens for none."""
+        """Write entries, a row each, in one statement, and return their ids."""
         batch = [dict(entry) for entry in entries]
         if not batch:
             return []
@@ -190,8 +191,8 @@ class GovernanceLog:
 
     def holds(self, action: GovernanceAction, *, dataset: str, run_id: str, tx: Transaction) -> bool:
         """Tell whether an entry of a dataset names a run in its details."""
-        found = tx.run("governance.of_run", action=action, dataset=dataset, run_id=run_id).one_or_none()
-        return found is not None
+        entry = tx.run("governance.of_run", action=action, dataset=dataset, run_id=run_id).one_or_none()
+        return entry is not None
 
     def entries(
         self,

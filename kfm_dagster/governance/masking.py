@@ -1,11 +1,11 @@
-"""Masking: sensitive locations are generalised before anything of them is hashed, stored or shown (CARE, IEN-12).
+"""Masking: sensitive locations, generalised before any hash, row or page (CARE, IEN-12).
 
     mask.apply(site, ExactLocation) -> MaskedLocation -> masked_entry(...) -> content hash
 
 Two exact locations under one mask give equal groups, coordinates, manifest entries and content hashes. A value's type
-tells which side of the mask it is on; an `ExactLocation` shows itself in no repr and in no error. Belongs here: the
-masks, and a manifest's entry for masked input. Does not belong here: which sites are sensitive, which the owner of a
-dataset says, and that somebody decided it (`masking_decision.py`).
+tells exact from masked locations; no repr and no error shows an `ExactLocation`. Belongs here: the masks, and a
+manifest's entry for masked input. Does not belong here: which sites are sensitive, which a dataset's owner declares,
+and the decision to mask them (`masking_decision.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MaskingMethod(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactLocation:
-    """Where a sensitive site is, in degrees (WGS 84). Raises ConfigurationError, which does not say where either."""
+    """A sensitive site in degrees (WGS 84). Raises ConfigurationError, which hides it as well."""
 
     latitude: float = field(repr=False)
     longitude: float = field(repr=False)
@@ -69,7 +69,7 @@ class ExactLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedLocation:
-    """What may be shown instead: the name under which sites are grouped, and a point in degrees."""
+    """The location to show instead: the group of its sites, and a point in degrees."""
 
     group: str
     latitude: float
@@ -78,7 +78,7 @@ class MaskedLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class H3Mask:
-    """Coarsening: a site is shown as its H3 cell. Raises ConfigurationError for a resolution that masks nothing."""
+    """Coarsening to a site's H3 cell. Raises ConfigurationError for a wrong resolution."""
 
     method: ClassVar[MaskingMethod] = MaskingMethod.H3
     resolution: int
@@ -105,8 +105,8 @@ class DonutMask:
     """Displacement: a site is shown between `minimum_m` and `maximum_m` away, under a pseudonym.
 
     Direction and distance are HMAC-SHA256 of the site's id under a salt, uniform over the ring's area. The centre of
-    the site's anchor cell is displaced, not the site: else a survey that moves it by ten metres would move what is
-    shown by ten metres, and one learned step would undo it to the metre. The ring is narrowed by the
+    the site's anchor cell is displaced, not the site: else a survey that moves the site by ten metres would move
+    the shown point by ten metres, and one learned step would undo the mask to the metre. The ring is narrowed by the
     cell's radius, so the distance from the site itself keeps its bounds.
 
     The salt is a secret of the deployment. It is in no parameter, hash, record or repr; losing it changes every place,
@@ -157,7 +157,7 @@ class DonutMask:
         return _masked(f"{self.method}:{self._keyed('name', site).hex()[:16]}", latitude, longitude)
 
     def _keyed(self, purpose: str, site: str) -> bytes:
-        # The radii are in it, so that two rings around one site are two independent steps and not one line to it.
+        # With the radii in it, two rings around one site give two independent steps, and not one line to the site.
         message = json.dumps(["kfm:donut:1", purpose, site, float(self.minimum_m), float(self.maximum_m)])
         return hmac.digest(self.salt, message.encode(), hashlib.sha256)
 
@@ -168,8 +168,8 @@ Mask = H3Mask | DonutMask
 def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> dict[str, Any]:
     """Return the manifest entry of a group's content after masking, for `ManifestEntry(**entry)`.
 
-    Address, size and checksum of the file it came from are not in it: the checksum of a file with coordinates confirms
-    a right guess of them.
+    Address, size and checksum of the source file are left out: the checksum of a file with coordinates confirms a right
+    guess of them.
     """
     uri = f"urn:kfm:masked:{dataset}:{location.group}"
     return {"uri": uri, "size": len(content), "checksum": hashlib.sha256(content).hexdigest()}
@@ -191,7 +191,7 @@ def cell_of(location: ExactLocation, resolution: int) -> str:
 
 
 def ring_radius_m(low_m: float, high_m: float, share: float) -> float:
-    """Return the radius in metres within which a share (0 to 1) of a ring's area lies, well-conditioned when short."""
+    """Return the radius in metres that encloses a share (0 to 1) of a ring's area."""
     # A cap's area is 4 pi R^2 sin^2(angle / 2); by cosines, short radii would drown in rounding.
     inner, outer = (math.sin(radius / EARTH_RADIUS_M / 2) ** 2 for radius in (low_m, high_m))
     return 2 * EARTH_RADIUS_M * math.asin(math.sqrt(inner + share * (outer - inner)))

@@ -1,6 +1,6 @@
-"""The decision that a dataset's or an area's places are masked: for PROV, for an Item, and for the governance log.
+"""The decision to mask a dataset's or an area's places: for PROV, Items and governance log.
 
-Belongs here: who asked for which mask, and how that is said. Does not belong here: the masks (`masking.py`).
+Belongs here: the requester of a mask, the published forms. Does not belong here: the masks (`masking.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kfm_dagster.governance.masking import Mask, MaskingMethod
 from kfm_dagster.storage.database import Transaction
 
 MASKING, MASKING_DECISION = "kfm:masking", "kfm:masking_decision"
-"""Properties of an Item whose footprint met a sensitive area: how it is masked, and who asked for it."""
+"""Properties of an Item whose footprint met a sensitive area: its masking and the decision."""
 _DECIDED = ("actor", "reason", "change_ref")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskingDecision:
-    """That a dataset's sensitive sites are masked: how, who asked for it, why, and under which change."""
+    """The decision to mask a dataset's sensitive sites: method, requester, reason and change."""
 
     dataset: str
     method: MaskingMethod
@@ -32,12 +32,12 @@ class MaskingDecision:
 
     @classmethod
     def of(cls, mask: Mask, *, dataset: str, decision: Decision) -> MaskingDecision:
-        """Return the decision for a mask, with what may be known of it."""
+        """Return the decision for a mask, with the mask's public parameters."""
         return cls(dataset=dataset, method=mask.method, parameters=dict(mask.parameters()), decision=decision)
 
     @classmethod
     def declared(cls, masking: Masking, *, dataset: str) -> MaskingDecision:
-        """Return the decision that a contract's masking, or an area's, rests on."""
+        """Return the decision behind the masking of a contract or an area."""
         return cls(
             dataset=dataset,
             method=MaskingMethod(masking.method),
@@ -46,9 +46,9 @@ class MaskingDecision:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
-        decided = {name: getattr(self.decision, name) for name in _DECIDED}
-        return {"dataset": self.dataset, "method": self.method.value, "parameters": dict(self.parameters), **decided}
+        """Return the decision as JSON values."""
+        decision = {name: getattr(self.decision, name) for name in _DECIDED}
+        return {"dataset": self.dataset, "method": self.method.value, "parameters": dict(self.parameters), **decision}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> MaskingDecision:
@@ -61,12 +61,12 @@ class MaskingDecision:
         )
 
     def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:
-        """Return PROV-O nodes in the terms of `lineage.prov.CONTEXT`: the masking, who asked, and what it generated.
+        """Return PROV-O nodes (`lineage.prov.CONTEXT`): the masking, its requester, its entities.
 
-        What the entities were derived from is left out: it would name what the mask hides.
+        The sources of the entities are left out: they would name the place that the mask hides.
         """
-        told = self.as_json()
-        activity = "urn:uuid:" + uuid8("prov", "masking", json.dumps(told, sort_keys=True))
+        content = self.as_json()
+        activity = "urn:uuid:" + uuid8("prov", "masking", json.dumps(content, sort_keys=True))
         agent = "urn:uuid:" + uuid8("prov", "agent", self.decision.actor)
         masking: dict[str, Any] = {
             "id": activity,
@@ -79,14 +79,14 @@ class MaskingDecision:
         }
         if self.decision.change_ref is not None:
             masking["kfm:change_ref"] = self.decision.change_ref
-        asked = {"id": agent, "type": ["Agent"], "kfm:name": self.decision.actor}
+        requester = {"id": agent, "type": ["Agent"], "kfm:name": self.decision.actor}
         entities = [
             {"id": uri, "type": ["Entity", "kfm:MaskedInput"], "wasGeneratedBy": activity}
             for uri in sorted(masked_uris)
         ]
-        return [masking, asked, *entities]
+        return [masking, requester, *entities]
 
     def record(self, log: GovernanceLog, *, tx: Transaction, details: Mapping[str, Any] | None = None) -> None:
         """Write the governance log, in the transaction that makes the masked output durable."""
-        told = {"method": self.method.value, "parameters": dict(self.parameters), **(details or {})}
-        log.record(GovernanceAction.MASK, self.decision, dataset=self.dataset, details=told, tx=tx)
+        content = {"method": self.method.value, "parameters": dict(self.parameters), **(details or {})}
+        log.record(GovernanceAction.MASK, self.decision, dataset=self.dataset, details=content, tx=tx)

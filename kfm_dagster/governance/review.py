@@ -1,8 +1,8 @@
-"""Review: an override in prod, or from the Dagster UI, waits until a second person has approved it (WSM-21, SEC-10).
+"""Review: overrides of prod or the Dagster UI need a second person (WSM-21, SEC-10).
 
-A proposal is an entry of the governance log that moves no unit, and the units at the versions that its proposer saw; a
-decision on it is another entry. The database refuses such an override without an approval by another actor for these
-very versions, so an approval serves once. Does not belong here: carrying it out (`recovery/work_orders.py`).
+A proposal is an entry of the governance log that moves no unit, with the units at the versions that its proposer saw. A
+decision on it is another entry. The database refuses such an override unless another actor has approved these very
+versions, so an approval serves once. Does not belong here: carrying it out (`recovery/work_orders.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database, Transaction
 
 APPROVED_WITHIN = timedelta(days=7)
-"""Later, nobody remembers what was meant; the trigger governance_log_decides_on_a_proposal has the same."""
+"""Later, its reason is forgotten; the trigger governance_log_decides_on_a_proposal agrees."""
 
 Units = Mapping[GovernanceAction, Mapping[WalId, int]]
-"""What is proposed for which units, at which versions."""
+"""Proposed units with their versions, by action."""
 
 
 @unique
@@ -41,7 +41,7 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """An override that somebody proposed; `content` is what its command needs besides the units."""
+    """A proposed override; `content` has the arguments of its command besides the units."""
 
     proposal_id: int
     at: datetime
@@ -65,15 +65,15 @@ class OverrideReview:
         self._clock = clock
 
     def work_in(self, settings: Settings) -> None:
-        """Record that a deployment of prod works over this database, which is prod's from then on."""
+        """Record a deployment of prod over this database, which is prod's from then on."""
         if settings.env is Environment.PROD:
             with self._database.transaction() as tx:
                 self._is_prod(settings, tx)
 
     def required(self, settings: Settings, decision: Decision, *, tx: Transaction) -> bool:
-        """Whether an override waits for a second person.
+        """Tell whether an override waits for a second person.
 
-        It does where this is prod or the database is, whatever a client says; and always from the Dagster UI.
+        It does where the settings or the database are prod's, whatever a client says; and always from the Dagster UI.
         """
         return self._is_prod(settings, tx) or _same(decision.actor, DAGSTER_UI)
 
@@ -99,29 +99,29 @@ class OverrideReview:
         return proposal_id
 
     def waiting(self, *, tx: Transaction) -> list[Proposal]:
-        """Return what can be approved, the newest first."""
-        found = [_proposal(row) for row in tx.run("governance.proposals", proposal_id=None)]
-        return [proposal for proposal in found if proposal.expires_at > self._clock()]
+        """Return the proposals that can be approved, the newest first."""
+        proposals = [_proposal(row) for row in tx.run("governance.proposals", proposal_id=None)]
+        return [proposal for proposal in proposals if proposal.expires_at > self._clock()]
 
     def units(self, proposal_id: int, *, tx: Transaction) -> Units:
-        """Return what is proposed for which units, at which versions."""
-        found: dict[GovernanceAction, dict[WalId, int]] = {}
+        """Return a proposal's units with their versions, by action."""
+        versions: dict[GovernanceAction, dict[WalId, int]] = {}
         for row in tx.run("governance.proposed_units", proposal_id=proposal_id):
-            found.setdefault(GovernanceAction(row.action), {})[WalId(row.wal_id)] = row.version
-        return found
+            versions.setdefault(GovernanceAction(row.action), {})[WalId(row.wal_id)] = row.version
+        return versions
 
     def unapproved(
         self, versions: Mapping[WalId, int], action: GovernanceAction, *, actor: str, tx: Transaction
     ) -> frozenset[WalId]:
-        """Return the units for which nobody has approved that this actor does it, at this version."""
+        """Return the units without an approval of this actor's action at their versions."""
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in versions.items()]
         rows = tx.run("governance.unapproved", batch=batch, action=action, actor=actor)
         return frozenset(WalId(row.wal_id) for row in rows)
 
     def approve(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Approve a proposal, and return it for its command to be carried out in this transaction.
+        """Approve a proposal and return it; this transaction has to carry out its command.
 
-        Raises RefusedError for an unknown or expired proposal, one that was decided on, and for its own proposer.
+        Raises RefusedError for an unknown, expired or decided proposal, and for its own proposer.
         """
         proposal = self._open(proposal_id, tx)
         if _same(proposal.decision.actor, decision.actor):
@@ -142,13 +142,13 @@ class OverrideReview:
         return proposal
 
     def withdraw(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Close a proposal without carrying it out; anybody may. Raises RefusedError."""
+        """Close a proposal without carrying it out; any actor may. Raises RefusedError."""
         proposal = self._open(proposal_id, tx)
         self._decide(GovernanceAction.OVERRIDE_WITHDRAWN, proposal, decision, tx)
         return proposal
 
     def _is_prod(self, settings: Settings, tx: Transaction) -> bool:
-        """Tell whether this is prod or the database is, which a deployment of prod makes it."""
+        """Tell whether settings or database are prod's; a deployment of prod marks the database."""
         if Environment.PROD in tx.run("deployment.values", fact="environment").scalars().all():
             return True
         if settings.env is not Environment.PROD:

@@ -1,4 +1,4 @@
-"""Governance rules: whether a unit may be shown, generalised or not at all, before anything is registered (SEC-03).
+"""Governance rules: allow, mask or refuse a unit before it is registered (SEC-03).
 
 Pure, over a contract's governance section, a unit's metadata and the run's reference time: no rule reads a clock.
 Belongs here: the rules, their order, and what a ruling does to an envelope. Does not belong here: how a location is
@@ -52,7 +52,7 @@ class RuleId(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ruling:
-    """The decision on one unit, and what it rests on; the texts hold no location."""
+    """The decision on a unit, with its grounds; the texts hold no location."""
 
     action: Action
     rule: RuleId
@@ -70,7 +70,7 @@ class Rules:
     governance: Governance
     at: datetime
     dataset: str = ""
-    """Its public name, for what an Item says of a masking that no contract asks for."""
+    """Its public name, for Items with a masking that no contract declares."""
     areas: SensitiveAreas = field(default_factory=SensitiveAreas)
     salt: bytes = field(default=b"", repr=False)
 
@@ -86,11 +86,11 @@ class Rules:
         )
 
     def ruling(self, unit: Envelope) -> Ruling:
-        """Return the first objection to a unit, and else whether it is masked."""
+        """Return the first objection to a unit, else the ruling to mask or to allow it."""
         for rule in _RULES:
-            found = rule(self, unit)
-            if found is not None:
-                return found
+            objection = rule(self, unit)
+            if objection is not None:
+                return objection
         if self.governance.masking is not None or self._area_of(unit) is not None:
             return Ruling(
                 action=Action.MASK, rule=RuleId.SENSITIVITY, observed="a location", expected="it is generalised"
@@ -98,10 +98,10 @@ class Rules:
         return Ruling(action=Action.ALLOW, rule=RuleId.NONE, observed="no objection", expected="none")
 
     def applied(self, unit: Envelope) -> Envelope:
-        """Return a unit as it may be stored: without its exact location where that is masked, and with its hard fail.
+        """Return a unit as it may be stored: with its location masked, and its hard fail added.
 
-        A unit that has left the chain before is masked as well, because what it left with is stored, too; it keeps its
-        own reason.
+        A unit that has left the chain before is masked as well, because its envelope is stored, too; it keeps its own
+        reason.
         """
         failed, ruling = unit.failure is not None, self.ruling(unit)
         if unit.metadata is not None:
@@ -117,10 +117,10 @@ class Rules:
         if (area := self._area_of(unit)) is None:
             return metadata
         masked = generalised(metadata, area.masking, salt=self.salt)
-        # The Item says so itself: its contract does not.
+        # The Item names the masking itself, as its contract does not.
         decision = MaskingDecision.declared(area.masking, dataset=self.dataset).as_json()
-        told = {MASKING: str(area.masking), MASKING_DECISION: decision}
-        return replace(masked, stac_properties={**masked.stac_properties, **told})
+        properties = {MASKING: str(area.masking), MASKING_DECISION: decision}
+        return replace(masked, stac_properties={**masked.stac_properties, **properties})
 
     def _area_of(self, unit: Envelope) -> SensitiveArea | None:
         return self.areas.met_by(unit.metadata.geometry) if unit.metadata else None
@@ -132,7 +132,7 @@ def hard_fails(unit: Envelope) -> bool:
 
 
 def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
-    """Return when a unit's embargo is over; it was observed when both its key and its header say that it had ended."""
+    """Return the end of a unit's embargo; it counts from the later end in its key and header."""
     if embargo.until is not None:
         return embargo.until
     observed: datetime = max([unit.time_range_end, *(_header_ends(unit.metadata) if unit.metadata else ())])
@@ -144,7 +144,7 @@ def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
 
 def _header_ends(metadata: Metadata) -> Iterator[datetime]:
     for name in ("datetime", "end_datetime"):
-        # metadata-extract writes both as RFC 3339; what it has found fault with may be anything.
+        # metadata-extract writes both as RFC 3339; a faulty value may be anything.
         with suppress(OverflowError, TypeError, ValueError):
             yield datetime.fromisoformat(metadata.stac_properties.get(name, "")).astimezone(UTC)
 

@@ -1,4 +1,4 @@
-"""Kill switches: a dataset that is switched off is neither received, claimed, replayed nor written (WAL-10).
+"""Kill switches: no receipt, claim, replay or write of a dataset that is off (WAL-10).
 
 Persistent and audited: engaging and releasing write the governance log in the same transaction. Belongs here: the
 switches. Does not belong here: obeying them (`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
@@ -16,12 +16,12 @@ from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.storage.database import Database, Transaction
 
 EVERY_DATASET = "*"
-"""Stands for all datasets, also those whose contract comes later."""
+"""All datasets, including datasets of later contracts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KillSwitch:
-    """An engaged switch; without `expires_at` it stays until somebody releases it."""
+    """An engaged switch; without `expires_at` it stays until it is released."""
 
     dataset: str
     engaged_at: datetime
@@ -96,6 +96,6 @@ class KillSwitches:
         return {switch.dataset: switch for switch in switches}
 
     def off(self, datasets: Iterable[str], *, tx: Transaction) -> frozenset[str]:
-        """Return those of the datasets that are switched off, by their own switch or by the one for all."""
+        """Return the datasets that are switched off, by their own switch or the switch of all."""
         engaged = self.engaged(tx=tx)
         return frozenset(name for name in datasets if name in engaged or EVERY_DATASET in engaged)
