@@ -1,7 +1,7 @@
-"""Channels: where alerts go, as KFM_ALERT_URLS says, carried by apprise to any of its services.
+"""Channels: send alerts to the URLs of KFM_ALERT_URLS, which are services of apprise.
 
-Belongs here: reading the URLs and sending one message to one of them. Nothing that is logged, kept or shown holds a
-credential. Does not belong here: who is told what (`evaluator.py`), or what a message says (`store.py`).
+Belongs here: reading the URLs and sending one message to one URL. No log line, row or page holds a credential. Does not
+belong here: the choice of receivers (`evaluator.py`), or the text of a message (`store.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kfm_dagster.alerts.store import AlertMessage
 from kfm_dagster.errors import ConfigurationError
 
 SECONDS = 10.0
-"""How long a service may take to answer: a tick of a sensor has 60."""
+"""Timeout of a service's answer: a tick of a sensor has 60."""
 SHORTEST_SECRET = 4
-"""Characters; a shorter part of a URL would be blotted out of every second word."""
+"""Characters; blotting out a shorter part of a URL would hit every second word."""
 
 _ENTRY = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([A-Za-z][A-Za-z0-9+.-]*://\S+)")
 _TALKATIVE = (apprise.LOGGER_NAME, "urllib3.connectionpool")
-"""Loggers that write parts of URLs, with what apprise cannot read among them."""
+"""Loggers that write parts of URLs, also of URLs that apprise cannot read."""
 _KINDS = {
     Level.INFO: apprise.NotifyType.INFO,
     Level.WARNING: apprise.NotifyType.WARNING,
@@ -37,7 +37,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """One URL, by its place among the URLs, from 1, and the channels that lead to it."""
+    """A URL, its number among the URLs, from 1, and the channels that use it."""
 
     number: int
     channels: tuple[str, ...]
@@ -46,16 +46,16 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What an endpoint said. `service`: apprise's name of it; `error`: None when the message was taken."""
+    """An endpoint's answer. `service`: apprise's name of it; `error`: None for a sent message."""
 
     service: str
     error: str | None = None
 
 
 def endpoints_of(urls: SecretStr | None, channels: Collection[str]) -> list[Endpoint]:
-    """Read `URL` or `CHANNEL=URL`, separated by blanks; without a channel it is every channel's.
+    """Read `URL` or `CHANNEL=URL`, separated by blanks; a bare URL is for every channel.
 
-    Raises ConfigurationError that names the entry by its place.
+    Raises ConfigurationError with the number of the wrong entry.
     """
     channels_by_url: dict[str, list[str]] = {}
     for place, entry in enumerate(("" if urls is None else urls.get_secret_value()).split(), start=1):
@@ -79,14 +79,14 @@ _SECRETS: ContextVar[frozenset[str]] = ContextVar("kfm_alert_secrets", default=f
 
 
 def _blot(record: logging.LogRecord) -> bool:
-    """Remove the secrets of the URL in use from what libraries log, for every handler."""
+    """Remove the secrets of the URL in use from libraries' log records, for every handler."""
     if secrets := _SECRETS.get():
         record.msg, record.args, record.exc_info = _blotted(record.getMessage(), secrets), (), None
     return True
 
 
 def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS) -> Answer:
-    """Send one message, and wait for the answer so long at most. Raises nothing: what fails is in the answer."""
+    """Send a message, and wait for the answer for `seconds`. Errors are in the answer."""
     url = endpoint.url.get_secret_value()
     for name in _TALKATIVE:
         logging.getLogger(name).addFilter(_blot)
@@ -94,7 +94,7 @@ def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS)
     try:
         return _sent(url, message, seconds)
     except Exception as error:
-        # A service's own fault, whose text may hold the URL.
+        # A fault in the service's code; its text may hold the URL.
         return Answer(service=_scheme(url), error=type(error).__name__)
     finally:
         _SECRETS.reset(before)
@@ -107,7 +107,7 @@ def _sent(url: str, message: AlertMessage, seconds: float) -> Answer:
     if service is None:
         return Answer(service=_scheme(url), error="apprise knows no such URL (its list: appriseit.com/services)")
     for timeout in ("socket_connect_timeout", "socket_read_timeout"):
-        # A shorter one of apprise's would give up what is taken a moment later, and send it again. The URL's stands.
+        # Apprise's shorter default would resend a message that is accepted a moment later. The URL's own stays.
         if timeout not in vars(service):
             setattr(service, timeout, seconds)
     shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise types most of itself
@@ -117,8 +117,8 @@ def _sent(url: str, message: AlertMessage, seconds: float) -> Answer:
     )
     if outcome:
         return Answer(service=str(service.service_name))
-    said = [str(entry.message) for one in outcome for entry in one.logs()] or [outcome.status.name]
-    return Answer(service=str(service.service_name), error=" ".join(said[0].split()))
+    errors = [str(entry.message) for result in outcome for entry in result.logs()] or [outcome.status.name]
+    return Answer(service=str(service.service_name), error=" ".join(errors[0].split()))
 
 
 def _scheme(url: str) -> str:
@@ -126,9 +126,9 @@ def _scheme(url: str) -> str:
 
 
 def _secrets(url: str, *, shown: str = "") -> frozenset[str]:
-    """Return the parts of a URL that nobody is to see: all but a host that apprise itself shows.
+    """Return the secret parts of a URL: all but a host that apprise itself shows.
 
-    A token may stand anywhere, in the place of a host (Slack) or in a path (a webhook).
+    A token may be anywhere: in place of the host (Slack), or in the path (a webhook).
     """
     host = urlsplit(url).hostname or ""
     pieces = re.split(r"[/:@?&=#]+", url.partition("://")[2])

@@ -1,6 +1,6 @@
-"""The evaluator: one evaluation, from what is recorded to messages that were taken.
+"""The evaluator: one evaluation, from recorded events to sent messages.
 
-Belongs here: who hears what, and that a dead channel holds up no other. Does not belong here: the rules
+Belongs here: the receivers of each alert, and that a dead channel delays no other. Does not belong here: the rules
 (`sql/queries/alerts.sql`), the rows (`store.py`), or sending (`channels.py`).
 """
 
@@ -21,12 +21,12 @@ from kfm_dagster.storage.database import Database
 
 Send = Callable[[Endpoint, AlertMessage], Answer]
 BUDGET_SECONDS = 30.0
-"""After so long an evaluation begins no further message; the next one goes on."""
+"""After this time an evaluation begins no further message; the next evaluation goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlertEvaluator:
-    """Evaluates and delivers. `on_divergence`: channels on which a divergence is told besides those of its level."""
+    """Evaluates and delivers. `on_divergence`: channels of a divergence besides its level's."""
 
     plan: AlertPlan
     on_divergence: Collection[str]
@@ -43,9 +43,9 @@ class AlertEvaluator:
         return AlertStore(self.database, clock=self.clock)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate every rule, then deliver what is due. Raises ConfigurationError for wrong URLs, before anything."""
+        """Evaluate every rule, then deliver due messages. Raises ConfigurationError for wrong URLs."""
         endpoints = endpoints_of(self.urls, self.plan.channels)
-        now, heard = self.clock(), self._rule_endpoints(endpoints)
+        now, receivers = self.clock(), self._rule_endpoints(endpoints)
         limits = {"max_offset": self.max_offset.total_seconds(), "calibrated_since": now - self.tau_calib}
         terms = [
             {
@@ -55,64 +55,64 @@ class AlertEvaluator:
                 "since": now - terms.window,
                 "quiet_since": now - terms.suppress,
                 "escalate_before": None if terms.escalate_after is None else now - terms.escalate_after,
-                "audience": sorted(level for level in Level if heard.get((rule, level))),
+                "audience": sorted(level for level in Level if receivers.get((rule, level))),
             }
             for rule in AlertRule
         ]
-        evaluated = self.store.update(terms, limits, heard)
+        evaluated = self.store.update(terms, limits, receivers)
         delivered, dead = self._deliver(endpoints)
         return replace(evaluated, delivered=delivered, dead=dead)
 
     def unheard(self) -> list[str]:
-        """Return the channels that lead nowhere. Raises ConfigurationError for wrong URLs."""
-        led = {channel for endpoint in endpoints_of(self.urls, self.plan.channels) for channel in endpoint.channels}
-        return [channel for channel in self.plan.channels if channel not in led]
+        """Return the channels without a URL. Raises ConfigurationError for wrong URLs."""
+        used = {channel for endpoint in endpoints_of(self.urls, self.plan.channels) for channel in endpoint.channels}
+        return [channel for channel in self.plan.channels if channel not in used]
 
     def _rule_endpoints(self, endpoints: Sequence[Endpoint]) -> RuleEndpoints:
-        leads: dict[tuple[str, str], dict[int, str]] = {}
+        receivers: dict[tuple[str, str], dict[int, str]] = {}
         for rule, level in product(AlertRule, Level):
-            more = self.on_divergence if rule is AlertRule.REPLAY_DIVERGENCE else ()
-            for channel, endpoint in product([*self.plan.levels[level], *more], endpoints):
+            extra = self.on_divergence if rule is AlertRule.REPLAY_DIVERGENCE else ()
+            for channel, endpoint in product([*self.plan.levels[level], *extra], endpoints):
                 if channel in endpoint.channels:
-                    leads.setdefault((rule, level), {}).setdefault(endpoint.number, channel)
-        return leads
+                    receivers.setdefault((rule, level), {}).setdefault(endpoint.number, channel)
+        return receivers
 
     def _deliver(self, endpoints: Sequence[Endpoint]) -> tuple[int, list[str]]:
-        leads = {
+        consumers = {
             consumer_of(endpoint.number, channel): (endpoint, channel)
             for endpoint in endpoints
             for channel in endpoint.channels
         }
         alive = {endpoint.number for endpoint in endpoints}
         delivered, dead = 0, []
-        until = time.monotonic() + BUDGET_SECONDS
-        while alive and time.monotonic() < until:
-            claimed = self.store.claim([name for name, (endpoint, _) in leads.items() if endpoint.number in alive])
+        deadline = time.monotonic() + BUDGET_SECONDS
+        while alive and time.monotonic() < deadline:
+            claimed = self.store.claim([name for name, (endpoint, _) in consumers.items() if endpoint.number in alive])
             if claimed is None:
                 break
             alert, entry = claimed
-            endpoint, channel = leads[entry.consumer]
+            endpoint, channel = consumers[entry.consumer]
             message = message_of(alert, self.plan.rules[alert.rule], why=entry.payload["why"])
             answer = self.send(endpoint, message)
             self.store.close(entry, error=answer.error)
             if answer.error is None:
                 delivered += 1
                 continue
-            # It would let every further message wait as long; another evaluation tries it again.
+            # A dead endpoint would delay every further message as long; another evaluation retries it.
             alive.remove(endpoint.number)
             dead.append(f"channel {channel}, URL {endpoint.number} ({answer.service}): {answer.error}")
         return delivered, dead
 
 
 def try_out(plan: AlertPlan, urls: SecretStr | None) -> list[tuple[str, Answer]]:
-    """Send one message over every channel to each of its URLs; return what each answered.
+    """Send a test message to each URL of every channel; return their answers.
 
     Raises ConfigurationError for wrong URLs.
     """
     endpoints = endpoints_of(urls, plan.channels)
-    nowhere = Answer(service="none", error="the channel has no URL in KFM_ALERT_URLS")
+    no_url = Answer(service="none", error="the channel has no URL in KFM_ALERT_URLS")
     answers: list[tuple[str, Answer]] = []
     for channel in plan.channels:
-        leads = [endpoint for endpoint in endpoints if channel in endpoint.channels]
-        answers += [(channel, send(endpoint, trial(channel))) for endpoint in leads] or [(channel, nowhere)]
+        targets = [endpoint for endpoint in endpoints if channel in endpoint.channels]
+        answers += [(channel, send(endpoint, trial(channel))) for endpoint in targets] or [(channel, no_url)]
     return answers

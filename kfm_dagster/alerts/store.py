@@ -1,8 +1,8 @@
-"""The alerts in the database: which fire, the notifications that wait (`outbox`) with what they say, acknowledgements.
+"""Alerts in the database: their states, pending notifications (`outbox`), acknowledgements.
 
 Belongs here: one evaluation's rows, claims of notifications, acknowledging, reading, messages. Does not belong here:
-the rules and what follows from them, which are set questions (`sql/queries/alerts.sql`), sending (`channels.py`), or
-the guards, which are the database's (`sql/schema`).
+the rules and their consequences, which are queries (`sql/queries/alerts.sql`), sending (`channels.py`), or the guards,
+which are the database's (`sql/schema`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.storage.database import Database, Transaction
 
 LEASE = timedelta(minutes=5)
-"""How long an evaluator owns a notification: longer than any answer takes."""
+"""Time for which an evaluator holds a notification: longer than any answer takes."""
 MOST_LISTED = 10_000
-"""Open alerts are one a rule and subject: far fewer."""
+"""Far more than the open alerts, one for each rule and subject."""
 RuleEndpoints: TypeAlias = Mapping[tuple[str, str], Mapping[int, str]]
-"""Endpoints by rule and level, each with the first channel that leads to it."""
+"""Endpoints by rule and level, each with its first channel."""
 
 
 @unique
@@ -42,9 +42,9 @@ class AlertState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """One alert. `observed`: events within the rule's window; `place`: stage or source of the newest of them.
+    """An alert. `observed`: events in the rule's window; `place`: stage or source of the newest.
 
-    No second alert is open under its `key`; receivers may drop repetitions by it.
+    No second alert is open under its `key`, by which receivers may drop repetitions.
     """
 
     alert_id: int
@@ -71,7 +71,7 @@ class Alert:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What an evaluation did: ids of alerts, messages taken, and `dead` endpoints with what they answered."""
+    """An evaluation's result: ids of alerts, sent messages, `dead` endpoints with their answers."""
 
     opened: Sequence[int] = ()
     escalated: Sequence[int] = ()
@@ -95,32 +95,32 @@ class AlertStore:
         """Evaluate every rule as of now and queue its messages; one evaluator at a time.
 
         `terms` are rows of `alerts.findings` with the level of each rule, `limits` its parameters of the clock. Nothing
-        is written while there is no finding and no alert is open.
+        is written without a finding or an open alert.
         """
         now = self._clock()
-        asked = {"terms": terms, "now": now, **limits}
+        params = {"terms": terms, "now": now, **limits}
         with self._database.snapshot() as view:
             quiet = view.run("alerts.any_open").one_or_none() is None
-            if quiet and not view.run("alerts.findings", asked).all():
+            if quiet and not view.run("alerts.findings", params).all():
                 return Evaluation()
         levels = {term["rule"]: term["level"] for term in terms}
         with self._database.transaction() as tx:
             tx.lock("kfm_dagster.alerts")
-            findings = [dict(row, level=levels[row["rule"]]) for row in tx.run("alerts.findings", asked).mappings()]
+            findings = [dict(row, level=levels[row["rule"]]) for row in tx.run("alerts.findings", params).mappings()]
             resolved = _ids(tx, "alerts.resolve", now=now, findings=findings)
             tx.run("alerts.see", now=now, findings=findings)
             opened = _ids(tx, "alerts.open", now=now, findings=findings)
             escalated = _ids(tx, "alerts.escalate", now=now, terms=terms)
             due = tx.run("alerts.tell", now=now, terms=terms).all()
             for row in due:
-                # Once for each endpoint, unless it has not taken the alert's last notification yet.
+                # Once for each endpoint, unless the alert's last notification to it is still pending.
                 for endpoint, channel in endpoints[row.rule, row.level].items():
                     payload = {"why": _why(row, escalated)}
                     self._outbox.put(tx, consumer_of(endpoint, channel), str(row.alert_id), payload=payload)
         return Evaluation(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in due])
 
     def claim(self, consumers: Sequence[str]) -> tuple[Alert, Entry] | None:
-        """Claim the notification that is due longest to one of these (`consumer_of`)."""
+        """Claim the notification of these consumers (`consumer_of`) that has been due longest."""
         if (entry := self._outbox.claim(consumers)) is None:
             return None
         with self._database.snapshot() as view:
@@ -128,7 +128,7 @@ class AlertStore:
         return alert, entry
 
     def close(self, entry: Entry, *, error: str | None) -> None:
-        """Remove a notification that was taken; with an error, defer it."""
+        """Remove a sent notification; with an error, defer it."""
         if error is not None:
             self._outbox.defer(entry, error)
             return
@@ -143,16 +143,16 @@ class AlertStore:
         after: int = 0,
         limit: int = MOST_LISTED,
     ) -> list[Alert]:
-        """Return the open alerts, and those that resolved since then, in the order of opening, which is that of ids.
+        """Return alerts that are open, or were resolved since then, in the order of their ids.
 
-        The last id of a page as `after` gives the next one.
+        The last id of a page as `after` gives the next page.
         """
-        given = {"resolved_since": resolved_since, "rule": rule, "after": after, "limit": limit}
+        parameters = {"resolved_since": resolved_since, "rule": rule, "after": after, "limit": limit}
         with self._database.snapshot() as view:
-            return view.rows(Alert, "alerts.listed", given)
+            return view.rows(Alert, "alerts.listed", parameters)
 
     def acknowledge(self, alert_id: int, decision: Decision) -> Alert:
-        """Take an alert on, in the governance log too. Raises UnknownNameError, RefusedError."""
+        """Acknowledge an alert, and log the decision. Raises UnknownNameError, RefusedError."""
         log = GovernanceLog(self._database, clock=self._clock)
         with self._database.transaction() as tx:
             before = tx.row(Alert, "alerts.get", alert_id=alert_id)
@@ -160,14 +160,14 @@ class AlertStore:
                 raise UnknownNameError(
                     "there is no such alert", observed=alert_id, next_step="kfm alerts list --days 30"
                 )
-            moved = tx.run(
+            updated = tx.run(
                 "alerts.acknowledge",
                 alert_id=alert_id,
                 at=self._clock(),
                 actor=decision.actor,
                 reason=decision.reason,
             )
-            if moved.rowcount != 1:
+            if updated.rowcount != 1:
                 by = f" by {before.acknowledged_by}" if before.state is AlertState.ACKNOWLEDGED else ""
                 raise RefusedError(
                     "the alert does not fire",
@@ -177,17 +177,17 @@ class AlertStore:
                 )
             details = {"alert_id": alert_id, "rule": before.rule, "subject": before.subject, "level": before.level}
             log.record(GovernanceAction.ALERT_ACKNOWLEDGED, decision, details=details, tx=tx)
-            [taken] = tx.rows(Alert, "alerts.get", alert_id=alert_id)
-            return taken
+            [acknowledged] = tx.rows(Alert, "alerts.get", alert_id=alert_id)
+            return acknowledged
 
 
 def consumer_of(endpoint: int, channel: str) -> str:
-    """Return where a notification goes; an endpoint is a place in a list that may change, so its channel is part."""
+    """Return a notification's consumer, with its channel, as an endpoint's number may change."""
     return f"{channel} {endpoint}"
 
 
 def _why(row: Any, escalated: Collection[int]) -> str:
-    """Return why a firing alert is told, as the end of a sentence."""
+    """Return why a firing alert is sent, as the end of a sentence."""
     if row.alert_id in escalated:
         return f", has lasted too long and is {row.level} now"
     return "" if row.notifications == 1 else ", and nobody has taken it on"
@@ -207,12 +207,12 @@ class AlertMessage:
 
 
 def look_of(alert: Alert) -> str:
-    """Return the commands that show an alert's evidence, of the run of its newest event."""
+    """Return the commands that show an alert's evidence, for the run of its newest event."""
     return alert.rule.look.replace("RUN", alert.run_id or "latest")
 
 
 def message_of(alert: Alert, terms: RuleTerms, *, why: str) -> AlertMessage:
-    """Return the message about an alert as it is now; `why` it is told, where it still fires."""
+    """Return the message about an alert as it is now; `why` is the reason while it fires."""
     count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
     run = f" in run {alert.run_id}" if alert.run_id else ""
     lines = [

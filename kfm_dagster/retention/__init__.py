@@ -1,4 +1,4 @@
-"""Retention: bulky things that nothing needs any more go by policy; what says what happened stays (BEY-10).
+"""Retention: bulky data that nothing needs are deleted by policy; history stays (BEY-10).
 
 `policy.py` reads `configs/retention.yaml`, `pruning.py` plans and removes, `defs/old_runs.py` finds Dagster's runs.
 No row of the ledger's database is ever deleted here.

@@ -1,6 +1,6 @@
-"""`configs/retention.yaml`: how long each kind of bulky thing is kept.
+"""`configs/retention.yaml`: how long each kind of bulky data is kept.
 
-Belongs here: the model of the file, and the least age of each kind. Does not belong here: what of a kind may go
+Belongs here: the model of the file, and the least age of each kind. Does not belong here: which data may be deleted
 (`sql/queries/retention.sql`, `defs/old_runs.py`).
 """
 
@@ -43,7 +43,7 @@ def _at_least(days: int, why: str) -> Callable[[timedelta], timedelta]:
 
 
 Runs = Annotated[Duration, AfterValidator(_at_least(1, "a run is looked at after it has ended"))]
-# A message that comes again after its batch had gone would be landed in it while it is removed.
+# A message that is redelivered later would be landed in its old batch while that is being removed.
 Messages = Annotated[Duration, AfterValidator(_at_least(15, "SQS gives a message again for up to 14 days"))]
 Outputs = Annotated[Duration, AfterValidator(_at_least(8, "kfm validate looks at the outputs of 7 days"))]
 Samples = Annotated[Duration, AfterValidator(_at_least(1, "a case is looked at after it is closed"))]
@@ -73,5 +73,5 @@ class RetentionPolicy(Strict):
     @property
     def ages(self) -> Mapping[RetentionKind, timedelta]:
         """The age up to which things are kept, of each kind that has one, in the order of removal."""
-        found = {kind: getattr(self.keep, kind.value) for kind in RetentionKind}
-        return {kind: age for kind, age in found.items() if age is not None}
+        ages = {kind: getattr(self.keep, kind.value) for kind in RetentionKind}
+        return {kind: age for kind, age in ages.items() if age is not None}

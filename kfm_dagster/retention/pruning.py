@@ -1,8 +1,8 @@
-"""Pruning: what of each kind is older than its policy and needed by nothing, counted or removed, batch by batch.
+"""Pruning: count or remove, in batches, the data that are past their policy and unneeded.
 
-What the store lists is asked of the database: nothing is noted of what was removed, so that the next retention finds
-what is left. Does not belong here: what still needs a file (`sql/queries/retention.sql`), old runs of Dagster
-(`defs/old_runs.py`).
+The store lists its files, and the database selects the unneeded files. Removals are not recorded, so that the next
+retention lists the rest. Does not belong here: what still needs a file (`sql/queries/retention.sql`), old runs of
+Dagster (`defs/old_runs.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from kfm_dagster.storage.s3 import Store
 
 REASON = "older than its policy in retention.yaml, and needed by nothing"
 BATCH = 10_000
-"""Old files that one question to the database names: it looks through a table without an index on their hashes."""
+"""Old files of one query, which scans a table without an index on their hashes."""
 PAGE = 1000
-"""Files of one answer of a listing: the most that S3 gives."""
+"""Files of one page of a listing: the most that S3 gives."""
 DELETES = 16
 """Deletions at the same time; a bucket takes tens of milliseconds for each."""
 _NAME = re.compile(r"(?P<folder>[a-z]+)/(?P<two>[0-9a-f]{2})/(?P<sha256>(?P=two)[0-9a-f]{62})\.[a-z.]+")
@@ -39,27 +39,27 @@ _NAME = re.compile(r"(?P<folder>[a-z]+)/(?P<two>[0-9a-f]{2})/(?P<sha256>(?P=two)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldBatch:
-    """Some of a kind that are older than its policy: how many, and which of them nothing needs."""
+    """A batch of data past their policy: their number, and the names that nothing needs."""
 
     old: int
     removable: Sequence[str]
     bytes: int | None
-    """Of those that nothing needs; None where nobody can say."""
+    """Size of the removable data; None where it is unknown."""
 
 
 class Pruner(Protocol):
-    """What finds and removes things of one kind."""
+    """Finds and removes data of one kind."""
 
     def batches(self, before: datetime) -> Iterator[OldBatch]:
-        """Yield what is older than that moment, in bounded batches; what is as old is not. Changes nothing."""
+        """Yield data older than that moment, excluding it, in bounded batches; change nothing."""
 
     def remove(self, batch: OldBatch) -> None:
-        """Remove what nothing needs of a batch. Harmless to repeat, also after having died in the middle."""
+        """Remove the removable data of a batch. Safe to repeat, also after a crash in the middle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """What of one kind is older than its policy: how many in all, and how many, of how many bytes, go or went."""
+    """Data of one kind past their policy: the number of all, number and bytes of the removed."""
 
     kind: RetentionKind
     keep: timedelta
@@ -76,7 +76,7 @@ class Pruned:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """The policy of a deployment, and what prunes each kind. A kind without a pruner has nothing to prune here."""
+    """The policy of a deployment, and the pruner of each kind that has data here."""
 
     policy: RetentionPolicy
     pruners: Mapping[RetentionKind, Pruner]
@@ -84,13 +84,13 @@ class Retention:
     clock: Callable[[], datetime]
 
     def plan(self) -> list[Pruned]:
-        """Return what would be removed of each kind that has a policy. Changes nothing."""
+        """Return the data to remove, by kind that has a policy; change nothing."""
         return list(self._each(None))
 
     def run(self, *, actor: str) -> Iterator[Pruned]:
-        """Remove it, kind after kind, and yield what was removed once a kind is done.
+        """Remove old data kind by kind, and yield the result of each kind.
 
-        Each kind of which something goes has an entry in the governance log before.
+        The first removal of a kind comes after its entry in the governance log.
         """
         return self._each(Decision(actor=actor, reason=REASON))
 
@@ -123,7 +123,7 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFiles:
-    """Files of one folder of the store, and the statement that says which of them may go."""
+    """Files of one folder of the store, and the statement that selects the removable files."""
 
     folder: str
     statement: str
@@ -151,21 +151,21 @@ class StoredFiles:
         digests = [self._sha256(file["path"]) for file in old]
         with self.database.snapshot() as tx:
             rows = tx.run(self.statement, digests=digests, before=before).all()
-        free = {row.digest for row in rows}
-        going = [file for file in old if self._sha256(file["path"]) in free]
+        unneeded = {row.digest for row in rows}
+        removable = [file for file in old if self._sha256(file["path"]) in unneeded]
         return OldBatch(
             old=len(old),
-            removable=[file["path"] for file in going],
-            bytes=sum(file["size"] for file in going),
+            removable=[file["path"] for file in removable],
+            bytes=sum(file["size"] for file in removable),
         )
 
     def _sha256(self, path: str) -> str | None:
-        """Return the hash that names a file; None for what is not a file of ours."""
-        found = _NAME.fullmatch(path)
-        return found["sha256"] if found is not None and found["folder"] == self.folder else None
+        """Return the hash that names a file; None for a foreign file."""
+        match = _NAME.fullmatch(path)
+        return match["sha256"] if match is not None and match["folder"] == self.folder else None
 
     def _delete(self, path: str) -> None:
-        # Two retentions at once delete the same.
+        # A concurrent retention deletes the same files.
         with self._answering(), suppress(FileNotFoundError, NotFoundError):
             self.store.delete(path)
 
@@ -174,7 +174,7 @@ class StoredFiles:
 
 
 def stored_files(store: Store, database: Database) -> Mapping[RetentionKind, StoredFiles]:
-    """Return what prunes the kinds that are files of the store."""
+    """Return the pruners of the kinds that are files of the store."""
     kinds = {
         RetentionKind.LANDING: ("landing", "retention.landing"),
         RetentionKind.ARTIFACTS: ("artifacts", "retention.artifacts"),
@@ -189,7 +189,7 @@ def stored_files(store: Store, database: Database) -> Mapping[RetentionKind, Sto
 def retention_of(
     settings: Settings, database: Database, *, runs: Pruner | None, clock: Callable[[], datetime]
 ) -> Retention:
-    """Return the retention of a deployment. `runs` prunes Dagster's, None where there is no Dagster.
+    """Return a deployment's retention. `runs` prunes Dagster's runs; None without Dagster.
 
     Raises CardError for a wrong policy, ConfigurationError, and ForeignRootError where the store is another
     deployment's, whose files this ledger does not know.
