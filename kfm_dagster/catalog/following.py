@@ -39,7 +39,7 @@ LEASE = timedelta(minutes=10)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerState:
-    """A follower's position in a collection: `behind` in changes, `last_error` None if all is well."""
+    """A follower's position in a collection: `behind` in changes, `last_error` None if well."""
 
     follower: str
     collection_id: str
@@ -168,15 +168,15 @@ class FollowerRunner:
 
         Those Items come with their later change. An Item whose file is lost comes when it is written again.
         """
-        read, unsure = self._read(contract, _last(changes))
+        confirmed, unsure = self._read(contract, _last(changes))
         if unsure:
             # A writer promotes its files a moment before it commits its index, so wait for its end.
             with self._database.transaction() as tx, CollectionIndex(tx, contract, page_size=1).only_writer():
-                reread, lost = self._read(contract, unsure)
-            read += reread
-            for change in lost:
+                reread, missing = self._read(contract, unsure)
+            confirmed += reread
+            for change in missing:
                 _LOG.warning("%s is not what the index says: followers do not get it", change.path)
-        return sorted(read, key=lambda change: change.change_id)
+        return sorted(confirmed, key=lambda change: change.change_id)
 
     def _read(
         self, contract: DatasetContract, changes: Sequence[ItemChange]

@@ -127,7 +127,7 @@ class CollectionIndex:
         return {entry.item_id: entry for entry in rows}
 
     def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:
-        """Compare and swap; return the applied writes by page, without those whose base is outdated."""
+        """Compare and swap; return the applied writes by page, without writes on an outdated base."""
         new_pages = self._assign_pages(writes)
         page_of = {
             write.candidate.item_id: write.base.page if write.base else new_pages[write.candidate.item_id]
@@ -171,7 +171,7 @@ class CollectionIndex:
         """
         change: Counter[tuple[str, str]] = Counter()
         pages: set[Page] = set()
-        moved: dict[str, list[Any]] = {}
+        changed_items: dict[str, list[Any]] = {}
         for statement, count, parameters in (
             ("catalog.take_back", -1, {"collection_id": self._collection, "item_ids": taken_back}),
             ("catalog.put_back", 1, {"promotion_ids": put_back}),
@@ -179,13 +179,13 @@ class CollectionIndex:
             for row in self._tx.run(statement, parameters).all():
                 pages.add((row.partition_key, row.page))
                 kind, content = (ChangeKind.UPDATED, row.content_sha256) if count > 0 else (ChangeKind.WITHDRAWN, None)
-                moved[row.item_id] = [row.item_id, row.partition_key, kind, content]
+                changed_items[row.item_id] = [row.item_id, row.partition_key, kind, content]
                 for key in _summary_keys(row.summaries):
                     change[key] += count
         self._recount_pages("catalog.recount_page", pages)
         self._recount_pages("catalog.drop_empty_page", pages)
         self._count_summaries(change)
-        self._log_changes(moved.values())
+        self._log_changes(changed_items.values())
 
     def _recount_pages(self, statement: str, pages: Iterable[Page]) -> None:
         rows = [{"collection_id": self._collection, "partition_key": day, "page": page} for day, page in sorted(pages)]
@@ -258,9 +258,9 @@ class CollectionIndex:
         assigned: dict[str, int] = {}
         for partition, item_ids in by_day.items():
             pages = self._day_pages(partition)
-            taken = (max(pages) - 1) * self._page_size + pages[max(pages)] if pages else 0
+            used = (max(pages) - 1) * self._page_size + pages[max(pages)] if pages else 0
             for offset, item_id in enumerate(sorted(item_ids)):
-                assigned[item_id] = (taken + offset) // self._page_size + 1
+                assigned[item_id] = (used + offset) // self._page_size + 1
         return assigned
 
     def _row(self, write: Write, page: int) -> list[Any]:

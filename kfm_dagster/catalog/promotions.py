@@ -126,14 +126,14 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Keep the files that are to be overwritten, and return their hashes by Item id.
 
-        A file may be left by an uncommitted promotion of the same row, and so never have been current. Then the hash is
-        that of that promotion's entry, which has kept the earlier file.
+        A file may be left by an uncommitted promotion of the same row, and so never have been current. That promotion's
+        entry has kept the earlier file; its hash is returned then.
         """
         overwritten = [write for write in writes if write.base and write.path in files]
         if not overwritten:
             return {}
         item_ids = [write.candidate.item_id for write in overwritten]
-        left: dict[tuple[str, str, int | None, int], str | None] = {
+        rivals: dict[tuple[str, str, int | None, int], str | None] = {
             (row.item_id, row.after_sha256, row.before_promotion_id, row.before_revision): row.before_sha256
             for row in self._tx.run("catalog.rivals", collection_id=self._collection, item_ids=item_ids)
         }
@@ -145,8 +145,8 @@ class PromotionLog:
             content = files[write.path]
             digest = sha256(content)
             key = (write.candidate.item_id, digest, write.base.promotion_id, write.base.revision)
-            if key in left:
-                before[write.candidate.item_id] = left[key]
+            if key in rivals:
+                before[write.candidate.item_id] = rivals[key]
             else:
                 before[write.candidate.item_id] = digest
                 contents[digest] = content

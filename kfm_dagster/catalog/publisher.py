@@ -70,7 +70,7 @@ class Publisher(Protocol):
         ...
 
     def staging(self, files: Mapping[str, bytes]) -> AbstractContextManager[Staged]:
-        """Stage files; those not promoted when the block ends are discarded. Raises PublishError."""
+        """Stage files; discard unpromoted files when the block ends. Raises PublishError."""
         ...
 
     def names(self, folder: str) -> Sequence[str]:
@@ -211,10 +211,10 @@ class FolderPublisher:
 
     def _settle(self, folders: set[Path]) -> None:
         """Sync the folders of the promoted files and their parents, which may be new as well."""
-        above = {parent for folder in folders for parent in folder.parents if parent.is_relative_to(self._root)}
+        parents = {parent for folder in folders for parent in folder.parents if parent.is_relative_to(self._root)}
         with _in_folder():
             hit(Failpoint.CATALOG_SETTLE_BEFORE)
-            for folder in sorted(folders | above, reverse=True):
+            for folder in sorted(folders | parents, reverse=True):
                 _synced(folder, os.fsync)
             hit(Failpoint.CATALOG_SETTLE_AFTER)
 

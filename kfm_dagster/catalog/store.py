@@ -297,10 +297,10 @@ def _promote(
     """
     with tx.connection.begin_nested() as savepoint:
         applied = index.apply(writes)
-        won = [write for on_page in applied.values() for write in on_page]
-        failures = staged.promote([write.path for write in won])
+        winners = [write for on_page in applied.values() for write in on_page]
+        failures = staged.promote([write.path for write in winners])
         if not failures:
             return applied, {}
         savepoint.rollback()
-    promoted = [write for write in won if write.path not in failures]
+    promoted = [write for write in winners if write.path not in failures]
     return index.apply(promoted) if promoted else {}, failures

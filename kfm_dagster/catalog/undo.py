@@ -105,12 +105,12 @@ def _undo(
     kept = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else kept[sha] for step in steps}
     levels: list[Level] = [*documents.tree(index, days), items, _stray_pages(index, publisher, days)]
-    shown = publisher.read([path for level in levels for path in level])
+    published = publisher.read([path for level in levels for path in level])
     # Keep absent files in the list: a promotion may have died after creating only its folder.
     publish(
         publisher,
         [
-            {path: content for path, content in level.items() if content is None or shown.get(path) != content}
+            {path: content for path, content in level.items() if content is None or published.get(path) != content}
             for level in levels
         ],
     )
@@ -147,13 +147,13 @@ def _left_in_sight(
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
     """Return steps for files without their row, left by a promotion or undoing that died."""
-    paths = {item_id: _path(index, now, own[item_id][0]) for item_id, now in untouched.items()}
+    paths = {item_id: _path(index, row, own[item_id][0]) for item_id, row in untouched.items()}
     files = publisher.read(list(paths.values()))
     steps: list[_Step] = []
     for item_id, path in paths.items():
         digest = sha256(files[path]) if path in files else None
-        left = (entry for entry in own[item_id] if entry.after_sha256 == digest)
-        if oldest := next((entry for entry in left if entry.came_after(untouched[item_id])), None):
+        candidates = (entry for entry in own[item_id] if entry.after_sha256 == digest)
+        if oldest := next((entry for entry in candidates if entry.came_after(untouched[item_id])), None):
             steps.append(_Step(oldest=oldest, path=path, in_index=False))
     return steps
 

@@ -33,7 +33,7 @@ def validate_item(item: Mapping[str, Any]) -> list[str]:
 
 
 def validate_document(document: Mapping[str, Any]) -> list[str]:
-    """Return up to MAX_REASONS reasons why an Item, Collection or Catalog is invalid; else empty."""
+    """Return up to MAX_REASONS reasons why an Item, Collection or Catalog is invalid, or none."""
     entity = _ENTITIES.get(str(document.get("type")))
     if entity is None:
         return [f"type: {document.get('type')!r} is none of {sorted(_ENTITIES)}"]
@@ -66,8 +66,8 @@ def _disorder(item: Mapping[str, Any]) -> list[str]:
 
 
 def _reason(error: Any) -> str:
-    where = ".".join(str(part) for part in error.instance_path) or "the document"
-    return f"{where}: {error.message}"[:REASON_LIMIT]
+    location = ".".join(str(part) for part in error.instance_path) or "the document"
+    return f"{location}: {error.message}"[:REASON_LIMIT]
 
 
 @cache

@@ -116,8 +116,8 @@ class AwsReceiver:
                 }
                 for event in events
             ]
-            answered = self._client.put_events(Entries=entries)["Entries"]
-            return [_answer(entry.get("ErrorCode"), sender_fault=True) for entry in answered]
+            results = self._client.put_events(Entries=entries)["Entries"]
+            return [_answer(entry.get("ErrorCode"), sender_fault=True) for entry in results]
         body = "Message" if self._service == "sns" else "MessageBody"
         entries = [
             {

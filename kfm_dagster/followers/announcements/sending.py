@@ -146,7 +146,7 @@ class Sending:
         return self._stopped is None
 
     def _give_up(self) -> int:
-        """Retry refused events, give up those that are never taken, and return their number.
+        """Retry refused events, give up events that are never taken, and return their number.
 
         If the receiver takes no other events either, nothing is given up: then the event is not at fault.
         """

@@ -78,7 +78,7 @@ class AnnouncementStore:
         return {announced.item_id: announced for announced in rows}
 
     def begin(self, collection: str, events: Sequence[Announced]) -> set[str]:
-        """Record events before they are sent; return the ids of those without a later event.
+        """Record events before they are sent; return the ids that no later event supersedes.
 
         A receiver that may have got an Item is then notified of its withdrawal even if a crash follows.
         """

@@ -99,7 +99,7 @@ def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Itera
         sink,
         schema.with_metadata(metadata),
         compression="zstd",
-        # Statistics only of queried columns; those of assets would make the footer as long as the rows.
+        # Statistics only of queried columns: for assets the footer would be as long as the rows.
         write_statistics=[f"bbox.{name}" for name in BBOX]
         + [field.name for field in schema if any(is_kind(field.type) for is_kind in _SIMPLE)],
     )

@@ -57,19 +57,19 @@ def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> 
         for year in years(publisher, collection):
             # An accumulation that ends at New Year is filed under the new year.
             if wanted.end is None or int(year) <= wanted.end.year + 1:
-                where = folder(collection, year)
-                for _, day in sorted(_days(publisher, where).items()):
-                    yield from _of_day(publisher, where, day, wanted)
+                directory = folder(collection, year)
+                for _, day in sorted(_days(publisher, directory).items()):
+                    yield from _of_day(publisher, directory, day, wanted)
 
 
 def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
     """Return the property names of the newest day of each collection. Raises as `search` does."""
     names: set[str] = set()
     for collection in collections:
-        for where in reversed([folder(collection, year) for year in years(publisher, collection)]):
-            if days := [day for _, day in sorted(_days(publisher, where).items()) if day.parts]:
+        for directory in reversed([folder(collection, year) for year in years(publisher, collection)]):
+            if days := [day for _, day in sorted(_days(publisher, directory).items()) if day.parts]:
                 newest = days[-1].parts[-1]
-                with publisher.open(f"{where}/{newest.name}", size=newest.size) as file:
+                with publisher.open(f"{directory}/{newest.name}", size=newest.size) as file:
                     names.update(pq.read_schema(file).names)
                 break
     return names

@@ -124,9 +124,9 @@ def _equal(publisher: Publisher, collection_id: str, pairs: Iterable[_Pair]) -> 
             unsure[layout.item_path(collection_id, day, item_id)] = pair
     if unsure:
         for path, content in publisher.read(list(unsure)).items():
-            (item_id, _, indexed, answered), filed = unsure[path], orjson.loads(content)
-            if content_sha256(filed) == indexed and (
-                content_sha256(as_floats(filed)) == content_sha256(as_floats(answered))
+            (item_id, _, indexed, answered), item = unsure[path], orjson.loads(content)
+            if content_sha256(item) == indexed and (
+                content_sha256(as_floats(item)) == content_sha256(as_floats(answered))
             ):
                 equal.add(item_id)
     return equal

@@ -87,13 +87,13 @@ class VirtualZarr:
         for change, name, rule in _placed(contract, of_day):
             items[name].append(change)
             rules[change.item_id] = rule
-        gone = {change.item_id for change in of_day if change.item is None}
+        withdrawn = {change.item_id for change in of_day if change.item is None}
         published = DayOfStores(self._publisher, collection=contract.stac.collection, day=day)
         listed: dict[str, list[Listed]] = defaultdict(list)
         for entry in published.listed:
             listed[entry.name].append(entry)
         # A withdrawn Item may be in any store, so each is searched.
-        names = items.keys() | (listed.keys() if gone else set())
+        names = items.keys() | (listed.keys() if withdrawn else set())
         if not names:
             return []
         days.add_days(self._publisher, contract.stac.collection, [day])
@@ -106,13 +106,13 @@ class VirtualZarr:
                     return error
 
             def work(name: str) -> tuple[list[Listed], Counter[str], list[FollowError]]:
-                stores = _to_change(published, listed[name], items.get(name, []), gone)
+                stores = _to_change(published, listed[name], items.get(name, []), withdrawn)
                 known = {step.item_id: step.content_sha256 for _, store in stores for step in store.steps}
                 # Do not reread an Item whose content a store has already.
                 new = [item for item in items.get(name, []) if known.get(item.item_id) != item.content_sha256]
                 frames, steps, report, failures = _sorted_out(readers.map(with_context(read), new))
                 # The old object's step leaves in any case, even if the new object cannot be read.
-                leaving = {*gone, *(item.item_id for item in new)}
+                leaving = {*withdrawn, *(item.item_id for item in new)}
                 report["removed"] = len(leaving & known.keys())
                 untouched = [entry for entry in listed[name] if all(entry is not changing for changing, _ in stores)]
                 return [*untouched, *_changed(published, name, stores, leaving, frames, steps)], report, failures

@@ -221,8 +221,8 @@ def _with_steps(store: VirtualCube, key: str, images: Sequence[str]) -> Mapping[
     if name == key or name in store.frame.fixed:
         return entry
     count = len(store.steps)
-    together = 1 if name in images else count
-    return {**entry, "shape": [count, *entry["shape"][1:]], "chunks": [together, *entry["chunks"][1:]]}
+    chunk_steps = 1 if name in images else count
+    return {**entry, "shape": [count, *entry["shape"][1:]], "chunks": [chunk_steps, *entry["chunks"][1:]]}
 
 
 def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
