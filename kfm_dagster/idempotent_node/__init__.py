@@ -1,6 +1,6 @@
-"""The idempotent-node pattern: a node whose content takes effect once, whatever crashes and however often it runs.
+"""The idempotent-node pattern: content takes effect once, despite crashes and repeated runs.
 
-`run_node` runs one node; `IdempotentNodes` is what a runner of many builds on. `docs/idempotent-node.md` begins here.
+`run_node` runs one node; runners of many nodes build on `IdempotentNodes`. `docs/idempotent-node.md` begins here.
 """
 
 from kfm_dagster.idempotent_node.compute_hash import (

@@ -1,7 +1,7 @@
-"""The content hash: what a node would do, as one digest over its inputs, its parameters and its code.
+"""The content hash: one digest over a node's inputs, parameters and code.
 
-Belongs here: the published algorithm (idempotent-node pattern, "Deterministic Content Hashing") and where the code's
-part of it comes from. Does not belong here: the hash that run-state compares within a run (`run_state/inputs_hash.py`).
+Belongs here: the published algorithm (idempotent-node pattern, "Deterministic Content Hashing") and the fingerprint of
+the code. Does not belong here: the hash that run-state compares within a run (`run_state/inputs_hash.py`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from kfm_dagster.errors import ConfigurationError
 
 CODE_SUFFIXES = frozenset({".py", ".sql", ".yaml", ".json"})
-"""Files that decide what a node does."""
+"""Files that determine a node's work."""
 GIT_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestEntry:
-    """One input: where it is, its size in bytes, and what tells its version - an ETag, a checksum, or both."""
+    """One input: URI, size in bytes, and its version as an ETag, a checksum, or both."""
 
     uri: str
     size: int | None = None
@@ -39,7 +39,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeFingerprint:
-    """Which code: the Git commit (or the digest of the installed files), the lockfile's SHA-256, an image's digest."""
+    """The code: Git commit or digest of the installed files, lockfile's SHA-256, image's digest."""
 
     code_sha: str
     lockfile_hash: str
@@ -59,11 +59,11 @@ def compute_content_hash(
     *,
     image_digest: str | None = None,
 ) -> str:
-    """Return 64 hex digits over inputs `{uri, size, etag|checksum}` in any order, parameters and code.
+    """Return a SHA-256 over unordered inputs `{uri, size, etag|checksum}`, parameters and code.
 
-    Raises ValueError for NaN and infinity, which JSON has not.
+    Raises ValueError for NaN and infinity, which JSON lacks.
     """
-    # Equal URIs would keep the order they came in; their text puts them in one.
+    # Entries of equal URI are sorted by their text, not by their order of arrival.
     norm_inputs = sorted(map(dict, inputs), key=lambda entry: (entry["uri"], json.dumps(entry, sort_keys=True)))
     code = CodeFingerprint(code_sha=code_sha, lockfile_hash=lockfile_hash, image_digest=image_digest).canonical()
     blob = json.dumps({"inputs": norm_inputs, "params": dict(params), "code": code}, sort_keys=True, allow_nan=False)
@@ -72,10 +72,10 @@ def compute_content_hash(
 
 @cache
 def code_fingerprint(*folders: Path, lockfile: Path, image_digest: str | None = None) -> CodeFingerprint:
-    """Fingerprint the code below some folders of one checkout or installation, once per process.
+    """Fingerprint the code below folders of one checkout or installation, once per process.
 
-    In a Git checkout whose files below the folders are as committed it is the commit; else, installed or changed, the
-    digest of the files themselves. Raises ConfigurationError when the lockfile is missing.
+    The fingerprint is the commit in a Git checkout without changes below the folders; else, installed or changed, the
+    digest of the files. Raises ConfigurationError when the lockfile is missing.
     """
     if not lockfile.is_file():
         raise ConfigurationError(
@@ -99,7 +99,7 @@ def files_digest(*folders: Path) -> str:
 
 
 def _commit(folders: Sequence[Path]) -> str | None:
-    """Return the commit that the folders' files are of; None when they are of none."""
+    """Return the commit of the folders' files; None for changed files, or without a commit."""
     paths = [str(folder) for folder in folders]
     if not _git(folders[0], "ls-files", "--", *paths):
         return None  # beside a repository, or ignored by the one around it (a virtual environment)
@@ -110,7 +110,7 @@ def _commit(folders: Sequence[Path]) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(  # noqa: S603, our own arguments
+        process = subprocess.run(  # noqa: S603, our own arguments
             ["git", "-C", str(folder), *arguments],  # noqa: S607, whichever git made the checkout
             capture_output=True,
             text=True,
@@ -119,4 +119,4 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

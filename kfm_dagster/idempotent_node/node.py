@@ -1,11 +1,11 @@
-"""A node: what it has to say of itself, and the one way in which one is carried out.
+"""A node: its protocol, and the one way to run it.
 
-    begin > transform > read back > upsert, with the node's own tables; what is raised marks the intent FAILED
+    begin > transform > read back > upsert, with the node's own tables; an exception marks the intent FAILED
 
     result = run_node(nodes, HourlyWindow(...), run_id=run_id, code=code_fingerprint(folder, lockfile))
 
-Belongs here: the protocol, and the order. Does not belong here: what the stages of this package's chain put around it:
-batches, gates, run-state (`stages/run_contract.py`).
+Belongs here: the protocol, and the order. Does not belong here: what a stage of the chain adds: batches, gates,
+run-state (`stages/run_contract.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ Stored_co = TypeVar("Stored_co", covariant=True)
 class IdempotentNode(Protocol[Made, Stored_co]):
     """A deterministic node. Equal inputs, parameters and code give byte-identical results.
 
-    What it makes, and what is stored of that, is an `Effect` for the caller of `run_node`; a stage of the chain makes
-    and stores a batch of envelopes.
+    For `run_node` its stored result is an `Effect`; a stage of the chain computes and stores a batch of envelopes.
     """
 
     @property
@@ -45,7 +44,7 @@ class IdempotentNode(Protocol[Made, Stored_co]):
         ...
 
     def inputs(self) -> Sequence[ManifestEntry]:
-        """Return what it consumes, in any order. Sensitive locations are masked before they get here."""
+        """Return the inputs, in any order. Sensitive locations are masked already."""
         ...
 
     def params(self) -> Mapping[str, Any]:
@@ -53,31 +52,31 @@ class IdempotentNode(Protocol[Made, Stored_co]):
         ...
 
     def context(self) -> Mapping[str, Any]:
-        """Return what a replay needs to make the node again from its payload and that changes no result."""
+        """Return further values that a replay needs to rebuild the node; they change no result."""
         ...
 
     def transform(self) -> Made:
-        """Compute: no clock, no unseeded randomness, an explicit order; files are named by their content."""
+        """Compute without clock or unseeded randomness, in an explicit order; name files by content."""
         ...
 
     def apply(self, tx: Transaction, made: Made, /) -> Stored_co:
-        """Write the node's own tables, in the transaction that makes it APPLIED; return what was made, as stored."""
+        """Write the node's own tables in the transaction of APPLIED; return the result as stored."""
         ...
 
 
 @runtime_checkable
 class ReadsBack(Protocol):
-    """A node that leaves something outside the database."""
+    """A node with effects outside the database."""
 
     def verify(self, made: Any, /) -> None:
-        """Read back what `transform` has left there. Raises when it is not there as written."""
+        """Read back the effects of `transform`. Raises when they are not there as written."""
         ...
 
 
 def content_of(
     node: IdempotentNode[Any, Any], *, code: CodeFingerprint, run_id: str, force: str | None = None
 ) -> Content:
-    """Return what a node is about to do; with a reason to `force` it is content that was never applied."""
+    """Return a node's content; with a reason to `force`, content that was never applied."""
     params = node.params()
     return Content(
         node=node.name,
@@ -91,19 +90,19 @@ def content_of(
 
 
 def transformed(node: IdempotentNode[Made, Any]) -> Made:
-    """Return what a node makes, once what it left outside the database has been read back."""
-    made = node.transform()
+    """Return a node's result, after reading back its effects outside the database."""
+    result = node.transform()
     if isinstance(node, ReadsBack):
-        node.verify(made)
-    return made
+        node.verify(result)
+    return result
 
 
 def execute(nodes: IdempotentNodes, node: IdempotentNode[Made, Effect], intent: Intent) -> NodeResult:
-    """Carry an intent out. What it raises marks the intent FAILED and is raised on."""
+    """Carry out an intent. An exception marks the intent FAILED and propagates."""
     with nodes.failing(intent):
-        made = transformed(node)
+        result = transformed(node)
         with nodes.database.transaction() as tx:
-            return nodes.upsert(intent, lambda tx: node.apply(tx, made), tx=tx)
+            return nodes.upsert(intent, lambda tx: node.apply(tx, result), tx=tx)
 
 
 def run_node(
@@ -114,7 +113,7 @@ def run_node(
     code: CodeFingerprint,
     force: str | None = None,
 ) -> NodeResult:
-    """Run a node unless its content has been applied. What it raises marks its intent FAILED and is raised on."""
+    """Run a node unless its content is applied. Exceptions mark the intent FAILED and propagate."""
     content = content_of(node, code=code, run_id=run_id, force=force)
     nodes.meter.prepare()
     with nodes.database.transaction() as tx:

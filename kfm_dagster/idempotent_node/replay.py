@@ -1,9 +1,9 @@
-"""Replay of intents: every PENDING and FAILED one is revisited until its content is applied.
+"""Replay of intents: PENDING and FAILED ones are revisited until their content is applied.
 
-What crashed between intent and effect, or failed, is run again from its payload. Content that somebody else applied
-meanwhile is SKIPPED, so nothing takes effect twice; so is what a later content of the same node has overtaken, because
-an old result must not come after a new one. Does not belong here: replaying ingest units of the ledger, which
-selects, guards and paces (`kfm_dagster/recovery/`).
+An intent that crashed before its effect, or failed, runs again from its payload. It is SKIPPED if another process has
+applied its content meanwhile, so that nothing takes effect twice, or if a later content of the same node has overtaken
+it, because an old result must not follow a new one. Does not belong here: replaying ingest units of the ledger, with
+selection, guards and pacing (`kfm_dagster/recovery/`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class IntentReplay:
-    """What a replay did, by `wal_id`; `failed` says why, and those are tried again by the next replay."""
+    """Results of a replay by `wal_id`; `failed` has reasons, and the next replay retries these."""
 
     applied: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
@@ -48,10 +48,10 @@ def replay_intents(
 ) -> IntentReplay:
     """Revisit every unresolved intent once, of one node or of all, oldest first.
 
-    `rebuild` makes the node again from an intent's payload. With `started_before` what began later is left to the
-    worker that may still be at it.
+    `rebuild` creates the node from an intent's payload. With `started_before`, later intents are left to the workers
+    that may still run them.
     """
-    done = IntentReplay()
+    report = IntentReplay()
     for intent in nodes.intents.unresolved(node):
         if started_before is not None and intent.started_at >= started_before:
             continue
@@ -59,10 +59,10 @@ def replay_intents(
             status = _again(nodes, intent, rebuild)
         except Exception as error:
             _LOG.warning("intent %d of %s failed again", intent.wal_id, intent.node, exc_info=redacted_error(error))
-            done.failed[intent.wal_id] = error_text(error)
+            report.failed[intent.wal_id] = error_text(error)
         else:
-            (done.applied if status is IntentStatus.APPLIED else done.skipped).append(intent.wal_id)
-    return done
+            (report.applied if status is IntentStatus.APPLIED else report.skipped).append(intent.wal_id)
+    return report
 
 
 def _again(
@@ -77,19 +77,19 @@ def _again(
 
 
 def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
-    """Refuse a node whose inputs or parameters are not those of the intent: its result would stand under their hash."""
-    ours = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
-    found = {
+    """Refuse a node with other inputs or parameters than the intent's, whose hash it would take."""
+    added = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
+    actual = {
         "inputs": sorted(
             (entry.canonical() for entry in node.inputs()), key=lambda entry: json.dumps(entry, sort_keys=True)
         ),
-        "params": {**node.params(), **ours},
+        "params": {**node.params(), **added},
     }
     expected = {
         "inputs": sorted(intent.payload["inputs"], key=lambda entry: json.dumps(entry, sort_keys=True)),
         "params": intent.payload["params"],
     }
-    for member, value in found.items():
+    for member, value in actual.items():
         if json.dumps(value, sort_keys=True) != json.dumps(expected[member], sort_keys=True):
             raise ContentChangedError(
                 f"the {member} of {intent.node} are not those of its intent any more",

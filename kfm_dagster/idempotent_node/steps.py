@@ -1,10 +1,10 @@
-"""Steps (`etl_steps`): how each intent ended, what went through it, and what that took (IEN-11).
+"""Steps (`etl_steps`): each intent's end, its volume and its resources (IEN-11).
 
-A row is written with the move of its intent, by the same caller, so that every end is known exactly once. Figures that
-nobody has are absent: a dead worker's, cost without a price. Energy that no meter measured follows from the CPU seconds
-by an assumption, which the row names.
+A row is written with the move of its intent, by the same caller, so that every end is recorded exactly once. Unknown
+figures are absent: a dead worker's, cost without a price. Energy that no meter measured follows from the CPU seconds by
+an assumption, which the row names.
 Belongs here: measuring and writing. Does not belong here: the values (`telemetry/measures.py`), how energy is measured
-(`telemetry/energy.py`), or what lineage tells of a step (`lineage/steps.py`).
+(`telemetry/energy.py`), or a step's lineage (`lineage/steps.py`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kfm_dagster.telemetry.totals import Total, Totals
 
 _SECONDS_PER_HOUR = 3600
 DIED = "WorkerDied"
-"""Error of an intent whose worker ended without a word."""
+"""Error of an intent whose worker died without recording one."""
 _ERROR_LENGTH = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnd:
-    """What is kept of an end besides the intent and its status. `error` is the kind of a failure."""
+    """A step's end, besides the intent and its status. `error` is the type of a failure."""
 
     volume: StepVolume = field(default_factory=StepVolume)
     spent: Spent = field(default_factory=Spent)
     error: str | None = None
 
     def write(self, tx: Transaction, *, wal_id: int, status: str, at: datetime) -> None:
-        """Write the row of an intent that this transaction has moved, and count its energy and carbon."""
+        """Write the row of an intent that this transaction moved; count its energy and carbon."""
         tx.run(
             "idempotent_node.put_step",
             {**asdict(self.volume), **asdict(self.spent)},
@@ -51,7 +51,7 @@ class StepEnd:
 
 
 class StepMeter:
-    """Measures the steps of this process. CPU and energy are the process's, so steps side by side share them."""
+    """Measures this process's steps. CPU and energy are the process's, shared by parallel steps."""
 
     def __init__(
         self,
@@ -67,29 +67,29 @@ class StepMeter:
 
     @classmethod
     def of(cls, settings: Settings, *, energy: CodecarbonMeter | None) -> StepMeter:
-        """Return the meter that settings ask for."""
+        """Return the meter for these settings."""
         assumption = EnergyAssumption(watts_per_core=settings.watts_per_core, gco2e_per_kwh=settings.grid_gco2e_per_kwh)
         return cls(energy=energy, usd_per_hour=settings.worker_usd_per_hour, assumption=assumption)
 
     def prepare(self) -> None:
-        """Do what takes long the first time, outside a transaction that others wait for."""
+        """Do the slow first initialisation, outside a transaction that other writers wait for."""
         if self._energy is not None:
             self._energy.prepare()
 
     def begin(self, wal_id: int) -> None:
-        """Begin with an intent; one that is begun again is measured again."""
+        """Begin measuring an intent, or begin anew."""
         self.end(wal_id)
         end_energy = self._energy.begin() if self._energy is not None else None
         self._begun[wal_id] = time.perf_counter(), time.process_time(), end_energy
 
     def hand_on(self, wal_id: int, other: int) -> None:
-        """Let what was begun with an intent be another's, which takes the work over."""
+        """Pass an intent's measurement to another intent, which takes the work over."""
         self.end(other)
         if (begun := self._begun.pop(wal_id, None)) is not None:
             self._begun[other] = begun
 
     def end(self, wal_id: int) -> Spent:
-        """Return what an intent took until now; nothing for one that this process has not begun."""
+        """End and return an intent's measurement; empty if this process has not begun it."""
         begun = self._begun.pop(wal_id, None)
         if begun is None:
             return Spent()

@@ -1,9 +1,9 @@
-"""The idempotent upsert: one content takes effect once, together with its output, its intent and its checkpoint.
+"""The idempotent upsert: content takes effect once, with its output, intent and checkpoint.
 
     begin:   content_hash = checkpoint or APPLIED before? SKIPPED : intent PENDING          (a transaction of its own)
     upsert:  lock content > gate on APPLIED > effect > lock node > output > APPLIED > checkpoint   (one transaction)
 
-Between the two a node computes, and does what no transaction covers; `Effect.verify` reads that back before it counts.
+Between the two a node computes, and has its effects outside any transaction; `ReadsBack.verify` reads them back.
 Belongs here: the order. Does not belong here: what a node does, and when unresolved intents are revisited
 (`replay.py`).
 """
@@ -31,14 +31,14 @@ OWN_PARAMETERS = "kfm:"
 """Prefix of the parameters that the pattern adds to a node's."""
 KIND, STEP = "kfm:node", "kfm:step"
 FORCED = "kfm:forced"
-"""Parameter that makes forced work content of its own: it names the run and the reason."""
+"""Parameter that makes forced work separate content: it names the run and the reason."""
 AGAIN = "kfm:again"
-"""Parameter that makes work content of its own where an earlier output must not be handed on: run and intent before."""
+"""Parameter that makes work separate content where an earlier output must not be reused: run and intent before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """One row of `node_output`: what a content gave, and while when it was its node's newest."""
+    """One row of `node_output`: a content's result, and when it was its node's newest."""
 
     content_hash: str
     record: Mapping[str, Any]
@@ -49,9 +49,9 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """What a node is about to do. `context` is what running it again needs beyond its inputs and parameters.
+    """A node's intended work. `context` has what a rerun needs beyond inputs and parameters.
 
-    `node` is the key of its checkpoint, a partition's among them; `kind` is what the node is in every partition.
+    `node` is the key of its checkpoint, which names a partition; `kind` is the same in every partition.
     """
 
     node: str
@@ -67,7 +67,7 @@ class Content:
         """64 hex digits, by the published algorithm over parameters that name kind and step."""
         return compute_content_hash(
             [entry.canonical() for entry in self.inputs],
-            # Two kinds of node over the same inputs are not the same content.
+            # Two kinds of node over the same inputs are different content.
             {**self.params, KIND: self.kind, STEP: self.step},
             self.code.code_sha,
             self.code.lockfile_hash,
@@ -75,7 +75,7 @@ class Content:
         )
 
     def payload(self) -> dict[str, Any]:
-        """Return what an intent keeps of it."""
+        """Return the payload of the intent."""
         return {
             "inputs": [entry.canonical() for entry in self.inputs],
             "params": dict(self.params),
@@ -86,18 +86,18 @@ class Content:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effect:
-    """What a node made of its content, about to become durable."""
+    """A node's result, about to become durable."""
 
     record: Mapping[str, Any]
     lineage: Mapping[str, Any] | None = None
     volume: StepVolume = field(default_factory=StepVolume)
     claimed: ManifestEntry | None = None
-    """What the node claimed in the ledger, where it did."""
+    """The units that the node claimed in the ledger, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeResult:
-    """How a content ended: APPLIED with this effect, or SKIPPED with the output of the intent that applied it first."""
+    """End of a content: APPLIED with this output, or SKIPPED with that of the first intent."""
 
     status: IntentStatus
     output: Output
@@ -114,7 +114,7 @@ class IdempotentNodes:
         self.intents = Intents(database, clock=clock)
 
     def begin(self, content: Content, *, run_id: str, tx: Transaction) -> tuple[Intent, NodeResult | None]:
-        """Write the intent; return it, and where the content was applied before, how it was SKIPPED at once.
+        """Write the intent; return it, and its SKIPPED result if the content was applied before.
 
         The caller prepares the meter before, and commits the transaction before the effect begins.
         """
@@ -134,43 +134,43 @@ class IdempotentNodes:
         return intent, self._skip(intent, applied, tx)
 
     def upsert(self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction) -> NodeResult:
-        """Apply an effect once: all of it, its output, APPLIED and the checkpoint in one transaction, or nothing.
+        """Apply an effect once, with its output, APPLIED and the checkpoint, in one transaction.
 
-        `effect` gets that transaction, and is not called when the content has been applied meanwhile. What it raises
-        is raised on; the intent then stays as it was.
+        `effect` gets that transaction, and is not called when the content has been applied meanwhile. Its exceptions
+        propagate; the intent then stays as it was.
         """
         if (applied := self._applied_or_locked(intent.content_hash, tx)) is not None:
             return self._skip(intent, applied, tx)
-        made = effect(tx)
+        result = effect(tx)
         at = self._close_previous(intent, tx)
         tx.run(
             "idempotent_node.put_output",
             content_hash=intent.content_hash,
-            record=json.dumps(made.record, sort_keys=True, allow_nan=False),
-            lineage=None if made.lineage is None else json.dumps(made.lineage, sort_keys=True, allow_nan=False),
+            record=json.dumps(result.record, sort_keys=True, allow_nan=False),
+            lineage=None if result.lineage is None else json.dumps(result.lineage, sort_keys=True, allow_nan=False),
             at=at,
         )
-        end = StepEnd(volume=made.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
-        if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, claimed=made.claimed, tx=tx):
-            self._apply_again(intent, end, made.claimed, tx=tx)
+        end = StepEnd(volume=result.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
+        if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, claimed=result.claimed, tx=tx):
+            self._apply_again(intent, end, result.claimed, tx=tx)
         self._advance_checkpoint(intent, tx)
         output = Output(
             content_hash=intent.content_hash,
-            record=made.record,
-            lineage=made.lineage,
+            record=result.record,
+            lineage=result.lineage,
             valid_from=at,
             valid_to=None,
         )
         return NodeResult(status=IntentStatus.APPLIED, output=output, applied_by=intent)
 
     def lock(self, content_hash: str, *, tx: Transaction) -> None:
-        """Keep every other transaction from applying a content until this one ends."""
+        """Lock a content until the transaction ends, so that no other one applies it."""
         tx.lock(f"etl_wal/{content_hash}")
 
     def lock_node(self, node: str, *, tx: Transaction) -> None:
-        """Keep every other transaction from moving a node's checkpoint on until this one ends.
+        """Lock a node's checkpoint until the transaction ends, so that no other one advances it.
 
-        A caller that locks something else that all nodes share, and may skip then, locks the node first.
+        A caller that also locks a resource of all nodes, and may then skip, locks the node first.
         """
         tx.lock(f"etl_checkpoint/{node}")
 
@@ -182,7 +182,7 @@ class IdempotentNodes:
 
     @contextmanager
     def failing(self, intent: Intent) -> Iterator[None]:
-        """Mark an intent FAILED by what the block raises, which is raised on."""
+        """Mark an intent FAILED by an exception of the block, which propagates."""
         try:
             yield
         except Exception as error:
@@ -191,9 +191,9 @@ class IdempotentNodes:
             raise
 
     def take_up(self, intent: Intent) -> bool:
-        """Begin again with an intent that was left; False where nothing is to be done: it is SKIPPED then.
+        """Begin again with an abandoned intent; False if it is SKIPPED instead.
 
-        So it is where its content has been applied, or its node has applied another content since it was written.
+        It is skipped if its content has been applied, or its node has applied another content since it was written.
         """
         self.meter.prepare()
         with self.database.transaction() as tx:
@@ -207,45 +207,45 @@ class IdempotentNodes:
         return True
 
     def output(self, content_hash: str, *, tx: Transaction) -> Output | None:
-        """Return what a content gave, or None when it was never applied."""
+        """Return the output of a content, or None when it was never applied."""
         return tx.row(Output, "idempotent_node.output", content_hash=content_hash)
 
     def newest(self, node: str) -> Output | None:
-        """Return what a node applied last, or None before its first effect."""
+        """Return a node's last applied output, or None before its first effect."""
         with self.database.snapshot() as tx:
             checkpoint = self.checkpoint(node, tx=tx)
             return None if checkpoint is None else self.output(checkpoint, tx=tx)
 
     def checkpoint(self, node: str, *, tx: Transaction) -> str | None:
-        """Return the hash of the content that a node applied last, or None before its first effect."""
-        found: str | None = tx.run("idempotent_node.checkpoint", node=node).scalar_one_or_none()
-        return found
+        """Return the hash of a node's last applied content, or None before its first effect."""
+        content_hash: str | None = tx.run("idempotent_node.checkpoint", node=node).scalar_one_or_none()
+        return content_hash
 
     def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
-        """Return what a stage applied last in each partition in which it applied something since then, newest first."""
+        """Return a stage's last output of each partition with outputs since then, newest first."""
         with self.database.snapshot() as tx:
             return tx.rows(Output, "idempotent_node.newest_outputs_of_stage", prefix=f"{stage}@", since=since)
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
-        """Return, by partition, what a stage applied last, since then, where the stage `later` is behind it.
+        """Return by partition a stage's last output since then, where stage `later` is behind it.
 
-        Left out are those in which `later` applied something at `before` or after it: it has had its turn of late.
+        Partitions are omitted in which `later` applied an output at `before` or later, because it had its turn.
         """
-        asked = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
+        bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:
-            rows = tx.run("idempotent_node.outputs_ahead", asked).mappings()
+            rows = tx.run("idempotent_node.outputs_ahead", bounds).mappings()
             return {row["partition_key"]: value_of(Output, row) for row in rows}
 
     def outputs_of(self, node: str) -> list[Output]:
-        """Return everything that a node has applied, in the order of its intents."""
+        """Return all outputs that a node has applied, in the order of its intents."""
         with self.database.snapshot() as tx:
             return tx.rows(Output, "idempotent_node.outputs_of", node=node)
 
     def _applied_or_locked(self, content_hash: str, tx: Transaction) -> Intent | None:
-        """Return the intent that applied a content; None once the content is locked, so that it may be applied.
+        """Return the intent that applied a content, or lock the unapplied content and return None.
 
-        Applied is applied for good, so no transaction waits for such a content: one that skipped it keeps its
-        node locked, and the transaction that has the content locked may want the node.
+        APPLIED is final, so no transaction waits for an applied content: a transaction that skipped it keeps its node
+        locked, and the transaction that has the content locked may need that node.
         """
         if (applied := self.intents.applied(content_hash, tx=tx)) is not None:
             return applied
@@ -253,7 +253,7 @@ class IdempotentNodes:
         return self.intents.applied(content_hash, tx=tx)
 
     def _skip(self, intent: Intent, applied: Intent, tx: Transaction) -> NodeResult:
-        """Resolve an intent whose content has been applied; what that gave is its node's newest output again."""
+        """Resolve an intent of applied content, whose output is its node's newest one again."""
         self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)
         if self.checkpoint(intent.node, tx=tx) not in {None, intent.content_hash}:
             self._close_previous(intent, tx)
@@ -269,7 +269,7 @@ class IdempotentNodes:
         tx.run("idempotent_node.advance_checkpoint", content, at=self._clock())
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
-        """Write again an intent that was given up while its worker lived: an output without it could not be found."""
+        """Write a second intent for one given up while its worker lived, so that the output has one."""
         second = self.intents.append(
             run_id=intent.run_id,
             node=intent.node,
@@ -281,11 +281,11 @@ class IdempotentNodes:
         self.intents.resolve(second, IntentStatus.APPLIED, end=end, claimed=claimed, tx=tx)
 
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
-        """End the window of what the node applied last, and return when: another one begins there.
+        """Close the validity of the node's last output; return its end, where the next one begins.
 
-        The node stays locked until the transaction ends. Otherwise two that commit different contents of it would both
-        follow the same one, and neither would close the other's window. Locked as late as this, after the content and
-        whatever the effect locks, so that two transactions cannot wait for each other.
+        The node stays locked until the transaction ends. Otherwise two transactions with different contents would both
+        follow the same output, and neither would close the other's. The node is locked after the content and the locks
+        of the effect, so that two transactions cannot wait for each other.
         """
         self.lock_node(intent.node, tx=tx)
         at = self._clock()
@@ -297,7 +297,7 @@ class IdempotentNodes:
 
 @contextmanager
 def noted(what: str) -> Iterator[None]:
-    """Let what cannot be written down not take the place of the failure that it is about, which asks for a retry."""
+    """Log errors of recording a failure, so that the failure itself is raised and retried."""
     try:
         yield
     except Exception as error:
@@ -305,10 +305,10 @@ def noted(what: str) -> Iterator[None]:
 
 
 def again(content: Content, *, run_id: str, applied: Intent) -> Content:
-    """Return the same work as content of its own, after an intent whose output must not be handed on."""
+    """Return the work as separate content, after an intent whose output must not be reused."""
     return replace(content, params={**content.params, AGAIN: {"run_id": run_id, "after": applied.wal_id}})
 
 
 def forced(params: Mapping[str, Any], *, run_id: str, reason: str) -> dict[str, Any]:
-    """Return parameters that no earlier content had, so that a node runs although nothing changed."""
+    """Return parameters that no earlier content had, so that an unchanged node runs."""
     return {**params, FORCED: {"run_id": run_id, "reason": reason}}

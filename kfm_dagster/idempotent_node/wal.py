@@ -1,4 +1,4 @@
-"""The log of intents (`etl_wal`): what a node is about to do, written before it does it, never deleted.
+"""The log of intents (`etl_wal`): a node's work, written before it begins and never deleted.
 
     PENDING > APPLIED | SKIPPED | FAILED        FAILED > APPLIED | SKIPPED
 
@@ -21,7 +21,7 @@ from kfm_dagster.idempotent_node.steps import DIED, StepEnd
 from kfm_dagster.storage.database import Database, Transaction
 
 PAGE = 500
-"""Intents that are read at once."""
+"""Intents per query."""
 
 
 @unique
@@ -40,7 +40,7 @@ class IntentStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intent:
-    """One row of `etl_wal`. `payload` is enough to run the node again; `claimed` is what its effect took up."""
+    """One row of `etl_wal`. `payload` suffices for a rerun; `claimed` are the effect's units."""
 
     wal_id: int
     run_id: str
@@ -71,12 +71,12 @@ class Intents:
         content_hash: str,
         tx: Transaction,
     ) -> Intent:
-        """Write an intent as PENDING; what the same run left unresolved for the same content is taken up again."""
-        which = {"run_id": run_uuid(run_id), "node": node, "step": step, "content_hash": content_hash}
-        if (unresolved := tx.row(Intent, "idempotent_node.unresolved_of", which)) is not None:
+        """Write an intent as PENDING, or return the same run's unresolved one for the same content."""
+        key = {"run_id": run_uuid(run_id), "node": node, "step": step, "content_hash": content_hash}
+        if (unresolved := tx.row(Intent, "idempotent_node.unresolved_of", key)) is not None:
             return unresolved
         document = json.dumps(payload, sort_keys=True, allow_nan=False)
-        [intent] = tx.rows(Intent, "idempotent_node.append", which, payload=document, at=self._clock())
+        [intent] = tx.rows(Intent, "idempotent_node.append", key, payload=document, at=self._clock())
         return intent
 
     def resolve(
@@ -88,9 +88,9 @@ class Intents:
         claimed: ManifestEntry | None = None,
         tx: Transaction,
     ) -> bool:
-        """Move an unresolved intent, and keep how it ended; False when it was resolved already, or is where it goes.
+        """Move an unresolved intent and record its end; False if it was resolved or has the status.
 
-        claimed: what an APPLIED intent's node claimed in the ledger, which is known with its effect and not before.
+        claimed: the units that an APPLIED intent's node claimed in the ledger, which are known only with its effect.
         """
         at = self._clock()
         resolved = tx.run(
@@ -111,7 +111,7 @@ class Intents:
             return tx.row(Intent, "idempotent_node.get", wal_id=wal_id)
 
     def applied(self, content_hash: str, *, tx: Transaction) -> Intent | None:
-        """Return the intent that gave this content its effect, or None when none did."""
+        """Return the intent that applied this content, or None."""
         return tx.row(Intent, "idempotent_node.applied", content_hash=content_hash)
 
     def of_run(self, run_id: str) -> list[Intent]:
@@ -125,7 +125,7 @@ class Intents:
             return [str(run_id) for run_id in tx.run("idempotent_node.pending_runs").scalars()]
 
     def fail_runs(self, run_ids: Iterable[str]) -> int:
-        """Mark FAILED what dead runs left PENDING; return the number of intents."""
+        """Mark the PENDING intents of dead runs FAILED; return their number."""
         died = StepEnd(error=DIED)
         with self._database.transaction() as tx:
             failed = [
@@ -138,7 +138,7 @@ class Intents:
         return len(failed)
 
     def give_up_overtaken(self) -> int:
-        """Resolve, as SKIPPED, every failed intent whose node has applied something since; return their number."""
+        """Mark failed intents SKIPPED that a later content has overtaken; return their number."""
         with self._database.transaction() as tx:
             given_up = tx.run("idempotent_node.skip_overtaken").scalars().all()
             for wal_id in given_up:
@@ -158,7 +158,7 @@ class Intents:
 
 
 def run_uuid(run_id: str) -> str:
-    """Return a run's id as the UUID that `etl_wal` wants: itself, or the UUIDv5 of a name that is none."""
+    """Return a run's id as a UUID for `etl_wal`: itself, or the UUIDv5 of another name."""
     try:
         return str(uuid.UUID(run_id))
     except ValueError:

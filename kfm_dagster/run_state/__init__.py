@@ -1,6 +1,6 @@
-"""Run-state: the record that tells whether a node already did its work in a run.
+"""Run-state: the record of a node's outcome in a run.
 
-`open_run_states` gives the store of an environment; a store of your own fills the protocol `RunStateStore`.
+`open_run_states` opens the store of an environment; a store of your own implements the protocol `RunStateStore`.
 """
 
 from kfm_dagster.run_state.choice import open_run_states

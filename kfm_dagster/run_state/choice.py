@@ -1,7 +1,7 @@
-"""Which store an environment's run-state is in: exactly one, chosen by `KFM_RUN_STATE`.
+"""The store of an environment's run-state: exactly one, chosen by `KFM_RUN_STATE`.
 
-An environment is a database, whatever its run-state is in. Where that is not its own table, the table holds one record
-that says where; so two processes that were configured differently meet, and the second one is refused.
+An environment is a database, whatever store its run-state is in. If the store is not the database's own table, the
+table has one record that names it. So of two processes with different settings the second one is refused.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ DELTA = "delta+"
 """Prefix of the URL of a Delta table."""
 RELATIONAL = "the table run_state of KFM_WAL_DSN"
 CLAIM = "kfm.run_state_store"
-"""Node and run of the record that says where this environment's run-state is."""
+"""Node and run of the record that names this environment's store."""
 
 
 def open_run_states(
     database: Database, *, configured: str, branch: str, clock: Callable[[], datetime]
 ) -> RunStateStore:
-    """Open the store that is configured; "" is the database's own table.
+    """Open the configured store; "" is the database's own table.
 
-    Raises ConfigurationError that names both when this environment's run-state is in another store.
+    Raises ConfigurationError, with both names, when this environment's run-state is in another store.
     """
     place = _place(configured)
-    claimed = _refuse_two(database, place)
+    is_claimed = _refuse_two(database, place)
     store = _open(database, place, branch)
-    # Who only looks finds the claim there, and writes nothing.
-    if place != RELATIONAL and not claimed:
+    # A reader of an existing claim writes nothing.
+    if place != RELATIONAL and not is_claimed:
         with database.transaction() as tx:
             tx.run("run_state.claim", _claim(place, branch=branch, at=clock()).as_json())
         _refuse_two(database, place)  # two processes may have come at the same moment
@@ -47,10 +47,10 @@ def open_run_states(
 
 
 def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
-    """Open the environment's run-state store for one who only looks. Raises KfmError."""
+    """Open the environment's run-state store for reading. Raises KfmError."""
     table = RelationalRunState(database)
     if settings.run_state and table.get(CLAIM, CLAIM) is None:
-        # Nothing has been recorded outside the database, and opening that store would settle that it is there.
+        # No run-state is outside the database yet, and opening that store would claim it.
         return table
     return open_run_states(
         database, configured=settings.run_state, branch=settings.lakefs_branch, clock=lambda: datetime.now(UTC)
@@ -66,31 +66,31 @@ def _open(database: Database, place: str, branch: str) -> RunStateStore:
 
 
 def _place(configured: str) -> str:
-    """Return the store's one name: the same from every working folder, with or without a last slash."""
+    """Return the store's name: the same from every working folder, with or without a last slash."""
     if not configured:
         return RELATIONAL
-    if named := LAKEFS.fullmatch(configured):
-        # What its S3 gateway calls it; the branch is the first part of every path.
-        return f"s3://{named['repository']}"
+    if match := LAKEFS.fullmatch(configured):
+        # Its name at the S3 gateway; the branch is the first part of every path.
+        return f"s3://{match['repository']}"
     kind = DELTA if configured.startswith(DELTA) else ""
     url = configured.removeprefix(DELTA)
     return kind + (url.rstrip("/") if "://" in url else str(Path(url).resolve()))
 
 
 def _refuse_two(database: Database, place: str) -> bool:
-    """Tell whether this store is claimed already. Raises ConfigurationError where another one is in use."""
+    """Tell whether this store is claimed. Raises ConfigurationError where another one is in use."""
     claim = RelationalRunState(database).get(CLAIM, CLAIM)
-    standing = [] if claim is None else [str(claim.validation_summary["store"])]
+    stores = [] if claim is None else [str(claim.validation_summary["store"])]
     with database.snapshot() as tx:
         if tx.run("run_state.holds_records", claim=CLAIM).scalar_one():
-            standing.append(RELATIONAL)
-    for other in standing:
-        if other != place:
+            stores.append(RELATIONAL)
+    for store in stores:
+        if store != place:
             raise ConfigurationError(
                 "this environment would have two run-state stores",
-                observed=f"KFM_RUN_STATE chooses {place}, and run-state is already in {other}",
+                observed=f"KFM_RUN_STATE chooses {place}, and run-state is already in {store}",
                 expected="one store per environment",
-                next_step=f"{'unset KFM_RUN_STATE' if other == RELATIONAL else f'set KFM_RUN_STATE to {other}'}, "
+                next_step=f"{'unset KFM_RUN_STATE' if store == RELATIONAL else f'set KFM_RUN_STATE to {store}'}, "
                 "or give the other store an environment (KFM_WAL_DSN) of its own",
             )
     return claim is not None

@@ -1,8 +1,8 @@
-"""Run-state as a Delta Lake table at `{base}/{branch}/_run_state`, primary key (dataset_id, run_id).
+"""Run-state as a Delta Lake table `{base}/{branch}/_run_state`, keyed (dataset_id, run_id).
 
-Delta enforces no keys: each write is one MERGE on the key, and of two writers at a time the table's log lets one
-through, so the other merges again. The table is opened for every call, because a branch revert may take its log
-back behind what an open one has seen. Belongs here: that table. Needs the extra `delta`.
+Delta enforces no keys: each write is one MERGE on the key, and of two concurrent writers the table's log admits one, so
+the other merges again. The table is opened for every call, because a branch revert may take its log back behind the
+version of an open one. Belongs here: that table. Needs the extra `delta`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 FOLDER = "_run_state"
 MERGE_ATTEMPTS = 20
-"""A conflict means that another writer got through, so twenty workers may write at the same moment."""
+"""Each conflict means that another writer succeeded, so twenty workers may write concurrently."""
 COMPACT_EVERY = 100
-"""Commits between two compactions: each record comes as a file of its own, and a lookup opens what may hold its key."""
+"""Commits between two compactions: each record is a file, and a lookup opens all files that may have its key."""
 
 SCHEMA = pa.schema(
     [
@@ -51,10 +51,10 @@ Filter = list[tuple[str, str, Any]]
 
 
 class DeltaRunState:
-    """Run-state of one branch in a Delta table, in a folder or on S3 (the AWS_* variables say which)."""
+    """Run-state of one branch in a Delta table, in a folder or on S3 (by the AWS_* variables)."""
 
     def __init__(self, base: str, *, branch: str) -> None:
-        """Make the table unless it is there. Raises ConfigurationError without the package `deltalake`."""
+        """Create the table if missing. Raises ConfigurationError without the package `deltalake`."""
         try:
             import deltalake  # noqa: PLC0415 - the extra `delta`
         except ImportError:
@@ -69,18 +69,18 @@ class DeltaRunState:
 
     def get(self, dataset_id: str, run_id: str) -> RunState | None:
         """Return the record, or None."""
-        found = self._records([("dataset_id", "=", dataset_id), ("run_id", "=", run_id)])
-        return found[0] if found else None
+        records = self._records([("dataset_id", "=", dataset_id), ("run_id", "=", run_id)])
+        return records[0] if records else None
 
     def of_run(self, run_id: str) -> Sequence[RunState]:
-        """Return every node's record of a run, in the order they were written."""
-        found = self._records([("run_id", "=", run_id)])
-        return sorted(found, key=lambda state: (state.recorded_at, state.dataset_id))
+        """Return the records of a run's nodes, in the order of writing."""
+        records = self._records([("run_id", "=", run_id)])
+        return sorted(records, key=lambda state: (state.recorded_at, state.dataset_id))
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Merge the record into the table after the caller's transaction; what is kept (`is_kept`) stays as it is.
+        """Merge the record into the table after the caller's commit, unless `is_kept` forbids it.
 
-        Raises RunStateError on a wrong record or one of another branch, before anything is written.
+        Raises RunStateError, before any write, for an invalid record or one of another branch.
         """
         row = record.as_json()
         if record.lakefs_branch != self._branch:
@@ -90,11 +90,11 @@ class DeltaRunState:
         tx.after_commit(lambda: self._write(record, pa.Table.from_pylist([row], schema=SCHEMA)))
 
     def counts(self) -> Mapping[Outcome, int]:
-        """Return how many records stand with each outcome, zeros included."""
+        """Return the number of records by outcome, zeros included."""
         with _answering():
             table = self._open().to_pyarrow_table(columns=["outcome"])
-        found = table["outcome"].value_counts().to_pylist()
-        return by_outcome({Outcome(entry["values"]): entry["counts"] for entry in found})
+        counts = table["outcome"].value_counts().to_pylist()
+        return by_outcome({Outcome(entry["values"]): entry["counts"] for entry in counts})
 
     def _open(self) -> DeltaTable:
         import deltalake  # noqa: PLC0415
@@ -139,7 +139,7 @@ class DeltaRunState:
 
 
 def _replaceable(record: RunState) -> str:
-    """Return `not is_kept` as a condition on the standing row, which the table evaluates as it merges."""
+    """Return `not is_kept` as a condition on the existing row, evaluated by the merge."""
     if record.rolled_back_by is not None:
         return "true"
     same = "true" if record.outcome is Outcome.SKIPPED else "old.inputs_hash = new.inputs_hash"
@@ -154,7 +154,7 @@ def _keep_small(table: DeltaTable) -> None:
         try:
             table.optimize.compact()
         except CommitFailedError:
-            return  # another writer was first; the next hundred come
+            return  # another writer was first; the next compaction follows in a hundred commits
 
 
 def _record(row: Mapping[str, Any]) -> RunState:
@@ -167,7 +167,7 @@ def _record(row: Mapping[str, Any]) -> RunState:
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Turn a table that does not answer into DependencyUnavailableError."""
+    """Raise DependencyUnavailableError where the table does not answer."""
     from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
     try:

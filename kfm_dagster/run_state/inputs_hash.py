@@ -1,4 +1,4 @@
-"""inputs_hash: what a node consumed, as one digest (run-state pattern, section 4).
+"""inputs_hash: a node's inputs and parameters as one digest (run-state pattern, section 4).
 
     inputs_hash = "sha256:" + SHA-256(canonical JSON of {"inputs": [...], "parameters": {...}})
 
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputReference:
-    """One input: where it is and which content it had. External calls add query and window."""
+    """One input: its URI and the version of its content. External calls add query and window."""
 
     uri: str
     checksum: str | None = None
@@ -40,7 +40,7 @@ class InputReference:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Encode with sorted keys and no spaces. Raises ValueError for NaN and infinity, which JSON has not."""
+    """Encode with sorted keys and no spaces. Raises ValueError for NaN and infinity."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 

@@ -1,9 +1,10 @@
-"""Run-state as objects: `{base}/{branch}/_run_state/{dataset_id}/{run_id}.json`, in a folder or on S3.
+"""Run-state as objects, in a folder or on S3.
 
-With lakeFS the base is `s3://<repository>` at its S3 gateway, so that a record is versioned together with the data of
-its branch: `lakefs://<repository>/<branch>/_run_state/...`. A record is written after the commit of the transaction
-that it tells of. Belongs here: that layout. Does not belong here: queries over long histories; every object is read for
-them, so an environment with many runs is better off with another store.
+Their paths are `{base}/{branch}/_run_state/{dataset_id}/{run_id}.json`. With lakeFS the base is
+`s3://<repository>` at its S3 gateway, so that a record is versioned together with the data of its branch:
+`lakefs://<repository>/<branch>/_run_state/...`. A record is written after the commit of its transaction. Belongs here:
+that layout. Does not belong here: queries over long histories. They read every object, so an environment with many runs
+should use another store.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _answering = partial(answering, "the run-state store", "KFM_RUN_STATE")
 
 FOLDER = "_run_state"
 READERS = 16
-"""Records read at the same time: S3 answers in some 20 ms, and one after the other 10,000 would take minutes."""
+"""Records read concurrently: S3 answers in some 20 ms, and 10,000 one after the other would take minutes."""
 
 
 class ObjectRunState:
@@ -39,20 +40,20 @@ class ObjectRunState:
         self._root = f"{branch}/{FOLDER}"
 
     def get(self, dataset_id: str, run_id: str) -> RunState | None:
-        """Return the record, or None. Raises RunStateError for an object that is no record."""
+        """Return the record, or None. Raises RunStateError for an invalid object."""
         return self._read(self._path(dataset_id, run_id))
 
     def of_run(self, run_id: str) -> Sequence[RunState]:
-        """Return every node's record of a run, in the order they were written."""
+        """Return the records of a run's nodes, in the order of writing."""
         with _answering():
             nodes = self._store.list_with_delimiter(self._root)["common_prefixes"]
-        found = self._read_all(self._path(node.rstrip("/").rpartition("/")[2], run_id) for node in nodes)
-        return sorted(found, key=lambda state: (state.recorded_at, state.dataset_id))
+        records = self._read_all(self._path(node.rstrip("/").rpartition("/")[2], run_id) for node in nodes)
+        return sorted(records, key=lambda state: (state.recorded_at, state.dataset_id))
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Write the record after the caller's transaction; what is kept (`is_kept`) stays as it is.
+        """Write the record after the caller's commit, unless `is_kept` forbids it.
 
-        Raises RunStateError on a wrong record or one of another branch, before anything is written.
+        Raises RunStateError, before any write, for an invalid record or one of another branch.
         """
         content = json.dumps(record.as_json(), sort_keys=True, indent=1, allow_nan=False).encode()
         if record.lakefs_branch != self._branch:
@@ -60,9 +61,9 @@ class ObjectRunState:
         tx.after_commit(lambda: self._write(record, content))
 
     def counts(self) -> Mapping[Outcome, int]:
-        """Return how many records stand with each outcome, zeros included."""
-        states = [state.outcome for state in self._all()]
-        return by_outcome({outcome: states.count(outcome) for outcome in Outcome})
+        """Return the number of records by outcome, zeros included."""
+        outcomes = [state.outcome for state in self._all()]
+        return by_outcome({outcome: outcomes.count(outcome) for outcome in Outcome})
 
     def _path(self, dataset_id: str, run_id: str) -> str:
         return f"{self._root}/{dataset_id}/{quote(run_id, safe='')}.json"
@@ -71,7 +72,7 @@ class ObjectRunState:
         path = self._path(record.dataset_id, record.run_id)
         with _answering():
             try:
-                # Created where there is none, so that a skip and a success that race for the first place both know.
+                # Created only if missing, so that a racing skip and success both learn of each other.
                 self._store.put(path, content, mode="create")
             except AlreadyExistsError:
                 if is_kept(self._read(path), record):

@@ -1,4 +1,4 @@
-"""The run-state record: one per (dataset_id, run_id), checked against `run-state.schema.json` on every write."""
+"""The run-state record, one per (dataset_id, run_id); each write checks its JSON Schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 
 ROLLED_BACK_BY = "rolled_back_by"
-"""Member of the summary of a node whose output was taken back."""
+"""Summary member of a node whose output was withdrawn."""
 
 
 class RunStateError(KfmError):
@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationSummary:
-    """Checks run over a node's units; checks = passed + failed. `extra` holds further counts and facts."""
+    """Checks over a node's units; checks = passed + failed. `extra` has more counts and facts."""
 
     checks: int
     passed: int
@@ -61,7 +61,7 @@ class ValidationSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunState:
-    """One run-state record; `artifact_*` say where the node's output stands."""
+    """One run-state record; `artifact_*` locate the node's output."""
 
     dataset_id: str
     run_id: str
@@ -79,7 +79,7 @@ class RunState:
         return self.validation_summary.get(ROLLED_BACK_BY)
 
     def taken_back(self, *, by: str, at: datetime) -> RunState:
-        """Return the record that says so: it has failed, and nobody may rely on its output any more."""
+        """Return the record of a withdrawn output: it has failed, and no stage may reuse the output."""
         summary = {**self.validation_summary, ROLLED_BACK_BY: by}
         return replace(
             self,
@@ -91,7 +91,7 @@ class RunState:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the published form. Raises RunStateError when it does not fit the schema."""
+        """Return the published form. Raises RunStateError if it does not fit the schema."""
         document = {
             "dataset_id": self.dataset_id,
             "run_id": self.run_id,
@@ -108,7 +108,7 @@ class RunState:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RunState:
-        """Read the published form. Raises RunStateError when it does not fit the schema."""
+        """Read the published form. Raises RunStateError if it does not fit the schema."""
         _check(document)
         values = {
             "outcome": Outcome(document["outcome"]),

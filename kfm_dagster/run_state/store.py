@@ -1,7 +1,7 @@
-"""Run-state stores: what every store does, and the relational one (SQLite, PostgreSQL).
+"""Run-state stores: their protocol, and the relational store (SQLite, PostgreSQL).
 
-Belongs here: the protocol that one contract test suite holds for every store. Does not belong here: which of them an
-environment has (`choice.py`), and the ones that live outside the database (`object_store.py`, `delta_store.py`).
+Belongs here: the protocol that one contract test suite checks for every store. Does not belong here: the choice of an
+environment's store (`choice.py`), and stores outside the database (`object_store.py`, `delta_store.py`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class RunStateStore(Protocol):
         ...
 
     def of_run(self, run_id: str) -> Sequence[RunState]:
-        """Return every node's record of a run, in the order they were written."""
+        """Return the records of a run's nodes, in the order of writing."""
         ...
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record once the caller's transaction commits; what is kept (`is_kept`) stays.
+        """Insert or replace the record at the caller's commit, unless `is_kept` forbids it.
 
-        Raises RunStateError on a wrong record, before anything is written.
+        Raises RunStateError, before any write, for an invalid record.
         """
         ...
 
     def counts(self) -> Mapping[Outcome, int]:
-        """Return how many records stand with each outcome, zeros included."""
+        """Return the number of records by outcome, zeros included."""
         ...
 
 
@@ -49,34 +49,34 @@ class RelationalRunState:
             return tx.row(RunState, "run_state.of_run", dataset_id=dataset_id, run_id=run_id)
 
     def of_run(self, run_id: str) -> Sequence[RunState]:
-        """Return every node's record of a run, in the order they were written."""
+        """Return the records of a run's nodes, in the order of writing."""
         with self._database.snapshot() as tx:
             return tx.rows(RunState, "run_state.of_run", run_id=run_id, dataset_id=None)
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record as a part of the caller's transaction; what is kept (`is_kept`) stays.
+        """Insert or replace the record in the caller's transaction, unless `is_kept` forbids it.
 
-        Raises RunStateError on a wrong record.
+        Raises RunStateError for an invalid record.
         """
         if tx.run("run_state.put", record.as_json()).rowcount:
             tx.after_commit(lambda: count_write(record.outcome))
 
     def counts(self) -> Mapping[Outcome, int]:
-        """Return how many records stand with each outcome, zeros included."""
+        """Return the number of records by outcome, zeros included."""
         with self._database.snapshot() as tx:
             return by_outcome({Outcome(row.outcome): row.records for row in tx.run("run_state.counts")})
 
 
 def by_outcome(found: Mapping[Outcome, int]) -> dict[Outcome, int]:
-    """Return a count for every outcome there is."""
+    """Return a count for every outcome."""
     return {outcome: found.get(outcome, 0) for outcome in Outcome}
 
 
 def is_kept(standing: RunState | None, record: RunState) -> bool:
-    """Tell whether a record must leave the standing one as it is.
+    """Tell whether a record must not replace the existing one.
 
-    Of a success and of what was taken back nothing is overwritten by other work on the same inputs: a rollback may
-    replace both, other inputs a success, and a skip neither.
+    Other work on the same inputs replaces neither a success nor a withdrawn record. A rollback may replace both, other
+    inputs a success, and a skip neither.
     """
     if standing is None or record.rolled_back_by is not None:
         return False

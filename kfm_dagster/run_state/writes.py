@@ -1,7 +1,7 @@
-"""The counter of run-state writes, through the OpenTelemetry API: it costs nothing until an SDK is configured.
+"""The counter of run-state writes (OpenTelemetry API); free until an SDK is configured.
 
-How many records stand is asked of the store (`RunStateStore.counts`), which no process can lose; this tells how fast
-they are written. Nothing else belongs here.
+The number of records comes from the store (`RunStateStore.counts`) and survives every process; this counter shows the
+rate of writes. Nothing else belongs here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ COUNTER = "kfm.run_state.writes"
 
 
 def count_write(outcome: Outcome) -> None:
-    """Count one record that stands from now on."""
+    """Count one written record."""
     _counter().add(1, {"outcome": outcome.value})
 
 
 @cache
 def _counter() -> metrics.Counter:
-    # One instrument: made before an SDK is configured, it is handed over to that SDK.
+    # One instrument: created before an SDK is configured, it passes to that SDK.
     return metrics.get_meter("kfm_dagster").create_counter(
         COUNTER, unit="{record}", description="Run-state records written, by outcome."
     )
