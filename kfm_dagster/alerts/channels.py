@@ -67,8 +67,8 @@ def endpoints_of(urls: SecretStr | None, channels: Collection[str]) -> list[Endp
                 expected=f"URL or CHANNEL=URL, separated by blanks; the channels are {', '.join(channels)}",
                 next_step="correct it, or name the channel in alerts.yaml",
             )
-        leads = channels_by_url.setdefault(match[2], [])
-        leads += [name for name in ([match[1]] if match[1] else channels) if name not in leads]
+        url_channels = channels_by_url.setdefault(match[2], [])
+        url_channels += [name for name in ([match[1]] if match[1] else channels) if name not in url_channels]
     return [
         Endpoint(number=number, channels=tuple(names), url=SecretStr(url))
         for number, (url, names) in enumerate(channels_by_url.items(), start=1)

@@ -238,7 +238,7 @@ def trial(channel: str) -> AlertMessage:
 
 
 def spoken(length: timedelta) -> str:
-    """Return a length as alerts.yaml writes it: the largest unit that goes into it."""
+    """Return a length as alerts.yaml writes it, in the largest unit that divides it."""
     seconds = length.total_seconds()
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= size and seconds % size == 0:

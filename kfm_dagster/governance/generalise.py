@@ -50,7 +50,7 @@ def _cell_of(bbox: Box, masking: Masking, salt: bytes) -> Box:
 
 
 def _centre(bbox: Box) -> ExactLocation:
-    """Return the centre of (west, south, east, north), in degrees; west > east across the antimeridian."""
+    """Return the centre of (west, south, east, north); west > east across the antimeridian."""
     west, south, east, north = bbox
     middle = west + ((east - west) % 360 if west > east else east - west) / 2
     return ExactLocation(latitude=(south + north) / 2, longitude=(middle + 180) % 360 - 180)

@@ -1,4 +1,4 @@
-"""The governance log: who decided what, when, why, and under which change (SEC-02).
+"""The governance log: action, actor, time, reason and change of each decision (SEC-02).
 
 Append-only; the database refuses to change or delete an entry. Belongs here: writing and reading entries. Does not
 belong here: carrying a decision out (`ledger/`, `recovery/`), which happens in the transaction that logs it.

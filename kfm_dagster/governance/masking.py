@@ -37,7 +37,7 @@ DECIMALS = 5
 ROUNDING_M = 1.0
 """More than rounding to DECIMALS can move a point (0.79 m)."""
 CELL_RADIUS = 1.2
-"""A cell's corner is at most this many average edges from its centre (H3 4: 1.11 over all resolutions)."""
+"""Most average edges from a cell's centre to a corner (H3 4: 1.11 over all resolutions)."""
 
 
 @unique
@@ -166,7 +166,7 @@ Mask = H3Mask | DonutMask
 
 
 def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> dict[str, Any]:
-    """Return the manifest entry of a group's content after masking, for `ManifestEntry(**entry)`.
+    """Return the manifest entry of a group's masked content, for `ManifestEntry(**entry)`.
 
     Address, size and checksum of the source file are left out: the checksum of a file with coordinates confirms a right
     guess of them.

@@ -52,7 +52,7 @@ class MaskingDecision:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> MaskingDecision:
-        """Read what `as_json` wrote."""
+        """Read a document of `as_json`."""
         return cls(
             dataset=document["dataset"],
             method=MaskingMethod(document["method"]),

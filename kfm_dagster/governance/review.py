@@ -86,7 +86,7 @@ class OverrideReview:
         content: Mapping[str, Any] | None = None,
         tx: Transaction,
     ) -> int:
-        """Propose an override and return its id. Raises UnattributedDecisionError without a change reference."""
+        """Propose an override under a change; return its id. Raises UnattributedDecisionError."""
         decision.require_change_ref()
         batch = [
             {"wal_id": wal_id, "version": version, "action": action}

@@ -46,7 +46,7 @@ class KillSwitches:
         *,
         expires_at: datetime | None = None,
     ) -> None:
-        """Switch a dataset (or `*`) off. Raises RefusedError when it is off already or the expiry is over."""
+        """Switch a dataset (or `*`) off. Raises RefusedError when it is off, or the expiry is past."""
         now = self._clock()
         if expires_at is not None and expires_at <= now:
             raise RefusedError(

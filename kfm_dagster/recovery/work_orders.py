@@ -86,8 +86,8 @@ def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple
         units = review.units(proposal_id, tx=tx)
         replay_run_id = None
         if proposal.command is Command.RELEASE:
-            seen = units[GovernanceAction.RELEASE]
-            _release(ledger, seen, proposal.decision, proposal.content["replay_reason"], tx)
+            versions = units[GovernanceAction.RELEASE]
+            _release(ledger, versions, proposal.decision, proposal.content["replay_reason"], tx)
         elif proposal.command is Command.REPLAY:
             selection = selection_of(proposal.content["selection"], source=f"proposal {proposal_id}")
             replay_run_id = engine.start(selection, proposal.decision, approved=units, tx=tx).replay_run_id

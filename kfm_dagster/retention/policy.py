@@ -66,7 +66,7 @@ class RetentionPolicy(Strict):
 
     @classmethod
     def load(cls, folder: Path | None) -> Self:
-        """Read a folder's file, or that of this release. Raises CardError with file, line and reason."""
+        """Read a folder's file, or this release's. Raises CardError with file, line and reason."""
         text, source = text_in(folder, RETENTION)
         return parse(text, cls, source=source)
 

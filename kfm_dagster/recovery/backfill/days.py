@@ -165,15 +165,15 @@ class Backfills:
             day for day in requested if day not in listing and _pause_is_over(requested[day], now=self.pipeline.clock())
         ]
         room = limit - len(listing) - len(requested.keys() - set(listing) - set(lost))
-        units, most = (
+        units, max_units = (
             units_in_flight(self.pipeline.ledger, Lane.BULK, off, today=self.pipeline.clock().date()),
             self.pipeline.settings.max_bulk_in_flight_units,
         )
-        further = list(waiting) if units < most else []
+        further = list(waiting) if units < max_units else []
         requests = self._request({day: {**waiting, **requested}[day] for day in [*lost, *further][: max(0, room)]})
         if requests or not running:
             return AdvanceReport(requests=requests, finished=finished)
-        why = _why_none(off, units, most, listing, waiting, running)
+        why = _why_none(off, units, max_units, listing, waiting, running)
         if unknown:
             why = f"the code location does not know {unknown[0]} yet, reload it to have that day listed; {why}"
         return AdvanceReport(finished=finished, reason=why)

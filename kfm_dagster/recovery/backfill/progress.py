@@ -175,10 +175,10 @@ def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
 
 def days_left_out(registry: ContractRegistry, datasets: Iterable[str], first_day: date) -> dict[str, str]:
     """Describe, by dataset, the days from `first_day` on that precede the dataset's first day."""
-    begins = {name: registry[name].storage.first_day for name in datasets if name in registry.contracts}
+    first_days = {name: registry[name].storage.first_day for name in datasets if name in registry.contracts}
     return {
         name: f"{counted((day - first_day).days, 'day')} from {first_day} on: {name} begins on {day}"
-        for name, day in begins.items()
+        for name, day in first_days.items()
         if day > first_day
     }
 

@@ -106,13 +106,13 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     # Files are listed outside of a transaction: there may be many.
     files = _Files(open_publisher(pipeline.settings.catalog))
     missing = _without_item(succeeded, indexed, files, read=read)
-    coming = [*bucket.unknown, *(row.object_uri for row in units if row.status in _OPEN)]
-    items, stray = _stray(contract, day, files, current, coming=_item_ids(grammar, coming))
-    within = _within(grammar.contract.storage.day_prefixes(day)).match
+    pending_uris = [*bucket.unknown, *(row.object_uri for row in units if row.status in _OPEN)]
+    items, stray = _stray(contract, day, files, current, coming=_item_ids(grammar, pending_uris))
+    is_listed = _within(grammar.contract.storage.day_prefixes(day)).match
     gone = {
         row.object_uri
         for row in units
-        if row.status in {*_OPEN, Status.SUCCEEDED} and row.object_uri not in bucket.etags and within(row.object_uri)
+        if row.status in {*_OPEN, Status.SUCCEEDED} and row.object_uri not in bucket.etags and is_listed(row.object_uri)
     }
     return ComparedDay(
         dataset=dataset,
@@ -249,8 +249,8 @@ def _stray(
     contract: DatasetContract, day: date, files: _Files, rows: Sequence[Any], *, coming: Collection[str]
 ) -> tuple[int, list[str]]:
     """Return the day's number of Items, and the Items that no present or coming unit made."""
-    mine = [row for row in rows if row.dataset == contract.id]
-    stray = [row.item_id for row in mine if not _answered_for(row)]
+    own_rows = [row for row in rows if row.dataset == contract.id]
+    stray = [row.item_id for row in own_rows if not _answered_for(row)]
     # A collection that two datasets share has one folder; its files are compared with the dataset that owns it.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
@@ -258,7 +258,7 @@ def _stray(
         known = {f"{item_id}.json" for item_id in (*(row.item_id for row in rows), *coming)}
         folder = day_path(contract.stac.collection, day.isoformat()).rpartition("/")[0]
         stray += [name for name in files.of(folder) - known if not _NO_ITEM.fullmatch(name)]
-    return len(mine), sorted(stray)
+    return len(own_rows), sorted(stray)
 
 
 def _item_ids(grammar: KeyGrammarReader, uris: Iterable[str]) -> set[str]:

@@ -15,7 +15,7 @@ from kfm_dagster.recovery.replay.selection import Selection
 from kfm_dagster.settings import Environment
 
 RECORDS_OF_DAYS = 100_000
-"""A month of HRRR or three days of NEXRAD: about 160 MB while they are selected, and 17 minutes at the rate of prod."""
+"""A month of HRRR or three days of NEXRAD: 160 MB, and 17 minutes at the rate of prod."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Limits:
 
     max_selection_records: int = 50_000
     max_records_of_days: int = RECORDS_OF_DAYS
-    """The same where a selection names its first and last day: a decision about a release's Items covers a range."""
+    """The same with a first and last day: a decision about a release's Items covers a range."""
     max_batch_size: int = 1_000
     default_batch_size: int = 500
     max_batches: int = 1_000
@@ -40,7 +40,7 @@ class Limits:
     global_scope: bool = True
     """Whether one selection may have every dataset."""
     needs_change_ref: bool = False
-    """Whether every replay needs a change or incident reference, not only one that replaces results."""
+    """Whether a replay needs a change or incident reference even if it replaces no result."""
 
 
 LIMITS: Mapping[Environment, Limits] = {
@@ -70,7 +70,7 @@ LIMITS: Mapping[Environment, Limits] = {
 }
 
 QUEUE_AGE_SLO_SECONDS = 90.0
-"""Longest that a live unit should wait (service level NODD-Q-AGE-CRIT: P90 of the queue age)."""
+"""Longest wait of a live unit (service level NODD-Q-AGE-CRIT: P90 of the queue age)."""
 SLOW_DOWN_AT = 0.5
 """Share of it from which replays go at half their rate."""
 HOLD_AT = 0.8

@@ -197,7 +197,7 @@ def change_state(
     state_reason: str | None = None,
     mismatches_seen: int | None = None,
 ) -> None:
-    """Change the state of a replay by compare-and-swap. Raises IllegalTransitionError or RefusedError."""
+    """Compare and swap the state of a replay. Raises IllegalTransitionError or RefusedError."""
     with explained(allowed=_allowed):
         changed = tx.run(
             "replay.change_state",

@@ -120,7 +120,7 @@ class Admission:
 def select(
     selection: Selection, *, registry: ContractRegistry, limit: int, tx: Transaction
 ) -> tuple[list[SelectedUnit], bool]:
-    """Return the first `limit` records that match, by event time and wal_id, and whether more match."""
+    """Return the first `limit` matching records by event time and wal_id, and if more match."""
     filters = selection.spec.filters
     datasets = datasets_of(selection, registry)
     parameters = {
