@@ -39,7 +39,7 @@ ROOT_DESCRIPTION = (
     "NOAA Open Data Dissemination (NODD) objects, catalogued with their provenance as they are published."
 )
 MAX_SUMMARY_VALUES = 500
-"""Maximum values that a Collection lists per property, else it gives their range. NEXRAD alone has 160 sites."""
+"""Maximum distinct values that a Collection lists per property, else their range. NEXRAD alone has 160 sites."""
 
 
 def tree(

@@ -105,7 +105,7 @@ class CollectionIndex:
     def only_writer(self) -> Iterator[bool]:
         """Wait to be the collection's only writer; yield whether the root must list it again.
 
-        The collection is dropped if it has no Items when the block ends; the writer of its next first Item lists it.
+        The collection is dropped if it has no Items when the block ends; the writer of its next Item lists it again.
         """
         opened = self._tx.run(
             "catalog.open_collection",

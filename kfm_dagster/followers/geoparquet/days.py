@@ -81,7 +81,7 @@ def files_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str]]) -> dict[str, Day]:
-    """Read the described days of a folder from the file names of each.
+    """Read the days of a folder that have a description; `files` are each day's file names.
 
     Raises PublishError, and DependencyUnavailableError if all descriptions of a day name missing parts: files were
     replaced after the folder was listed, or are lost.

@@ -1,8 +1,8 @@
 """Parts: the Parquet files of a day, their row groups, and the parts to merge when Items are added.
 
-A part is written once, in order, in row groups of bounded size. Their boxes and times are recorded outside the file, so
-a search selects row groups before it opens it. Each part has at most half the rows of the next larger one: a day of
-100,000 Items has some ten parts at most, and an Item is rewritten once for each doubling.
+A part is written once, in order, in row groups of bounded size. Their boxes and times are also in the day's
+description, so a search selects row groups before it opens a file. Each part has at most half the rows of the next
+larger one: a day of 100,000 Items has some ten parts at most, and an Item is rewritten once for each doubling.
 Does not belong here: the list of a day's parts (`days.py`).
 """
 

@@ -1,8 +1,8 @@
 """Rows: STAC Items as an Arrow table by the stac-geoparquet specification 1.0.0, and back to the same Items.
 
-Properties are columns, `bbox` is a struct, times are timestamps, an object is a struct of its members. Two columns hold
-what these lose, and exist only if needed: `kfm:null` names the properties that are null, and `kfm:item` has the Item as
-text if more is lost (a name with values of several types, a nested null).
+Properties are columns, `bbox` is a struct, times are timestamps, an object is a struct of its members. Two more columns
+exist only if needed: `kfm:null` names the properties that are null, and `kfm:item` has the Item as text if the columns
+lose more (a name with values of several types, a nested null).
 Pure. Does not belong here: the order of rows (`order.py`), files (`parts.py`).
 """
 

@@ -40,7 +40,7 @@ class Listed:
 
 
 class DayOfStores:
-    """The stores of one collection and day. Used by one thread; `put` and `read` by several."""
+    """The stores of one collection and day. Used by one thread; `put` and `content` by several."""
 
     def __init__(self, publisher: Publisher, *, collection: str, day: str) -> None:
         self._publisher = publisher
