@@ -1,1 +1,1 @@
-"""The pipeline without Dagster: intake of messages, planning of runs, and the six nodes of a run."""
+"""The pipeline without Dagster: intake, planning of runs, and the six nodes of a run."""

@@ -1,4 +1,4 @@
-"""Acknowledgement: delete a message once all its units are terminal, and hide it while they wait for a retry.
+"""Acknowledgement: delete messages of terminal units, hide messages of retrying units.
 
 Belongs here: work on both the ledger's deliveries and the queues. Does not belong here: which messages are due
 (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).
@@ -20,9 +20,9 @@ Due = TypeVar("Due", bound=DueMessage)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acknowledger:
-    """Deletes and hides messages on the queue of their last receive: a drain receives from the dead-letter queue.
+    """Deletes and hides messages on the queue of their last receive, primary or dead-letter.
 
-    Connects to a queue when one of its messages is due, because a backfill needs none.
+    A drain receives from the dead-letter queue. A queue is connected when a message is due: a backfill needs none.
     """
 
     deliveries: Deliveries
@@ -31,9 +31,10 @@ class Acknowledger:
     dead_letter_queue: str
 
     def acknowledge(self, *, retrying: Collection[WalId] = (), limit: int = 10_000) -> int:
-        """Delete messages whose units are all terminal, and hide messages of retrying units until they are due.
+        """Delete messages whose units are all terminal; hide messages of `retrying` units.
 
-        Returns the number of deleted messages. Safe to repeat: messages that SQS did not delete stay due.
+        Returns the number of deleted messages. Safe to repeat: messages that SQS did not delete stay due, and messages
+        of retrying units come back when these are due.
         """
         if retrying:
             self.postpone(self.deliveries.due_for_backoff(retrying))

@@ -1,4 +1,4 @@
-"""A day's two Parquet tables: arrivals, with a row per radar volume and elevation, and the paths that they name.
+"""A day's Parquet tables: arrivals by radar volume and elevation, and their paths.
 
 Volumes of one site and pattern have the same paths, so the table has each path once, under the digest of its arrays.
 Belongs here: the schemas, and the rows of computed arrivals. Does not belong here: the node that makes the tables

@@ -1,6 +1,6 @@
-"""Calibration: whether this machine's clock is accurate enough for writing, measured periodically and recorded.
+"""Calibration: whether this machine's clock is accurate enough for stages to write.
 
-Belongs here: when to measure, and the decision for a stage. Does not belong here: measuring and deciding
+Belongs here: when to measure and record, and the decision for a stage. Does not belong here: measuring and deciding
 (`telemetry/clock/`), or the consequence for the stage (`stages/lifecycle.py`).
 """
 
@@ -55,6 +55,6 @@ def time_server(settings: Settings, registry: ContractRegistry) -> str | None:
 
 
 def _server(objects: ObjectStores, contract: DatasetContract) -> str | None:
-    """Return the URL of the contract's object store; for a folder, the environment's AWS endpoint or None."""
+    """Return the contract's store URL; for a folder, the AWS endpoint if configured."""
     configured = os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
     return objects.endpoint(contract) or configured

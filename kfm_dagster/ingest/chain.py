@@ -1,4 +1,4 @@
-"""A dataset's chain in one process: one run of its nodes, as by Dagster's ops and IO manager.
+"""A dataset's chain in one process: a run as by Dagster's ops and IO manager.
 
 Belongs here: running the nodes without Dagster. Does not belong here: the nodes (`nodes.py`), or the run contract
 around each (`stages/run_contract.py`).

@@ -1,4 +1,4 @@
-"""Configuration: the files of a deployment, read together and checked before any process starts.
+"""Configuration: a deployment's files, read and checked before any process starts.
 
 Belongs here: the list of files. Does not belong here: their forms (`contracts/`, `stages/card.py`),
 the names of stages (`chain.py`), the environment (`settings.py`).
@@ -21,7 +21,7 @@ from kfm_dagster.telemetry.energy import CodecarbonMeter, open_energy_meter
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Dataset contracts, the pipeline card, the catalog's followers, and the energy meter for the configured grid."""
+    """Dataset contracts, pipeline card, the catalog's followers, and the grid's energy meter."""
 
     registry: ContractRegistry
     card: Card
@@ -30,7 +30,7 @@ class Configuration:
 
     @classmethod
     def load(cls, settings: Settings) -> Configuration:
-        """Read all files that settings name; creates nothing. Raises ContractError, CardError or ConfigurationError."""
+        """Read all configured files. Raises ContractError, CardError or ConfigurationError."""
         registry = ContractRegistry.load(settings.contracts_dir)
         refuse_orphans(registry)
         refuse_unmaskable(settings, registry)
@@ -44,7 +44,7 @@ class Configuration:
 
 
 def _refuse_days_before_all(settings: Settings, registry: ContractRegistry) -> None:
-    """Refuse partitions that no dataset can fill; Dagster is comfortable with up to 100,000 of them."""
+    """Refuse partitions that no dataset can fill; Dagster handles up to 100,000 of them well."""
     if settings.first_day is not None and settings.first_day < registry.first_day:
         raise ConfigurationError(
             "environment variable KFM_FIRST_DAY is wrong",

@@ -63,18 +63,18 @@ _WHY_LEFT_OUT = {
 
 
 class ListingAccount(Protocol):
-    """What a backfill keeps of the listing of one of its days."""
+    """A backfill's account of the listing of one of its days."""
 
     def opened(self, tx: Transaction) -> bool:
-        """Begin to count the objects; False when nobody wants the listing any more."""
+        """Begin to count the objects; return False if the backfill no longer needs them."""
         ...
 
     def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
-        """Count what entered the ledger in this transaction; False when nobody wants the rest any more."""
+        """Count a transaction's objects; return False if the backfill no longer needs the rest."""
         ...
 
     def closed(self, tx: Transaction, left_out: LeftOut) -> None:
-        """Note that every object of the day is in the ledger, and which keys gave no unit."""
+        """Record that all objects of the day are in the ledger, and the keys without a unit."""
         ...
 
 
@@ -227,7 +227,7 @@ class MessageParse(ChainNode):
 
     @override
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Return the entry of the claimed units: the digest of their ids and their records' versions."""
+        """Return the entry of the claimed units: the digest of their ids and record versions."""
         return claimed_of(self, batch)
 
     @override
@@ -288,7 +288,7 @@ def _in_ledger(node: ChainNode) -> str:
 
 
 def claimed_of(node: ChainNode, batch: Sequence[Envelope]) -> ManifestEntry:
-    """Return the entry of units of a node's dataset and day: SHA-256 over the sorted lines `<wal_id> <version>`.
+    """Return the entry of a day's units: SHA-256 over the sorted lines `<wal_id> <version>`.
 
     The version is the record's after the claim.
     """

@@ -1,4 +1,4 @@
-"""Evidence: collect the facts for a person's decision on each quarantined unit, once per quarantine (BEY-06).
+"""Evidence: facts for the decision on a quarantined unit, once per quarantine (BEY-06).
 
 The collector first takes back the unit's Items without lineage; a case without evidence is still to do. It stores a
 bundle under its hash before the case names it: a crash in between leaves an unused file, and the next collection takes
@@ -56,7 +56,7 @@ class EvidenceCollector:
         self._bundles = evidence_bundles(pipeline.store)
 
     def collect(self, *, limit: int = LIMIT) -> int:
-        """Collect evidence of quarantined units without it, oldest first; return the number of bundles.
+        """Collect missing evidence of quarantined units, oldest first; return how many.
 
         Does not raise for a store's failure. If the landing zone or artifact store does not answer, the next call takes
         the cases, and so for a case with an Item that cannot be taken back; the evidence notes an object that cannot be

@@ -1,4 +1,4 @@
-"""Evidence bundles: the facts for a person's decision on a quarantined unit, as one JSON document (BEY-06).
+"""Evidence bundles: the facts about a quarantined unit as one JSON document (BEY-06).
 
 Belongs here: the shape of a bundle, and its redaction. Pure: equal facts give equal bytes. Does not belong here:
 collecting the facts (`evidence.py`).
@@ -61,7 +61,7 @@ Announced = tuple[AnnouncingMessage, SqsMessage | str]
 def found_object(
     state: ObjectState, *, why: str | None = None, head: ObjectHead | None = None, first: bytes = b"", last: bytes = b""
 ) -> dict[str, Any]:
-    """Return a bundle's entry of the object; `first` and `last` are its ends where they may be shown."""
+    """Return a bundle's entry of the object; `first` and `last` are its ends, if allowed."""
     return {
         "state": state,
         "why": None if why is None else redact(why),
@@ -82,7 +82,7 @@ def bundle_of(
     found: Mapping[str, Any],
     message: Announced | None,
 ) -> bytes:
-    """Return the bundle as JSON text; `record` and `history` are from the time of the quarantine."""
+    """Return the bundle as JSON; `record` and `history` are from the time of the quarantine."""
     key = record.object_uri.split("://", 1)[-1].split("/", 1)[-1]
     document = {
         "kind": KIND,
@@ -119,10 +119,10 @@ def bundle_of(
 
 
 def redacted(value: Any, *, spared: Collection[str] = ()) -> Any:
-    """Return a JSON value without credentials, e-mail addresses and signed URLs, also in JSON inside of texts.
+    """Return a JSON value without credentials, e-mail addresses and signed URLs.
 
-    `spared` texts stay unchanged: an object's key may look like a token. After MAX_BODY_CHARACTERS an ellipsis replaces
-    the rest.
+    JSON inside of texts is redacted, too. `spared` texts stay unchanged: an object's key may look like a token. After
+    MAX_BODY_CHARACTERS an ellipsis replaces the rest.
     """
     return _Redaction(spared=spared).of(value, _DEPTH)
 
@@ -193,9 +193,9 @@ def _own_body(body: str, record: NoddWalRecord) -> Any:
 
 @lru_cache(maxsize=2)
 def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | None], Any]]:
-    """Parse a message once for all its units: envelope (None: raw delivery), payload, and the records by object.
+    """Return a message's envelope (None: raw delivery), payload, and records by object.
 
-    The keys are the object's URI with the record's ETag, and the URI with None for its first record.
+    Parsed once for all its units. Keys are an object's URI with the record's ETag, or with None for its first record.
     """
     outer = _json_inside(body)
     enveloped = isinstance(outer, dict) and isinstance(outer.get("Message"), str)

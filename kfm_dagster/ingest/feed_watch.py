@@ -35,7 +35,7 @@ NO_FEED = timedelta(minutes=5)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedReport:
-    """The result of an hourly check: numbers of new or changed gaps, closed gaps, and checked days."""
+    """The result of an hourly check: new or changed gaps, closed gaps, and checked days."""
 
     changed: int = 0
     closed: int = 0
@@ -81,7 +81,7 @@ class FeedWatch:
         return self.gaps.record(contract.id, hours, at=now, run_id=run_id)
 
     def look(self) -> FeedReport:
-        """Check followed datasets' days with holes, or with hours that have settled since the last check.
+        """Check followed datasets' days with holes, and with hours settled since the last check.
 
         Also counts the arrivals of past days. Skips datasets that are not followed or are switched off, and sample
         feeds.
@@ -102,7 +102,7 @@ class FeedWatch:
         return FeedReport(changed=changed, closed=closed, days=checked)
 
     def watch(self, due: datetime | None = None) -> datetime | None:
-        """Check for silences and drops from `due` on (None: at once); return the time of the next check.
+        """Check for silences and drops from `due` on (None: at once); return when to check next.
 
         A deployment that follows no product only queries its feeds, every five minutes.
         """

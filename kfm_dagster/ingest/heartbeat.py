@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Renews a run's leases at every tick, and hides its messages again after half of their timeout.
+    """Renews a run's leases at every tick, and hides its messages at half of their timeout.
 
     `attempts` has the units of the work with the attempt of their claims; units without one have no lease.
     """

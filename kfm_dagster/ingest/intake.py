@@ -132,10 +132,10 @@ def take_in(
 
 
 def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPolicy) -> IntakeReport:
-    """Land and parse messages, and record deliveries, units and rejections, in parts of bounded weight.
+    """Land, parse and record messages in parts of bounded weight.
 
-    Each part is landed and recorded in one transaction before the next part is parsed. Its senders are verified first:
-    messages that wait for a certificate are neither landed nor recorded.
+    Each part is landed, and its deliveries, units and rejections are recorded in one transaction, before the next part
+    is parsed. Its senders are verified first: messages that wait for a certificate are neither landed nor recorded.
     """
     report = IntakeReport(policy=off)
     for part in in_parts(messages, weight, (PART_BYTES, PART_UNITS)):
@@ -207,7 +207,7 @@ def _visibility(
     ended: Collection[WalId],
     now: datetime,
 ) -> list[tuple[str, int]]:
-    """Return the receipts of messages whose visibility timeout must change, with the new timeout in seconds.
+    """Return receipts of messages that need another visibility timeout, and its seconds.
 
     A message with rejections only reappears at once, so that the redrive policy moves it to the DLQ. A message of a
     dataset that is switched off stays hidden, so that its receives do not lead it to the DLQ meanwhile.
@@ -226,7 +226,7 @@ def _visibility(
 def verdicts_on(
     messages: Sequence[SqsMessage], *, deliveries: Deliveries, signatures: Signatures
 ) -> list[SenderVerdict]:
-    """Return a verdict on each message, in their order; verified messages are not verified again."""
+    """Return a verdict on each message, in order; verified messages are not verified again."""
     verified = deliveries.verified(message.message_id for message in messages)
     return signatures.verdicts(messages, verified=verified)
 

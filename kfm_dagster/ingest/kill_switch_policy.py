@@ -1,4 +1,4 @@
-"""Kill switches at intake: what receiving and planning do while a switch is on, and how it is reported (WAL-10).
+"""Kill switches: receiving and planning while a switch is on, and its report (WAL-10).
 
 Belongs here: the switches of a queue or a dataset, how long its messages are hidden, the units in flight, and the
 sentences. Does not belong here: the switches themselves (`governance/switches.py`), and claims (`ledger/store.py`),
@@ -49,7 +49,7 @@ class KillSwitchPolicy:
         return list({switch.dataset: switch for switch in switches}.values())
 
     def hidden_seconds(self, dataset: str, *, now: datetime) -> int | None:
-        """Return the seconds for which a message of the dataset should be hidden, or None if the dataset is on.
+        """Return for how many seconds a message should be hidden; None if the dataset is on.
 
         Until the switch expires, up to SQS's limit: a message that comes back earlier only uses up receives, after
         which the redrive policy moves it to the DLQ.

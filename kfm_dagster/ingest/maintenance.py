@@ -35,7 +35,7 @@ def look_after(
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
 ) -> Collection[tuple[str, str]]:
-    """Release dead runs' claims, requeue due retries, acknowledge, watch feeds, publish lineage, update followers.
+    """Release dead runs' claims, requeue, acknowledge, watch feeds, publish lineage, follow.
 
     `dead` selects the dead ones of root run ids. Returns (dataset, partition) of the requeued units. A step that fails
     gives a warning, and the others continue (SEC-09). Raises the database's error, because every step needs it.
@@ -71,7 +71,7 @@ def look_after(
 
 
 def attempt(name: str, step: Callable[[], Result], warn: Callable[[str], None]) -> Result | None:
-    """Run a step; after a failure, warn and return None. Raises the database's error, because every step needs it."""
+    """Run a step; after a failure, warn and return None. Raises the database's error."""
     try:
         return step()
     except (SQLAlchemyError, DatabaseUnavailableError):

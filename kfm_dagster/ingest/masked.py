@@ -36,7 +36,7 @@ def rules_of(node: ChainNode) -> Rules | None:
 
 
 def masking_params(settings: Settings, contract: DatasetContract) -> dict[str, str]:
-    """Return the parameters of a result besides the contract: areas and the secret of displacements, or none."""
+    """Return a result's parameters besides the contract: areas and the displacement secret."""
     areas, masking = load_areas(settings), contract.governance.masking
     displaced = masking is not None and masking.method == "donut"
     return {"masking": areas.fingerprint(salt_of(settings))} if areas.areas or displaced else {}
@@ -54,7 +54,7 @@ def record_maskings(node: ChainNode, made: Sequence[Envelope], tx: Transaction) 
 
 
 def _maskings(node: ChainNode, made: Sequence[Envelope]) -> Iterator[tuple[Masking, dict[str, Any]]]:
-    """Yield each masking of a batch, the contract's or else the areas', and the count of masked units."""
+    """Yield each masking of a batch, the contract's or else the areas', with its counts."""
     extracted = [unit.metadata.stac_properties for unit in made if unit.metadata]
     if (masking := node.contract.governance.masking) is not None:
         if extracted:

@@ -1,4 +1,4 @@
-"""Base classes of the chain's nodes: dataset, partition and run, gates, and the heartbeat during work.
+"""Base classes of the chain's nodes: dataset, partition, run, gates, and heartbeat.
 
 Belongs here: a step's declarations, and the defaults of the run contract's protocol. Does not belong here: the work of
 a node (`discovery.py`, `nodes.py`).
@@ -190,7 +190,7 @@ class ChainNode(StageNode):
         return Heartbeat(self.pipeline, run_id=self.run_id, attempts=attempts).keeping()
 
     def each(self, step: UnitStep) -> list[Envelope]:
-        """Apply a step to every unit on the reading threads; return the results in the batch's order."""
+        """Apply a step to every unit on the reading threads; return results in the batch's order."""
         step = traced(self.operator, step, dataset=self.public)
         return self.pipeline.threads.concurrently(step, self.received)
 
@@ -200,7 +200,7 @@ class ChainNode(StageNode):
         return {wal_id: orjson.dumps(part, option=orjson.OPT_SORT_KEYS) for wal_id, part in parts if part is not None}
 
     def rerun(self) -> Results:
-        """Return the results of repeating the node on its batch, without effects. Raises StoreSilentError.
+        """Return the results of a repetition without effects. Raises StoreSilentError.
 
         Nodes whose `transform` leaves effects override it.
         """

@@ -1,4 +1,4 @@
-"""The six nodes of a dataset's chain: five operators and the settlement, over the units of one partition.
+"""The six nodes of a dataset's chain, over a partition's units: five operators, and settle.
 
     message_parse > integrity_check > metadata_extract > stac_register > provenance_emit > settle
 

@@ -1,4 +1,4 @@
-"""Orphaned Items: Items of units that were quarantined before their lineage was recorded (ADR 014).
+"""Orphaned Items: of units quarantined before their lineage was recorded (ADR 014).
 
 The unit's next attempt would find and complete such an Item; if none succeeds, nothing else takes it back.
 Does not belong here: failed runs (`rollback.py`), which take back their Items themselves.
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def take_back_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
-    """Take back the Items without lineage of quarantined units among `wal_ids`; return their number.
+    """Take back Items without lineage of quarantined units in `wal_ids`; return the number.
 
     One transaction per dataset and run, which keeps the units in quarantine: none is requeued meanwhile. Safe to
     repeat, also after a crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.

@@ -1,4 +1,4 @@
-"""The node `path_arrival`: arrival times of the beams of a day's radar volumes, as one table per day.
+"""The node `path_arrival`: arrival times of a day's radar beams, as a table per day.
 
 It reads the stored outputs of all runs' metadata nodes, and is beside the chain: no unit waits for it or fails by it.
 It is a stage like the chain's: the pipeline card decides the effects of G3, G4 and G7. Its output batch has the units
@@ -150,7 +150,7 @@ class PathArrivals(ChainNode):
 
     @override
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
-        """Store the tables of the units that passed, under their digests, before the commit that names them."""
+        """Store the passed units' tables under their digests, before the commit that names them."""
         rows = [(unit, self._found[unit.wal_id]) for unit in made if unit.wal_id in self._found and not unit.failure]
         table, paths = (self.pipeline.artifacts.put(content, suffix="parquet") for content in to_parquet(rows))
         self._made = {
@@ -169,7 +169,7 @@ class PathArrivals(ChainNode):
         return ValidationSummary(checks=len(batch), passed=len(batch) - failed, failed=failed, extra=self._made)
 
     def _units(self) -> list[Envelope]:
-        """Return the day's WSR-88D volumes without failure, in their newest version, by site and time.
+        """Return the day's sound WSR-88D volumes, in their newest version, by site and time.
 
         Other radars have another band and other range gates than paths are computed for (`path/volume.py`).
         """
@@ -204,7 +204,7 @@ def product_of(summary: Mapping[str, Any], table: str = "product") -> ArtifactRe
 
 
 def quantities_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the dimensional report of a validation summary of the node; earlier releases had none."""
+    """Return a validation summary's dimensional report; earlier releases had none."""
     return list(summary.get("quantities", ()))
 
 
@@ -230,7 +230,7 @@ def radars(registry: ContractRegistry) -> list[DatasetContract]:
 
 
 def days_to_compute(ledger: Ledger, nodes: IdempotentNodes, *, at: datetime) -> list[PathDay]:
-    """Return the days with metadata newer than their table, without a unit in work or a table within PAUSE."""
+    """Return days with new metadata, without units in work and without a table within PAUSE."""
 
     def has_ended(dataset: str, day: str) -> bool:
         counts = ledger.day(dataset=dataset, partition=day).counts

@@ -1,4 +1,4 @@
-"""The pipeline's parts, built from settings: one object that nodes, sensors and commands share.
+"""The pipeline's parts, built from settings: shared by nodes, sensors and commands.
 
 Belongs here: construction only, no work with the parts. Opening a pipeline connects to the database; the queue is
 connected on first use, because a backfill needs none.
@@ -63,7 +63,7 @@ def utc_now() -> datetime:
 
 
 def installed_code(settings: Settings) -> CodeFingerprint:
-    """Fingerprint this package and its SQL, once per process. Raises ConfigurationError without a lockfile."""
+    """Fingerprint package and SQL, once a process. Raises ConfigurationError without a lockfile."""
     image = settings.image_digest or None
     package = Path(__file__).resolve().parents[1]
     bundled = package / "_bundled"
@@ -74,7 +74,7 @@ def installed_code(settings: Settings) -> CodeFingerprint:
 
 
 def _make_home(settings: Settings) -> None:
-    """Create the data root for this user only, if any store is below it. Raises ConfigurationError."""
+    """Create a private data root, if a store is below it. Raises ConfigurationError."""
     home = settings.home.absolute()
     if not any(Path(place).is_relative_to(home) for place in (settings.storage, settings.catalog, settings.lineage)):
         return
@@ -110,7 +110,7 @@ class Pipeline:
         connect_queue: Callable[[Settings], Queue] = connect,
         connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters,
     ) -> Pipeline:
-        """Read the configuration and open the database, with `read_only` without changes. Raises KfmError."""
+        """Read the configuration, open the database (`read_only`: unchanged). Raises KfmError."""
         # Before the database, which opening creates: a refusal leaves nothing behind.
         configuration = Configuration.load(settings)
         if not read_only:

@@ -40,7 +40,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRuns:
-    """Queued and running runs, and the runs among them without claims yet (`coming`), by partition and lane."""
+    """Queued and running runs, and the coming runs without claims, by partition and lane."""
 
     active: Counter[LaneKey]
     coming: Counter[LaneKey]

@@ -1,4 +1,4 @@
-"""Preflight: check before receiving that the stores are available and belong to this deployment.
+"""Preflight: check before receiving that the stores answer and are this deployment's.
 
 A received message that cannot be stored is hidden until its timeout, and each receive brings it closer to the
 dead-letter queue. So the stores are checked first, once per process, and after a failure until they answer. Belongs
@@ -30,7 +30,7 @@ def stores(settings: Settings) -> Sequence[tuple[str, str, str]]:
 
 
 def preflight(settings: Settings, *further: Callable[[], object]) -> None:
-    """Run all checks: every store, and `further` ones. Raises PreflightError with all failures in one line."""
+    """Check every store, and run `further` checks. Raises PreflightError with all failures."""
     checks = [
         *(partial(refuse_unwritable, place, what=name, setting=setting) for name, setting, place in stores(settings)),
         *further,

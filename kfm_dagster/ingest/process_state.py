@@ -23,12 +23,12 @@ FORGOTTEN_AFTER = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class RequestedRuns:
-    """Runs requested by the last tick of each sensor, by partition and lane. Hold `lock` from reading until `record`.
+    """Runs requested by the last tick of each sensor, by partition and lane.
 
     Dagster launches the requested runs one by one after the tick, which takes seconds a run. Meanwhile a second sensor
     sees the same units pending without a run, and would request runs that find no units. Each sensor's requests stay
-    here until its next tick: Dagster evaluates a sensor again only after launching all requests of its last tick. Does
-    not belong here: planning (`plan.py`).
+    here until its next tick: Dagster evaluates a sensor again only after launching all requests of its last tick. Hold
+    `lock` from reading until `record`. Does not belong here: planning (`plan.py`).
     """
 
     lock: Lock = field(default_factory=Lock)

@@ -1,4 +1,4 @@
-"""Units that read an object again: with a late sidecar, or as the last chunk of a volume without an end.
+"""Units that read an object again: with a late sidecar, or as a volume's last chunk.
 
 Completion (ADR 019): after the late announcement of a sidecar, a unit reads the data object once more. Closing (ADR
 028): a later volume of the radar closes a volume without an end chunk; a unit reads its newest chunk again.
@@ -18,7 +18,7 @@ from kfm_dagster.storage.database import Transaction
 
 
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
-    """Create a pending unit for each object whose Item lacks a sidecar of these messages; return their number.
+    """Create a pending unit for each Item that lacks a sidecar of the messages; return how many.
 
     An object that is still to be read, or read again, needs no such unit: its run finds the sidecar, which was written
     before its announcement. An object in work may have been read too early. The unit waits in the bulk lane; the
@@ -42,7 +42,7 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
 
 
 def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) -> Envelope:
-    """Return the unit that reads an object again with a sidecar; equal versions of both give the same unit.
+    """Return the unit that reads an object with a late sidecar, one per pair of versions.
 
     `version` is the sidecar's ETag, or empty. The unit has the age of the object's own unit, so that a newer unit
     supersedes both.
@@ -52,7 +52,7 @@ def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) ->
 
 
 def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
-    """Create a pending unit for each volume without an end chunk that these new units close; return their number.
+    """Create a pending unit for each endless volume that the new units close; return how many.
 
     Runs in the transaction that admits the units, in both directions: a chunk closes the volume before its own, and its
     own volume if a later one is known. So the volume that is admitted second finds the other. The closing unit has the
@@ -69,7 +69,7 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
 
 
 def _read_again(unit: Envelope, *, version: str, message_id: str | None) -> Envelope:
-    """Return a unit of the bulk lane that reads an object once more, with another version and message."""
+    """Return a bulk unit that reads an object once more, with another version and message."""
     return unit.evolve(
         wal_id=wal_id(
             dataset=unit.dataset,

@@ -57,7 +57,7 @@ class Rehearsal:
 
 
 def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsal:
-    """Ingest a file DIR/BUCKET/KEY and its sidecars by a dataset's contract, and remove all results.
+    """Ingest a file DIR/BUCKET/KEY and its sidecars by a dataset's contract; leave no files.
 
     An object outside the contract's listing sets is ingested like an announced one, and reported as suspect. Raises
     ContractError for a file that the contract does not name.
@@ -170,7 +170,7 @@ def _understood(contract: DatasetContract, bucket: str, key: str) -> KeyMatch:
 
 
 def _wanted(pattern: str, key: str) -> str:
-    """Return where a key stops matching: after the pattern's longest matching prefix that is itself a pattern."""
+    """Return where a key stops matching: after the pattern's longest valid, matching prefix."""
     for end in range(len(pattern), 0, -1):
         with suppress(re.error):
             if match := re.match(pattern[:end], key, re.ASCII):

@@ -1,4 +1,4 @@
-"""Rollback of a run: after a stage has failed for good, undo the effects of the run's other stages, too (PCS-03).
+"""Rollback of a run: undo its other stages, too, after one failed for good (PCS-03).
 
 These are the stages before it, and stages after it of an earlier process of the run: a re-execution may fail sooner.
 
@@ -45,7 +45,7 @@ class _TakenOverError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback:
-    """The undone effects of a run in a dataset: by stage, the last one first, and the released claims."""
+    """The undone effects of a run in a dataset by stage, last first, and the released claims."""
 
     compensated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     claims: RecoverReport = field(default_factory=RecoverReport)
@@ -69,7 +69,7 @@ def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | No
 
 
 def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Undo a run's effects in a dataset after its stage `node` failed for good; return None if there was nothing to do.
+    """Undo a run's effects in a dataset after stage `node` failed for good; None: nothing to do.
 
     `because` becomes the last error of every unit of the run, which names stage and gate for units in quarantine.
 
@@ -108,7 +108,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
 
 def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Roll back; if that fails, write log and audit, and leave the effects to the units' next attempt."""
+    """Roll back; after an error, log and audit it: the units' next attempt finds the effects."""
     try:
         return roll_back(node, because)
     except Exception as error:
@@ -120,7 +120,7 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
 
 
 def _tell_run_state_again(node: ChainNode) -> None:
-    """Revoke the outputs that run-state still has after a rollback; write a failure to log and audit.
+    """Revoke the outputs that run-state still has after a rollback; log and audit a failure.
 
     A re-execution of the run would reuse these outputs as current ones.
     """
@@ -139,7 +139,7 @@ def _tell_run_state_again(node: ChainNode) -> None:
 
 
 def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
-    """Lock the stage and return its failed attempt. Raises _TakenOverError if another process has started it.
+    """Lock the stage, return its failed attempt. Raises _TakenOverError if it was restarted.
 
     Called after the claims are locked, which is the order of locks of a committing stage.
     """
@@ -151,7 +151,7 @@ def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
 
 
 def _failed(node: ChainNode, tx: Transaction) -> StageAttempt | None:
-    """Return the attempt that failed for good: a rolled-back one, or one that may not start; else None."""
+    """Return the attempt that failed for good: it is rolled back, or may not start."""
     card, store = node.pipeline.card.machine, node.pipeline.stages.lifecycle.store
     newest = store.newest(node.run_id, node.kind, tx=tx)
     if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:
@@ -182,7 +182,7 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
 def _take_back_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
-    """Release every claim of the run; after an error that is not compensable, quarantine the units at fault.
+    """Release the run's claims; after a not compensable error, quarantine the units at fault.
 
     Raises ClaimsLostError if the run has lost a claim.
     """

@@ -1,4 +1,4 @@
-"""Comparison of a run with itself: repeat each stage from the saved output of the stage before it, without writing.
+"""Comparison of a run with itself: repeat each stage from its saved input, without writing.
 
 Reads objects and checkpoints only. Belongs here: equality of results (PCS-08). Does not belong here: the consequences
 (`run_replay.py`).
@@ -29,7 +29,7 @@ class RunReplayRefusedError(ConfigurationError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageComparison:
-    """A repeated stage of a run. Hashes are SHA-256 in hex over keys and results, in the order of the keys."""
+    """A repeated stage of a run. Hashes are hex SHA-256 over keys and results, in key order."""
 
     stage: str
     units: int
@@ -58,7 +58,7 @@ class StageComparison:
 
 
 def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[StageComparison]:
-    """Yield comparisons of a run's stages that are repeatable without effects, in reverse topological order.
+    """Yield comparisons of a run's replayable stages, in reverse topological order.
 
     Compares the units that succeeded in the run. Raises RunReplayRefusedError if the plan or the run does not allow a
     replay, StoreSilentError if an object's store does not answer: then there is no result.

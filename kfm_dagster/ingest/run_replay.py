@@ -97,7 +97,7 @@ class ReplayedParse(ChainNode):
         return units
 
     def _require_approval(self, units: Sequence[Envelope]) -> None:
-        """Propose an override that needs a review and has no approval. Raises RunReplayRefusedError then.
+        """Propose an override that lacks a required approval. Raises RunReplayRefusedError then.
 
         Here and not in `apply`, so that the proposal survives a rollback of the node's transaction.
         """
@@ -212,7 +212,7 @@ class ReplayedParse(ChainNode):
         return bool(registered - {unit.wal_id for unit in claimed})
 
     def _compensate(self, tx: Transaction) -> Mapping[str, Any]:
-        """Take back the original's Items. Its lineage stays: by the hashes, the replay generates the same content."""
+        """Take back the original's Items. Its lineage stays, because the replay's has equal hashes."""
         parts = {"pipeline": self.pipeline, "dataset": self.dataset, "partition": self.partition}
         node = StacRegister(**parts, run_id=self.original)  # type: ignore[arg-type]
         state = self.pipeline.stages.run_states.get(node.kind, self.original)

@@ -1,4 +1,4 @@
-"""Threads with the context of their caller: a pool over a batch, and a periodic tick beside the work."""
+"""Threads in the caller's context: a pool over a batch, and a periodic tick beside the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The partition window: the deployment's first day with a partition, stored in its database (ADR 017).
+"""The partition window: the deployment's first day, stored in its database (ADR 017).
 
 Set at the first use of a database: DEFAULT_DAYS back, or KFM_FIRST_DAY. Lowered if earlier days are needed, and never
 raised, so that every unit of the ledger is of a day with a partition. Does not belong here: Dagster's definition of the
@@ -33,7 +33,7 @@ class PartitionWindow:
     clock: Callable[[], datetime]
 
     def make(self) -> None:
-        """Set the first day if none is set, so that existing units and backfills are within the window."""
+        """Set the first day if none is set, so that existing units and backfills are within it."""
         with self.database.snapshot() as tx:
             is_set = self._stored(tx) is not None
         if not is_set:
@@ -50,7 +50,7 @@ class PartitionWindow:
         return DayWindow(first=self.first_day(), today=self.clock().date())
 
     def lower(self, day: date, *, actor: str, reason: str, tx: Transaction) -> bool:
-        """Set an earlier first day; False if the window begins then or earlier. Code locations must be reloaded."""
+        """Set an earlier first day, after which code must be reloaded; False if it is not earlier."""
         if self._settled(tx) <= day:
             return False
         self._begin(day, actor=actor, reason=reason, tx=tx)
@@ -82,7 +82,7 @@ def default_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> d
 
 
 def stored_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> date:
-    """Return a deployment's first day, without changes, even if its database is missing or does not answer.
+    """Return a deployment's first day, even if its database is missing; change nothing.
 
     A code location must load without its database: the default then replaces the stored day until the next load.
     """

@@ -82,7 +82,7 @@ class Signatures:
         return signed(body, extra_url=self._extra_url)
 
     def _chains(self, urls: Counter[str]) -> dict[str, Chain | str]:
-        """Return each certificate, or why it is unavailable; the URLs of most messages are fetched first."""
+        """Return each certificate, or why it is unavailable; URLs of most messages come first."""
         chains: dict[str, Chain | str] = {}
         for url, _ in urls.most_common():
             chain = self._certificates.known(url)
@@ -114,7 +114,7 @@ class Signatures:
         return VERIFIED
 
     def _anchors(self, url: str) -> Sequence[x509.Certificate]:
-        """Return the authorities for a URL's certificate: the extra ones for the extra URL, else the public ones."""
+        """Return the authorities of a URL: the extra ones below the extra URL, else the public."""
         if self._extra_url is not None and url.startswith(f"{self._extra_url.rstrip('/')}/"):
             return self._extra_authorities
         return public_authorities()

@@ -1,6 +1,6 @@
-"""Certificates of SNS's signers: fetched once, cached in memory and in a folder; and the authorities that sign them.
+"""Certificates of SNS's signers, fetched once and cached, and their authorities.
 
-Belongs here: the requests, which follow no redirect and read a bounded response, and the cache. Does not belong here:
+Belongs here: bounded requests without redirects, and the cache in memory and a folder. Does not belong here:
 validating a certificate (`signatures.py`). The cache stores valid chains only, and each use validates them again: a
 file that somebody else puts into the folder is not trusted.
 """
@@ -69,7 +69,7 @@ class Certificates:
         return self._kept.get(url)
 
     def fetch(self, url: str, *, within: float) -> Chain:
-        """Fetch a certificate and the issuers between it and an authority, in at most `within` seconds.
+        """Fetch a certificate and its issuers below an authority, in at most `within` seconds.
 
         Raises CertificateUnavailableError.
         """

@@ -43,7 +43,7 @@ class MessageError(Exception):
 
 
 def json_object(content: str, what: str) -> Mapping[str, Any]:
-    """Parse a JSON object of bounded size; orjson itself refuses nesting over 1,024 levels. Raises MessageError."""
+    """Parse a bounded JSON object; orjson refuses over 1,024 levels. Raises MessageError."""
     # SQS's limit is in bytes. Most bodies are ASCII, where bytes and characters are the same number.
     if len(content) > MAX_BODY_BYTES or (
         not content.isascii() and len(content.encode(errors="replace")) > MAX_BODY_BYTES
@@ -64,7 +64,7 @@ def missing(path: str) -> NoReturn:
 
 
 def require_object(parent: Mapping[str, Any], name: str, *, path: str | None = None) -> Mapping[str, Any]:
-    """Return a field that is a JSON object. Raises MessageError naming `path`, by default `name`."""
+    """Return a JSON object field. Raises MessageError naming `path`, by default `name`."""
     value = parent.get(name)
     if not isinstance(value, dict):
         missing(path or name)
@@ -72,7 +72,7 @@ def require_object(parent: Mapping[str, Any], name: str, *, path: str | None = N
 
 
 def require_text(parent: Mapping[str, Any], name: str, *, path: str | None = None) -> str:
-    """Return a field that is a non-empty text. Raises MessageError naming `path`, by default `name`."""
+    """Return a non-empty text field. Raises MessageError naming `path`, by default `name`."""
     text = parent.get(name)
     if not isinstance(text, str) or not text:
         missing(path or name)
@@ -80,7 +80,7 @@ def require_text(parent: Mapping[str, Any], name: str, *, path: str | None = Non
 
 
 def require_time(parent: Mapping[str, Any], name: str, *, zone: tzinfo | None = None) -> datetime:
-    """Return a field that is a plausible ISO 8601 time, in UTC. Raises MessageError, also without a zone."""
+    """Return a plausible ISO 8601 time, in UTC. Raises MessageError, also without a zone."""
     text = require_text(parent, name)
     try:
         time = datetime.fromisoformat(text)
@@ -106,7 +106,7 @@ def optional_size(parent: Mapping[str, Any], name: str, *, path: str) -> int | N
 
 
 def optional_text(parent: Mapping[str, Any], name: str, pattern: re.Pattern[str], *, path: str) -> str | None:
-    """Return a field without quotes, or None if it is absent. Raises MessageError for another form."""
+    """Return a field without quotes; None if absent. Raises MessageError for another form."""
     text = parent.get(name)
     if text is None:
         return None

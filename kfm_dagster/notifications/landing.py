@@ -1,7 +1,7 @@
-"""The landing zone: raw messages, stored under the hash of their bytes until retention ends (docs/retention.md).
+"""The landing zone: raw messages under the hash of their bytes.
 
-Belongs here: writing a batch once and reading it back unchanged. Does not belong here: the messages' meaning, and which
-tick landed a batch (the sensor's run keys).
+Belongs here: writing a batch once and reading it back unchanged. Does not belong here: the messages' meaning, the tick
+of a batch (the sensor's run keys), and deletion by retention (docs/retention.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LandedBatch:
-    """A stored batch: digest of its bytes (`sha256:<hex>`), uri relative to the storage URL, number of messages."""
+    """A stored batch: digest (`sha256:<hex>`), uri below the storage URL, number of messages."""
 
     digest: str
     uri: str
@@ -47,9 +47,9 @@ class Landing:
         self._store = store
 
     def land(self, messages: Sequence[SqsMessage]) -> LandedBatch:
-        """Write a batch unless it exists. The order of the messages and their delivery data do not change its digest.
+        """Write a batch unless it exists.
 
-        The digest covers the unpacked bytes, so it does not depend on the release of zlib.
+        The digest covers the unpacked bytes: sorted lines without delivery data, independent of zlib's release.
         """
         lines = sorted({_line(message) for message in messages})
         content = b"".join(lines)

@@ -1,4 +1,4 @@
-"""Values of a queue: a message as SQS delivered it, the verdict on its sender, and the queue's depth and rules.
+"""Values of a queue: delivered messages, verdicts on senders, the queue's depth and rules.
 
 Does not belong here: the body's meaning (`operators/message_parse.py`), the queue's protocol (`sqs.py`), or verifying
 a sender (`authenticity.py`), which loads the cryptography.
@@ -29,7 +29,7 @@ class QueueDepth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueRules:
-    """The attributes of a queue that decide when a message is redelivered, moved to the DLQ, or lost.
+    """A queue's attributes that decide when a message comes again, goes to the DLQ, or is lost.
 
     `max_receive_count` and `dead_letter_arn` are of its redrive policy; None without one.
     """

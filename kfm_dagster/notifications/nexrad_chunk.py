@@ -24,7 +24,7 @@ MAX_DIGITS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkNotice:
-    """One chunk as announced: the radar, its volume's number and start (UTC), and the chunk's own number.
+    """One announced chunk: radar, number and start (UTC) of its volume, and its own number.
 
     `kind` is S for the volume's first chunk, E for its last, I for others. `layout` is the volume's, e.g. `V06`.
     """
@@ -38,7 +38,7 @@ class ChunkNotice:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> ChunkNotice:
-        """Read a message strictly. Raises MessageError for a field that is missing, of a wrong type, or no time."""
+        """Read a message. Raises MessageError for a missing field, a wrong type, or a wrong time."""
         return cls(
             site=require_text(message, "SiteID"),
             volume=_number(message, "VolumeID"),

@@ -1,4 +1,4 @@
-"""Receiving: the shared progress of one receive call's threads, and the conversion of SQS's messages to ours.
+"""Receiving: the shared progress of a call's threads, and the conversion of messages.
 
 Belongs here: the account of a call, which keeps its threads from receiving more than requested. Does not belong here:
 requests (`sqs.py`).
@@ -43,7 +43,7 @@ PART_UNITS = 5_000
 
 
 def announced(message: SqsMessage) -> int:
-    """Estimate a message's units without parsing. A sender can falsify this number, but not the bytes."""
+    """Estimate a message's units without parsing. A sender can understate them, not the bytes."""
     return message.body.count("eventTime")
 
 

@@ -1,4 +1,4 @@
-"""SNS signatures: the signed text of a message, the allowed URLs of its certificate, and the verification.
+"""SNS signatures: a message's signed text, its certificate's allowed URLs, verification.
 
 Belongs here: the text that SNS signs, the pin of the certificate's URL, and the checks of chain, name, dates and
 signature; the library `cryptography` does the cryptography. Pure: no request, no clock. Does not belong here: fetching
@@ -47,7 +47,7 @@ class SignatureError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedMessage:
-    """One SNS message as received: the signed text, its time, the signature with its digest, and the signer."""
+    """One SNS message as received: signed text, time, signature with digest, and signer."""
 
     text: bytes
     at: datetime
@@ -60,7 +60,7 @@ class SignedMessage:
 
 
 def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return URL and allowed names of the certificate that a message claims, by its topic's region.
+    """Return URL and allowed names of a message's claimed certificate, by its topic's region.
 
     The URL must be on AWS's host of that region, `sns.<region>.amazonaws.com` (China: `.com.cn`), or below `extra_url`,
     exactly: no other scheme, port, user, path or query. The names are AWS's (aws-sdk-java-v2, sns-message-manager): the
@@ -82,7 +82,7 @@ def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tup
 
 
 def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> SignedMessage:
-    """Return the signed text and its signer. Raises SignatureError for a message that no topic can have signed."""
+    """Return the signed text and its signer. Raises SignatureError if no topic can have signed."""
     lines: list[str] = []
     for name in SIGNED_FIELDS[_text(message, "Type")]:
         if name == _OPTIONAL and message.get(name) is None:
@@ -115,7 +115,7 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
 
 
 def verify(message: SignedMessage, chain: Sequence[x509.Certificate], *, anchors: Sequence[x509.Certificate]) -> None:
-    """Check that the chain leads to an anchor at the message's time, and that its first certificate signed the message.
+    """Check that the chain leads to an anchor at the message's time, and its leaf signed it.
 
     The message's time, which is signed, and not the present: messages that waited or are read again stay valid. Raises
     SignatureError.

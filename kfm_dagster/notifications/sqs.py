@@ -1,4 +1,4 @@
-"""An SQS queue: receive in parallel, peek, send, delete, postpone, and read its depth and rules.
+"""An SQS queue: parallel receive, peek, send, delete, postpone, depth and rules.
 
 Belongs here: the protocol of SQS, and its failures as our errors. Does not belong here: the meaning of messages, and
 when a message may be deleted (the ledger decides that).
@@ -80,7 +80,7 @@ def bounded(threads: int, *, max_attempts: int = 3) -> Config:
 
 
 class Queue:
-    """One SQS queue. Thread-safe. Methods raise QueueUnavailableError when the queue does not answer."""
+    """One SQS queue, thread-safe. Raises QueueUnavailableError if the queue does not answer."""
 
     def __init__(self, client: SQSClient, *, name: str, threads: int) -> None:
         self._client = client
@@ -111,7 +111,7 @@ class Queue:
         max_units: int | None = None,
         wait_seconds: int = FIRST_WAIT_SECONDS,
     ) -> list[SqsMessage]:
-        """Receive up to `max_messages`, each once, until the queue looks empty or a budget is used up.
+        """Receive up to `max_messages`, each once, until the queue looks empty or a budget ends.
 
         The first request waits for a message, so it queries all of SQS's servers. If it returns none, the call ends.
         It waits for less time than the client's read timeout; the budget in seconds begins after it.
@@ -139,7 +139,7 @@ class Queue:
         return list(progress.messages.values())
 
     def look(self, max_messages: int, *, budget_seconds: float) -> list[SqsMessage]:
-        """Receive up to `max_messages` and make them visible again; their receive counts rise by one.
+        """Receive up to `max_messages`, make them visible again; their receive counts rise by one.
 
         Each receipt still deletes its message until the message is received again.
         """
@@ -271,7 +271,7 @@ class Queue:
         return True
 
     def _in_batches(self, items: Sequence[Item], request: Callable[[Sequence[Item]], list[str]]) -> list[Item]:
-        """Send items in parallel batches of ten; return the items that failed, alone or with their request."""
+        """Send items in parallel batches of ten; return items that failed alone or with a request."""
 
         def send(batch: Sequence[Item]) -> list[Item]:
             try:

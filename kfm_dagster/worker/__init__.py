@@ -1,1 +1,1 @@
-"""The resident worker: continuous ingest in one process, beside the runs that sensors request."""
+"""The resident worker: continuous ingest in one process, beside the sensors' runs."""

@@ -1,4 +1,4 @@
-"""The resident worker: receive by long polling, record, run the chain, maintain the ledger; rest while idle.
+"""The resident worker: long polling, recording, the chain, and maintenance; rest while idle.
 
 It shares the ledger's work with sensors and runs: claims decide. Belongs here: the schedule. Does not belong here: the
 work (`ingest/`), detecting dead runs (`run_locks.py`), or reporting to Dagster (`defs/runless.py`).
@@ -66,7 +66,7 @@ class WorkedBatch:
         return len(self.outputs[0].envelopes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the run and its units by outcome, as the ledger counted them; retrying units get another attempt."""
+        """Return the run and its units by outcome in the ledger; `retrying` get another attempt."""
         summary = self.outputs[-1].state.validation_summary
         outcomes = {name: summary.get(name, 0) for name in ("succeeded", "retrying", "quarantined", "lost")}
         run = {"dataset": self.dataset, "partition": self.partition, "run_id": self.run_id}
@@ -89,7 +89,7 @@ class _Failures:
 
 @dataclass(kw_only=True)
 class Worker:
-    """Ingests until stopped. `report` receives every batch with claimed units, `warn` a line for each failure."""
+    """Ingests until stopped. `report` receives batches with claimed units, `warn` failures."""
 
     pipeline: Pipeline
     locks: RunLocks
@@ -119,7 +119,7 @@ class Worker:
         self._stopping = True
 
     def work(self, *, until_empty: bool = False, max_batches: int | None = None) -> None:
-        """Ingest until stopped, with `until_empty` until no work is left, or for `max_batches` batches."""
+        """Ingest until stopped, until no work is left (`until_empty`), or for `max_batches`."""
         outside = _Failures()
         self._last_batch = max_batches
         while not self._done:

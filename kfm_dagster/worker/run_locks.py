@@ -1,4 +1,4 @@
-"""Run locks: detect dead runs of this machine's workers by file locks, which end with their process.
+"""Run locks: detect dead runs of this machine's workers by locks that end with a process.
 
 Dagster does not know a worker's runs, and their leases last for minutes after a kill. So each run has a file, locked
 while it works: a file without a lock belongs to a run whose process is gone. Only this machine's files are examined,
@@ -44,7 +44,7 @@ class RunLocks:
 
     @contextmanager
     def hold(self, run_id: str) -> Iterator[None]:
-        """Lock a run's file while the block runs; if the process dies meanwhile, the file stays without a lock."""
+        """Lock a run's file while the block runs; a process that dies leaves it without a lock."""
         file, hidden = self._folder / run_id, self._folder / f"{_COMING}{run_id}"
         with hidden.open("xb") as lock:
             # Locked before others see it: without the lock, they would regard the new run as dead.
