@@ -28,7 +28,7 @@ from kfm_dagster.stages.gates.subject import PartitionFacts
 from kfm_dagster.storage.database import Transaction
 
 DAYS_BACK = 8
-"""Number of days in which unchecked hours are checked, and open holes checked again."""
+"""Number of past days whose unchecked hours are checked, and whose open holes are checked again."""
 NO_FEED = timedelta(minutes=5)
 """Pause between checks of a deployment that follows no product."""
 

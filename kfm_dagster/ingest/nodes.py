@@ -76,7 +76,7 @@ class IntegrityCheck(ChainNode):
     def transform(self) -> list[Envelope]:
         objects, heads = self.pipeline.objects, ReadAhead()
         reader = self.pipeline.readers[self.contract.metadata_extract.reader]
-        # Reads from a local folder are fast, so its first bytes are not kept.
+        # Reads from a local folder are fast, so first bytes are not kept.
         first_bytes = reader.first_bytes if objects.remote else 0
         self.read_ahead[self.dataset] = heads
 

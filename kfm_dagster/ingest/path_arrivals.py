@@ -53,7 +53,7 @@ READER = "nexrad-level2"
 LOOKS_BACK = timedelta(days=2)
 """Age limit of new metadata: older days were requested before, or a person requests them."""
 PAUSE = timedelta(minutes=10)
-"""Between two tables of one day, whose volumes may arrive one by one."""
+"""Least time between two tables of one day, whose volumes may arrive one by one."""
 AT_WORK = (Status.PENDING, Status.IN_PROGRESS, Status.FAILED)
 GATES = (Gate.G3, Gate.G4, Gate.G7)
 """The gates that check the path quantities."""

@@ -33,7 +33,7 @@ MAX_CERTIFICATE_BYTES = 64 * 1024
 MAX_CHAIN = 4
 """Certificates below the authority: SNS's own and one issuer today."""
 MAX_KEPT = 32
-"""Files that the folder keeps; a region's certificate changes about once a year."""
+"""Limit of the folder's files; a region's certificate changes about once a year."""
 CONNECT_SECONDS = 3.0
 
 _ISSUER = re.compile(r"http://crt\.[a-z0-9]{1,20}\.amazontrust\.com/[a-z0-9]{1,20}\.cer")
@@ -49,7 +49,7 @@ class CertificateUnavailableError(Exception):
 
 
 Fetch = Callable[[str, float], bytes]
-"""Gets the bytes at a URL, by one request that ends within some seconds. Raises CertificateUnavailableError."""
+"""Gets the bytes at a URL by one request within a number of seconds. Raises CertificateUnavailableError."""
 
 
 class Certificates:

@@ -75,7 +75,7 @@ VERIFIED = SenderVerdict(authenticity=Authenticity.VERIFIED)
 
 
 MAX_MESSAGE_ID = 100
-"""Characters (SQS developer guide, "Message identifiers")."""
+"""Limit in characters (SQS developer guide, "Message identifiers")."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
