@@ -1,7 +1,7 @@
-"""Axes of a grid after the CF conventions: which is which, where its cells end, and what its times are.
+"""Axes of a grid after the CF conventions: their kinds, the edges of cells, the times.
 
 Belongs here: CF conventions 1.11, chapter 4 (coordinate types), for axes of longitude, latitude, height and time. Does
-not belong here: how a file stores them (`netcdf_header.py`), what a catalog says of a grid (`netcdf_grid.py`).
+not belong here: how a file stores them (`netcdf_header.py`), the Item of a grid (`netcdf_grid.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _UNITS: Mapping[str, AxisKind] = {
     **dict.fromkeys(("degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"), "y"),
     **dict.fromkeys(("degrees_east", "degree_east", "degree_E", "degrees_E", "degreeE", "degreesE"), "x"),
 }
-"""Units by which an axis is known (CF 4.1, 4.2)."""
+"""Units that define the kind of an axis (CF 4.1, 4.2)."""
 _NAMES: Mapping[AxisKind, str] = {"x": "longitude", "y": "latitude", "z": "height", "t": "time"}
 _UNEVEN = 0.002
-"""Share of a step by which an even axis may stray. A Gaussian grid of 192 rows does by 0.8 % at its ends."""
+"""Tolerance of an even axis, as a share of a step. A Gaussian grid of 192 rows deviates by 0.8 % at its ends."""
 _ROUNDED = 1e-5
-"""Degrees, the rounding of an axis whose values have five decimals."""
+"""Degrees: rounding of an axis with five decimals."""
 _DECIMALS = 9
-"""Of a degree. Sums of decimal numbers have errors behind these."""
+"""Decimals of a degree. Sums of decimal numbers have errors in further ones."""
 _FARTHEST = 720.0
-"""Degrees of longitude that some axis may reach: twice round."""
+"""Largest longitude of an axis in degrees: twice round."""
 
 _SINCE = re.compile(
     r"(?P<unit>[A-Za-z]+) +since +(?P<year>\d{1,4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
@@ -50,17 +50,18 @@ _SECONDS: Mapping[str, float] = {
     **dict.fromkeys(("hours", "hour", "hrs", "hr", "h"), 3600.0),
     **dict.fromkeys(("days", "day", "d"), 86_400.0),
 }
-"""Units of time; CF 4.4 advises against months and years, which are of no fixed length."""
+"""Units of time; CF 4.4 advises against months and years, without a fixed length."""
 _GREGORIAN = frozenset({"", "standard", "gregorian", "proleptic_gregorian"})
 _REFORM = datetime(1582, 10, 15, tzinfo=UTC)
-"""Before this day the calendar `standard` is the Julian one (CF 4.4.1), which Python does not count in."""
+"""Before this day the calendar `standard` is Julian (CF 4.4.1), which Python does not support."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridAxis:
-    """An axis of longitude or latitude in degrees: the outer edges of its first and last cell, in the file's order.
+    """An axis of longitude or latitude in degrees.
 
-    `step` is from cell to cell, negative where values fall, None where cells differ in size.
+    The edges are the outer ones of its first and last cell, in the file's order. `step` is from cell to cell, negative
+    for descending values, None when cells differ in size.
     """
 
     name: str
@@ -81,7 +82,7 @@ class GridAxis:
 
 
 def axis_kind(axis: Variable) -> AxisKind | None:
-    """Tell what an axis is of by its units, its standard name, or its direction (CF 4.1 to 4.4)."""
+    """Return the kind of an axis by units, standard name, or direction (CF 4.1 to 4.4)."""
     units = axis.text("units").strip()
     if " since " in units:
         return "t"
@@ -94,25 +95,25 @@ def axis_kind(axis: Variable) -> AxisKind | None:
 
 
 def time_axis(header: NetcdfHeader) -> str | None:
-    """Name of the axis of valid times, None when there is none; a forecast's reference times are an axis, too."""
+    """Return the name of the axis of valid times, if any; reference times are an axis, too."""
     names = {name: axis.text("standard_name") for name, axis in header.axes.items() if axis_kind(axis) == "t"}
-    named = [name for name, standard in names.items() if standard == "time"]
+    valid = [name for name, standard in names.items() if standard == "time"]
     plain = [name for name, standard in names.items() if standard != "forecast_reference_time"]
-    return next(iter(named or plain or names), None)
+    return next(iter(valid or plain or names), None)
 
 
 def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
-    """Describe the axis of longitude (x) or latitude (y), whose outer cells end half a cell outside their centres.
+    """Return the axis of longitude (x) or latitude (y); cells end half a step from centres.
 
-    Whether it is even is told by its five samples: the others would cost requests, and no known grid is uneven between.
-    Raises ReadError: MISSING_GEOLOCATION when there is none or it holds nothing, INVALID_GEOMETRY when its values are
-    no degrees in order.
+    Its five samples decide whether it is even: the others would cost requests, and no known grid is uneven between.
+    Raises ReadError: MISSING_GEOLOCATION without such an axis or its values, INVALID_GEOMETRY when its values are not
+    degrees in order.
     """
-    found = [name for name, axis in header.axes.items() if axis_kind(axis) == kind]
-    if len(found) != 1:
-        text = f"{len(found)} axes are of {_NAMES[kind]} (CF 4.1, 4.2); axes: {', '.join(header.axes) or 'none'}"
+    names = [name for name, axis in header.axes.items() if axis_kind(axis) == kind]
+    if len(names) != 1:
+        text = f"{len(names)} axes are of {_NAMES[kind]} (CF 4.1, 4.2); axes: {', '.join(header.axes) or 'none'}"
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, text)
-    (name,) = found
+    (name,) = names
     length = header.dimensions[name]
     values = _values(header.variables[name])
     if length < 2 or not {0, 1, length // 2, length - 2, length - 1} <= values.keys():
@@ -124,10 +125,10 @@ def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     reach = max(map(abs, values.values())) if all(map(math.isfinite, values.values())) else math.inf
     if reach > farthest or min(steps[0] * step, steps[1] * step) <= 0:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"axis {name} runs from {first} to {last} by {steps}")
-    strays = abs(steps[0] - step), abs(steps[1] - step), abs(values[length // 2] - first - step * (length // 2))
-    is_even = max(strays) <= _UNEVEN * abs(step) + _ROUNDED
-    before, after = (step, step) if is_even else steps
-    first_edge, last_edge = (round(edge, _DECIMALS) for edge in (first - before / 2, last + after / 2))
+    deviations = abs(steps[0] - step), abs(steps[1] - step), abs(values[length // 2] - first - step * (length // 2))
+    is_even = max(deviations) <= _UNEVEN * abs(step) + _ROUNDED
+    first_width, last_width = (step, step) if is_even else steps
+    first_edge, last_edge = (round(edge, _DECIMALS) for edge in (first - first_width / 2, last + last_width / 2))
     return GridAxis(
         name=name,
         length=length,
@@ -138,25 +139,25 @@ def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
 
 
 def ends(header: NetcdfHeader, name: str) -> tuple[float, float] | None:
-    """First and last value of any axis, None when it holds nothing finite there."""
+    """Return first and last value of an axis; None unless both are finite."""
     values = _values(header.variables[name])
     first, last = values.get(0, math.nan), values.get(header.dimensions[name] - 1, math.nan)
     return (first, last) if math.isfinite(first) and math.isfinite(last) else None
 
 
 def times(header: NetcdfHeader, name: str) -> tuple[datetime, datetime] | None:
-    """First and last time of a time axis in UTC; None when its units, its calendar or its values give none."""
+    """Return first and last time of a time axis in UTC; None if not understood."""
     axis = header.variables[name]
-    found = _SINCE.fullmatch(axis.text("units").strip())
+    units = _SINCE.fullmatch(axis.text("units").strip())
     values = ends(header, name)
     calendar = axis.text("calendar").lower()
-    if found is None or values is None or found["unit"].lower() not in _SECONDS or calendar not in _GREGORIAN:
+    if units is None or values is None or units["unit"].lower() not in _SECONDS or calendar not in _GREGORIAN:
         return None
     try:
-        epoch = _epoch(found)
+        epoch = _epoch(units)
         if epoch < _REFORM and calendar != "proleptic_gregorian":
             return None
-        first, last = (epoch + timedelta(seconds=value * _SECONDS[found["unit"].lower()]) for value in values)
+        first, last = (epoch + timedelta(seconds=value * _SECONDS[units["unit"].lower()]) for value in values)
     except (OverflowError, ValueError):
         return None
     return first, last
@@ -173,7 +174,7 @@ def _epoch(found: re.Match[str]) -> datetime:
 
 
 def _values(axis: Variable) -> dict[int, float]:
-    """Unpack samples (CF 8.1), and take those of 32-bit floats for the decimal numbers that were meant."""
+    """Return unpacked samples (CF 8.1), 32-bit floats as their intended decimal numbers."""
     scale, offset = axis.attributes.get("scale_factor", 1), axis.attributes.get("add_offset", 0)
     if not (isinstance(scale, int | float) and isinstance(offset, int | float)):
         return {}
@@ -182,7 +183,7 @@ def _values(axis: Variable) -> dict[int, float]:
 
 
 def _decimal(value: float) -> float:
-    """Shortest decimal number that is the same 32-bit float: 89.975 is stored as 89.9749984741."""
+    """Return the shortest decimal of the same 32-bit float: 89.975 is stored as 89.9749984741."""
     if not math.isfinite(value) or abs(value) > 1e30:
         return value
     stored = struct.pack("<f", value)

@@ -1,7 +1,7 @@
-"""GeoJSON geometry from a ring of longitudes and latitudes, or a disc: wound right-hand, split at the antimeridian.
+"""GeoJSON of a ring of positions, or a disc: wound right-hand, split at the antimeridian.
 
 Belongs here: RFC 7946 form (3.1.6, 3.1.9 and 5), borders of grids with their thinning, poles. Does not belong here:
-where a ring, a centre or the points of a grid come from (`geostationary.py`, `grib2_grids.py`, and other readers). A
+the source of a ring, a centre or the points of a grid (`geostationary.py`, `grib2_grids.py`, and other readers). A
 box is (west, south, east, north) in degrees.
 """
 
@@ -26,20 +26,20 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
 _LONGEST_SIDE = 45.0
-"""Degrees of longitude between two positions of a parallel, which on a sphere are joined by another line."""
+"""Most degrees of longitude between two positions of a parallel: on a sphere another line joins them."""
 _DECIMALS = 9
-"""Of a degree: a tenth of a millimetre. A side that lies on the antimeridian must not cross it by a rounding error."""
+"""Decimals of a degree, a tenth of a millimetre. A side on the antimeridian must not cross it by a rounding error."""
 DISC_POINTS = 36
 """A multiple of four."""
 _WGS84 = Geod(ellps="WGS84")
 
 
 def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
-    """GeoJSON Polygon, or MultiPolygon when the ring crosses the antimeridian (RFC 7946, 3.1.6 and 3.1.9).
+    """Return a GeoJSON Polygon, or MultiPolygon when the ring crosses the antimeridian.
 
-    `ring` holds (longitude, latitude) in degrees, closed or not, wound either way; longitudes are continuous and leave
-    [-180, 180] where the ring crosses the antimeridian, at most once round. Coordinates are nested tuples. Raises
-    ReadError(INVALID_GEOMETRY) when the ring crosses itself or has no area.
+    RFC 7946, 3.1.6 and 3.1.9. `ring` has (longitude, latitude) in degrees, closed or not, wound either way; longitudes
+    are continuous and leave [-180, 180] beyond the antimeridian, at most once round. Coordinates are nested tuples.
+    Raises ReadError(INVALID_GEOMETRY) when the ring crosses itself or has no area.
     """
     polygon = Polygon([(round(longitude, _DECIMALS), round(latitude, _DECIMALS)) for longitude, latitude in ring])
     if not polygon.is_valid or polygon.area <= 0:
@@ -47,7 +47,7 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
     west, _, east, _ = polygon.bounds
     parts = [polygon]
     if west < -180 or east > 180:
-        # What lies in each turn of the globe, moved into the first one. Touching a meridian leaves no area.
+        # The share of each turn of the globe, moved into the first turn. Touching a meridian leaves no area.
         shares = [(polygon.intersection(box(turn - 180, -90, turn + 180, 90)), turn) for turn in (-360, 0, 360)]
         parts = [translate(part, -turn) for share, turn in shares for part in _polygons(share) if part.area > 0]
     wound = [part if part.exterior.is_ccw else part.reverse() for part in parts]
@@ -57,24 +57,24 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4096)
 def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any]:
-    """GeoJSON of a disc around a place: DISC_POINTS on its rim, at `radius_m` metres along the ellipsoid.
+    """Return a GeoJSON disc: DISC_POINTS on its rim, at `radius_m` metres along the ellipsoid.
 
-    Four of them are its northernmost, westernmost, southernmost and easternmost points, so that its bounds are those of
-    the disc and not of the chords. Degrees of WGS 84; the disc must hold no pole. Cached because a network has 200
+    Four of the points are its northernmost, westernmost, southernmost and easternmost, so that its bounds are those
+    of the disc and not of the chords. Degrees of WGS 84; the disc must hold no pole. Cached because a network has 200
     radars with a few ranges, and a day 40,000 volumes.
     """
     azimuths = _azimuths(latitude, radius_m)
     around = np.full(DISC_POINTS, 1.0)
     longitudes, latitudes, _ = _WGS84.fwd(around * longitude, around * latitude, azimuths, around * radius_m)
-    found: Mapping[str, Any] = mapping(antimeridian.fix_polygon(Polygon(zip(longitudes, latitudes, strict=True))))
-    return found
+    geojson: Mapping[str, Any] = mapping(antimeridian.fix_polygon(Polygon(zip(longitudes, latitudes, strict=True))))
+    return geojson
 
 
 def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
-    """Return the azimuths of a rim's points, counter-clockwise from the north, as many in each quarter.
+    """Return the azimuths of a rim's points, counter-clockwise from the north.
 
-    The line to the easternmost point meets the meridian there at a right angle, so that on a sphere its azimuth at the
-    centre has the cosine tan(radius) tan(latitude). The rim being flat there, the ellipsoid changes nothing to be seen.
+    Each quarter has as many. The line to the easternmost point meets the meridian there at a right angle, so that on a
+    sphere its azimuth at the centre has the cosine tan(radius) tan(latitude). The ellipsoid adds nothing visible.
     """
     eastern = math.degrees(math.acos(math.tan(radius_m / _WGS84.a) * math.tan(math.radians(latitude))))
     turns = [360.0, 360.0 - eastern, 180.0, eastern, 0.0]
@@ -84,17 +84,17 @@ def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def rectangle(west: float, south: float, east: float, north: float) -> Mapping[str, Any]:
-    """GeoJSON of what two meridians and two parallels enclose, in degrees, as `polygon_from_ring` gives it.
+    """Return the GeoJSON between two meridians and two parallels, as `polygon_from_ring`.
 
-    Over the antimeridian `east` is beyond 180, `west` beyond -180, or `east` less than `west`. Cached: instruments look
-    at the same place for years. Raises ReadError(INVALID_GEOMETRY) when the four enclose nothing, or are nowhere.
+    Over the antimeridian `east` is beyond 180, `west` beyond -180, or `east` less than `west`. Cached: instruments see
+    the same place for years. Raises ReadError(INVALID_GEOMETRY) when the four enclose nothing, or are out of range.
     """
     span = east - west + (360 if east < west else 0)
     if not (-360 <= west <= 180 and 0 < span <= 360 and -90 <= south < north <= 90):
         message = f"west {west}, south {south}, east {east}, north {north} enclose no part of the Earth"
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, message)
     if round(span, _DECIMALS) == 360:
-        # Cut at the antimeridian its two parts would share another meridian, which no valid geometry's do.
+        # Cut at the antimeridian its two parts would share another meridian, which is invalid.
         west = -180.0
     steps = math.ceil(span / _LONGEST_SIDE)
     along = [west + span * step / steps for step in range(steps + 1)]
@@ -109,13 +109,13 @@ SIDE_SEGMENTS = 23
 """Segments per side of a thinned outline; the HRRR CONUS outline then strays less than 0.01 degrees from the grid's."""
 
 _ROUNDED = 1e-3
-"""Share of a step by which the corners of a file, in microdegrees, may be off after a thousand steps."""
+"""Tolerance, as a share of a step, of a file's corners in microdegrees after a thousand steps."""
 
 Array = npt.NDArray[np.float64]
 
 
 def border(x: Array, y: Array) -> tuple[Array, Array]:
-    """Every point of the grid's border, once, counterclockwise from the lower left."""
+    """Return every point of the grid's border, once, counterclockwise from the lower left."""
     return (
         np.concatenate([x[:-1], np.full(len(y) - 1, x[-1]), x[:0:-1], np.full(len(y) - 1, x[0])]),
         np.concatenate([np.full(len(x) - 1, y[0]), y[:-1], np.full(len(x) - 1, y[-1]), y[:0:-1]]),
@@ -123,7 +123,7 @@ def border(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def thinned(ni: int, nj: int, longitudes: Array, latitudes: Array) -> npt.NDArray[np.int64]:
-    """Choose border points to keep: corners, SIDE_SEGMENTS a side, and the extremes, which hold the bbox."""
+    """Return border points to keep: corners, SIDE_SEGMENTS a side, extremes (for the bbox)."""
     sides = [0, ni - 1, ni + nj - 2, 2 * ni + nj - 3, 2 * (ni + nj - 2)]
     along = [np.linspace(start, stop, SIDE_SEGMENTS, endpoint=False) for start, stop in pairwise(sides)]
     extremes = [values.argmin() for values in (longitudes, latitudes)] + [
@@ -133,7 +133,7 @@ def thinned(ni: int, nj: int, longitudes: Array, latitudes: Array) -> npt.NDArra
 
 
 def unwrapped(longitudes: Array, latitudes: Array, pole: float | None) -> Box:
-    """Box whose west is in [-180, 180); its east is beyond 180 when it crosses the antimeridian."""
+    """Return a box with west in [-180, 180), and east beyond 180 over the antimeridian."""
     south, north = float(latitudes.min()), float(latitudes.max())
     if pole is not None:
         return -180.0, min(south, pole), 180.0, max(north, pole)
@@ -143,19 +143,19 @@ def unwrapped(longitudes: Array, latitudes: Array, pole: float | None) -> Box:
 
 
 def wrap(longitude: float) -> float:
-    """Longitude in [-180, 180); one that is there already keeps its digits."""
+    """Return a longitude in [-180, 180); within the range its digits are unchanged."""
     return longitude if -180.0 <= longitude < 180.0 else (longitude + 180.0) % 360.0 - 180.0
 
 
 def first_column(west: float, dx: float) -> float:
-    """Longitude in [-180, 180) of the column that GDAL has first of those that go round from `west` by `dx` degrees."""
-    # What lies at or beyond 180 degrees east is moved by a turn (GRIB_ADJUST_LONGITUDE_RANGE of GDAL's GRIB driver).
+    """Return the longitude in [-180, 180) of GDAL's first column of a grid round the earth."""
+    # Columns at or beyond 180 degrees east are moved by a turn (GRIB_ADJUST_LONGITUDE_RANGE of GDAL's GRIB driver).
     before = math.ceil((180.0 - west) / dx - _ROUNDED)
     return west + before * dx - 360.0
 
 
 def footprint(longitudes: Array, latitudes: Array, pole: float | None = None) -> dict[str, Any]:
-    """GeoJSON of a ring of grid points, split at the antimeridian and wound as RFC 7946 wants (3.1.6, 3.1.9)."""
+    """Return the GeoJSON of a ring of grid points, split and wound by RFC 7946 (3.1.6, 3.1.9)."""
     ring = Polygon(list(zip(longitudes.tolist(), latitudes.tolist(), strict=True)))
     shape = antimeridian.fix_polygon(
         ring,

@@ -1,4 +1,4 @@
-"""The ABI fixed grid: from scan angles to the ground, the outline of an image, its coordinate reference system.
+"""The ABI fixed grid: scan angles to the ground, outlines of images, the reference system.
 
 Belongs here: geometry of a geostationary imager that sweeps in x. Does not belong here: how a file states it.
 
@@ -26,12 +26,12 @@ POINTS_PER_SIDE = 16
 LIMB_POINTS = 128
 """Vertices of an outline: on each side of the image, and around the whole limb."""
 _BISECTIONS = 40
-"""Halvings that find where a side crosses the limb: 40 take a step of 0.02 rad below the precision of a double."""
+"""Halvings for the crossing of side and limb: 40 take a step of 0.02 rad below the precision of a double."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedGrid:
-    """The projection: longitude of its origin, height of the perspective point above the ellipsoid, the two axes."""
+    """The projection: origin, height of the perspective point above the ellipsoid, two axes."""
 
     longitude_of_origin: float
     perspective_point_height: float
@@ -60,13 +60,13 @@ class ImageBounds:
 
 
 Footprint: TypeAlias = tuple[Mapping[str, Any], tuple[float, float] | None]
-"""What of the Earth an image shows: its outline as RFC 7946 has it (split at the antimeridian), and the ground under
-the image's centre, None where that is space."""
+"""The Earth in an image: its outline as RFC 7946 has it (split at the antimeridian), and the ground under the image's
+centre, None if that is space."""
 
 
 @lru_cache(maxsize=1024)
 def footprint(grid: FixedGrid, image: ImageBounds) -> Footprint | None:
-    """Outline of an image; None when it shows no part of the Earth. Raises ReadError(INVALID_GEOMETRY).
+    """Return an image's footprint; None without the Earth. Raises ReadError(INVALID_GEOMETRY).
 
     Cached: the full disk and CONUS never move, and the sixteen bands of a mesoscale scan share their bounds.
     """
@@ -82,9 +82,9 @@ def footprint(grid: FixedGrid, image: ImageBounds) -> Footprint | None:
 
 
 def navigate(grid: FixedGrid, x: Angles, y: Angles) -> tuple[Angles, Angles]:
-    """Scan angles to longitude and latitude (PUG 5.1.2.8.1); NaN where the line of sight misses the Earth.
+    """Return longitude and latitude of scan angles; NaN when the line of sight misses the Earth.
 
-    Longitudes are continuous around the origin, so they may leave [-180, 180].
+    PUG 5.1.2.8.1. Longitudes are continuous around the origin, so they may leave [-180, 180].
     """
     a, b, c = _sight(grid, x, y)
     with np.errstate(invalid="ignore"):
@@ -97,7 +97,7 @@ def navigate(grid: FixedGrid, x: Angles, y: Angles) -> tuple[Angles, Angles]:
 
 
 def _sight(grid: FixedGrid, x: Angles, y: Angles) -> tuple[Angles, Angles, float]:
-    """Coefficients a, b, c of the quadratic equation for the distance along the line of sight."""
+    """Return a, b, c of the quadratic equation for the distance along the line of sight."""
     cos_x, cos_y = np.cos(x), np.cos(y)
     a = np.sin(x) ** 2 + cos_x**2 * (cos_y**2 + grid.axes_ratio * np.sin(y) ** 2)
     return a, -2 * grid.distance * cos_x * cos_y, grid.distance**2 - grid.semi_major_axis**2
@@ -109,7 +109,7 @@ def _on_earth(grid: FixedGrid, x: Angles, y: Angles) -> npt.NDArray[np.bool_]:
 
 
 def _visible_outline(grid: FixedGrid, image: ImageBounds) -> tuple[Angles, Angles]:
-    """Scan angles of the outline of image and Earth together."""
+    """Return scan angles of the common outline of image and Earth."""
     x, y = _border(image)
     seen = _on_earth(grid, x, y)
     if seen.all():
@@ -121,14 +121,14 @@ def _visible_outline(grid: FixedGrid, image: ImageBounds) -> tuple[Angles, Angle
     all_y = np.concatenate([y[seen], cross_y, limb_y[inside]])
     if not len(all_x):
         return all_x, all_y
-    # Image and Earth are convex in scan angles, hence so is what they share: its outline is its points by bearing.
+    # Image and Earth are convex in scan angles, and so is their intersection: its outline is its points by bearing.
     bearing = np.arctan2(all_y - all_y.mean(), all_x - all_x.mean())
     order = np.argsort(bearing)
     return all_x[order], all_y[order]
 
 
 def _border(image: ImageBounds) -> tuple[Angles, Angles]:
-    """Points along the four sides, counter-clockwise from the south-west, each corner once."""
+    """Return points along the four sides, counter-clockwise from the south-west, corners once."""
     step = np.arange(POINTS_PER_SIDE) / POINTS_PER_SIDE
     to_east, to_north = image.west + (image.east - image.west) * step, image.south + (image.north - image.south) * step
     to_west, to_south = image.east - (image.east - image.west) * step, image.north - (image.north - image.south) * step
@@ -139,7 +139,7 @@ def _border(image: ImageBounds) -> tuple[Angles, Angles]:
 
 
 def _limb_crossings(grid: FixedGrid, x: Angles, y: Angles, seen: npt.NDArray[np.bool_]) -> tuple[Angles, Angles]:
-    """Points of the border just inside the limb, by bisection between a seen point and its unseen neighbour."""
+    """Return border points just inside the limb, by bisection of seen and unseen neighbours."""
     after = np.roll(np.arange(len(x)), -1)
     edge = np.flatnonzero(seen != seen[after])
     inner = np.where(seen[edge], edge, after[edge])
@@ -154,7 +154,7 @@ def _limb_crossings(grid: FixedGrid, x: Angles, y: Angles, seen: npt.NDArray[np.
 
 
 def _limb(grid: FixedGrid) -> tuple[Angles, Angles]:
-    """Scan angles of the Earth's edge, a hair inside it.
+    """Return scan angles of the Earth's edge, just inside it.
 
     Lines from (H, 0, 0) touch the ellipsoid where its polar plane x = a^2/H cuts it.
     """
@@ -171,7 +171,7 @@ def _limb(grid: FixedGrid) -> tuple[Angles, Angles]:
 
 @lru_cache(maxsize=64)
 def wkt2(grid: FixedGrid) -> str:
-    """WKT 2:2019 of the projection in metres: scan angles times the height of the perspective point."""
+    """Return WKT 2:2019 of the projection in metres: scan angles times perspective height."""
     return str(
         CRS.from_cf(
             {

@@ -1,11 +1,11 @@
-"""Reader of GOES-R ABI radiances (L1b Rad) and of every level 2 product: NetCDF-4 headers, never a pixel.
+"""Reader of GOES-R ABI radiances (L1b Rad) and every L2 product: NetCDF-4 headers, no pixel.
 
-Belongs here: what the headers mean, and whether they agree with the key. Does not belong here: which headers there are
-(`goes_abi_header.py`), what other instruments' files have, too (`goes_granule.py`), the fixed grid
+Belongs here: what the headers mean, and their agreement with the key. Does not belong here: reading the headers
+(`goes_abi_header.py`), the common headers of all instruments (`goes_granule.py`), the fixed grid
 (`geostationary.py`). PUG is the GOES-R Product Definition and Users' Guide.
 
 An image is on the fixed grid, and its footprint follows from its axes. Radiation (DSR of some years, RSR) is on a grid
-of latitudes and longitudes, and winds (DMW, DMWV) are points: their footprint is the extent that the file states.
+of latitudes and longitudes, and winds (DMW, DMWV) are points: their footprint is the extent stated in the file.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ PROPERTIES = goes_granule.PROPERTIES | {
     "bands", "goes:image-type", "goes:mode", "goes:timeline", "goes:mesoscale-region", "goes:extent", "proj:code",
     "proj:wkt2", "proj:bbox", "proj:shape", "proj:transform", "proj:centroid", "cube:dimensions", "cube:variables",
 }  # fmt: skip
-"""What an object can have."""
+"""Properties of an object."""
 FIRST_BYTES = BLOCK_BYTES
-"""Of an object, by its first request."""
+"""Bytes of an object that its first request reads."""
 
 _SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
 """Scene letter of the product name: `scene_id` in the file, image type in the catalog."""
 _ALL_BANDS = "ABI-L2-MCMIP"
-"""Product that has every band; of the others those whose key names a channel have one, and the rest none."""
+"""Product with every band; other products have one if their key names a channel, else none."""
 
 _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "swir22", 14: "lwir11", 15: "lwir12"}
-"""STAC common band names (EO extension 2.0.0) of the bands whose range (Schmit et al. 2017, BAMS 98, table 1) fits."""
+"""STAC common band names (EO extension 2.0.0), for bands that fit them (Schmit et al. 2017, BAMS 98, table 1)."""
 
 _LARGEST_ANGLE = 0.2
 """Radians. The full disk ends at 0.151872 (PUG volume 3, section 5.1.2)."""
 _SHORTEST, _LONGEST = 0.4, 14.0
-"""Micrometres that no centre of a band is beyond: the ABI's are 0.47 to 13.3 (goes-r.gov/spacesegment/abi.html)."""
+"""Bounds of a band's centre in micrometres: the ABI's are 0.47 to 13.3 (goes-r.gov/spacesegment/abi.html)."""
 _ANGLE_DECIMALS = 7
-"""Edges of images are multiples of 1 microradian; packed as 32-bit floats they come back with errors below 2e-8."""
+"""Edges of images are multiples of 1 microradian; as 32-bit floats they have errors below 2e-8."""
 _LIMB_CURVATURE = 0.153
 """Semi-major axis through the distance from the perspective point to the limb: by half of that times the square of an
 angle on the ground the scan angle falls from the limb inwards."""
 _SAID = {"description": "long_name", "unit": "units"}
-"""Fields of a Variable Object by the attributes that say them."""
+"""Fields of a Variable Object with their attributes."""
 _EXTENT_DECIMALS = 6
-"""Of a degree. The file has 32-bit floats, whose steps are 1.5e-5 there."""
+"""Decimals of a degree. The file has 32-bit floats with steps of 1.5e-5."""
 
 _Findings = tuple[tuple[MetadataIssue, str], ...]
 
 
 def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
-    """Read the headers of one ABI object and hold them against its key.
+    """Read the headers of one ABI object and check them against its key.
 
     Raises ReadError: TIME_MISMATCH, PLATFORM_MISMATCH or INCOMPLETE_PRODUCT_METADATA when content and key disagree,
-    MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and what `read_hdf5` raises.
+    MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and the errors of `read_hdf5`.
     """
     native = read_native(request.source)
     attributes, groups = native["attrs"], request.groups
     start, end = goes_granule.coverage(attributes)
     goes_granule.check_key(request, attributes, start, end)
-    # The bands that an object of this key has.
+    # The object's bands by its key.
     numbers = [float(groups["band"])] if "band" in groups else []
     if groups["product"].startswith(_ALL_BANDS):
         numbers = [float(band) for band in range(1, 17)]
@@ -95,7 +95,7 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
 
 
 def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], _Findings]:
-    """Outline, properties and findings of an image."""
+    """Return outline, properties and findings of an image."""
     grid, image = _fixed_grid(native[GRID]), _image_bounds(native)
     footprint = geostationary.footprint(grid, image)
     if footprint is None:
@@ -109,15 +109,15 @@ def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[s
     properties["goes:extent"] = _rounded(stated)
     bounds = bounding_box(outline)
     # The difference of two longitudes, folded into [-180, 180].
-    off = max(abs((one - other + 180) % 360 - 180) for one, other in zip(stated, bounds, strict=True))
-    if off <= _extent_tolerance((image.east - image.west) / native["dims"]["x"]):
+    difference = max(abs((left - right + 180) % 360 - 180) for left, right in zip(stated, bounds, strict=True))
+    if difference <= _extent_tolerance((image.east - image.west) / native["dims"]["x"]):
         return outline, properties, ()
     wrong = f"the file states the extent {stated}, its grid has {bounds}"
     return outline, properties, ((MetadataIssue.INVALID_GEOMETRY, wrong),)
 
 
 def _in_degrees(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], _Findings]:
-    """Outline, properties and findings of a product in latitudes and longitudes: all from the extent it states."""
+    """Return outline, properties and findings of a product in degrees, all by its stated extent."""
     stated = _extent(native)
     if stated is None:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the file states no extent")
@@ -125,7 +125,7 @@ def _in_degrees(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str,
 
 
 def _extent(native: Mapping[str, Any]) -> Box | None:
-    """West, south, east and north that the file states, in degrees; None when it states none, or no extent at all."""
+    """Return the stated west, south, east and north in degrees; None for an invalid extent."""
     stated = native["geospatial_lat_lon_extent"]
     west, south, east, north = (stated.get(name, math.nan) for name in EXTENT)
     if -180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90:
@@ -138,16 +138,16 @@ def _rounded(extent: Box) -> list[float]:
 
 
 def _extent_tolerance(pixel: float) -> float:
-    """Degrees by which a stated extent may differ from the grid's, for a pixel of so many radians.
+    """Return the tolerance in degrees of a stated extent against the grid's; pixels in radians.
 
-    The file's extent is of pixel centres and ours of edges. So far from the limb, in radians on the ground, that the
-    scan angle is one pixel less than the limb's (PUG 5.1.2.8, to second order): 1.6 degrees at 2 km, 3.5 at 10 km.
+    The file's extent is of pixel centres and ours of edges. The tolerance is the way on the ground from the limb to a
+    scan angle one pixel less than the limb's (PUG 5.1.2.8, to second order): 1.6 degrees at 2 km, 3.5 at 10 km.
     """
     return max(2.0, 1.1 * math.degrees(math.sqrt(2 * pixel / _LIMB_CURVATURE)))
 
 
 def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
-    """Make the projection, which must be a geostationary one of this Earth, swept in x, over the equator."""
+    """Return the projection: geostationary, swept in x, over the equator. Raises ReadError."""
     height, major, minor = (
         projection.get(name, math.nan) for name in ("perspective_point_height", "semi_major_axis", "semi_minor_axis")
     )
@@ -170,7 +170,7 @@ def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
 
 
 def _image_bounds(native: Mapping[str, Any]) -> ImageBounds:
-    """Edges of the image, half a pixel outside the first and last centres.
+    """Return the edges of the image, half a pixel outside the first and last centres.
 
     Not from x_image_bounds and y_image_bounds: those of early files (2017) are half a pixel off the axes.
     """
@@ -189,18 +189,18 @@ def _edges(native: Mapping[str, Any], name: str) -> tuple[float, float]:
 
 
 def _bands(numbers: list[float], native: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """STAC bands: one for each channel of the instrument, or else for each image of the product, by its name."""
-    images = {name: band_fields(said["dtype"], said) for name, said in native.get("images", {}).items()}
+    """Return STAC bands, one per channel of the instrument, else one per image of the product."""
+    images = {name: band_fields(image["dtype"], image) for name, image in native.get("images", {}).items()}
     if not numbers:
         return [{"name": name, **fields} for name, fields in images.items()]
     bands = _channels(numbers, native.get("band_wavelength", []))
-    # Names of the images of several bands end in the band, so that both are in order.
+    # Names of images end in the band, so that images and bands have the same order.
     fields = images.values() if len(images) == len(bands) else [{}] * len(bands)
     return [band | values for band, values in zip(bands, fields, strict=True)]
 
 
 def _channels(numbers: list[float], wavelengths: list[float]) -> list[dict[str, Any]]:
-    """Channels with their central wavelengths in micrometres."""
+    """Return channels with their central wavelengths in micrometres."""
     if len(wavelengths) != len(numbers) or not all(_SHORTEST < wavelength < _LONGEST for wavelength in wavelengths):
         raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, f"wavelengths of bands {numbers} are {wavelengths}")
     bands = []
@@ -215,7 +215,7 @@ def _channels(numbers: list[float], wavelengths: list[float]) -> list[dict[str, 
 def _projection_properties(
     grid: FixedGrid, image: ImageBounds, centroid: tuple[float, float] | None, dims: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Fields of the projection extension 2.0.0; the transform is in metres (radians times perspective height)."""
+    """Return fields of the projection extension 2.0.0, in metres (radians times height)."""
     height, columns, rows = grid.perspective_point_height, dims["x"], dims["y"]
     properties: dict[str, Any] = {
         "proj:code": None,
@@ -237,12 +237,12 @@ def _projection_properties(
 
 
 def _cube(projection: Mapping[str, Any], images: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields of the datacube extension 2.2.0; columns and rows are in metres, where the file's axes are scan angles."""
+    """Return fields of the datacube extension 2.2.0; axes are in metres, not radians."""
     variables = {
         name: {
             "dimensions": [ROWS, COLUMNS],
             "type": "data",
-            **{field: text for field, said in _SAID.items() if (text := shown_text(image.get(said)))},
+            **{field: text for field, attribute in _SAID.items() if (text := shown_text(image.get(attribute)))},
         }
         for name, image in images.items()
     }

@@ -1,7 +1,7 @@
-"""What a GOES-R ABI file says in its headers, under its own names and unrounded.
+"""Headers of a GOES-R ABI file, under its own names and unrounded.
 
-Belongs here: which attributes and variables are read. Does not belong here: what they mean (`goes_abi.py`), what every
-GOES-R file has (`goes_granule.py`), how HDF5 stores it (`hdf5.py`).
+Belongs here: the attributes and variables to read. Does not belong here: what they mean (`goes_abi.py`), the common
+ones of GOES-R files (`goes_granule.py`), how HDF5 stores them (`hdf5.py`).
 
 Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 3 (L1b, 416-R-PUG-L1B-0347) and volume 5 (L2+,
 416-R-PUG-L2 Plus-0349): section 5.0 global attributes, 5.1.2 fixed grid, 5.1.3 variables.
@@ -29,22 +29,21 @@ EXTENT = (
     "geospatial_eastbound_longitude", "geospatial_northbound_latitude",
 )  # fmt: skip
 _IMAGES = (("Rad",), ("CMI",), tuple(f"CMI_C{band:02}" for band in range(1, 17)))
-"""The images of radiances, and of cloud and moisture imagery of one band or all."""
+"""Images of radiances, and of cloud and moisture imagery of one band or all bands."""
 _QUALITY = ("DQF", "PQI")
-"""Beginnings of names of what says how good each pixel is: data quality flags, product quality information."""
+"""Prefixes of variables with the quality of pixels: data quality flags, product quality information."""
 _LONGEST_AXIS = 65_536
 """Pixels; the full disk at 0.5 km has 21,696 on a side."""
 GRID, LAT_LON = "goes_imager_projection", "goes_lat_lon_projection"
-"""Variables of which one says what the product's coordinates are: scan angles of the fixed grid, or degrees."""
+"""Variables for the kind of coordinates: scan angles of the fixed grid, or degrees."""
 
 
 def read_native(source: ByteSource) -> dict[str, Any]:
-    """Header values of any ABI product, unrounded, under the names that the file gives them.
+    """Return header values of any ABI product, unrounded, under the file's own names.
 
-    On the fixed grid axes are given as `dims`, `x_first_last` and
-    `y_first_last` (radians, decoded), and `images` has the stored type and the attributes of each image by its name.
-    Absent names are absent; bands are lists. Raises what `read_hdf5` raises, and ReadError(MISSING_GEOLOCATION) when
-    nothing says what the coordinates are.
+    On the fixed grid axes are `dims`, `x_first_last` and `y_first_last` (radians, decoded), and `images` has the stored
+    type and the attributes of each image by its name. Absent values are left out; bands are lists. Raises as
+    `read_hdf5`, and ReadError(MISSING_GEOLOCATION) without a variable for the kind of coordinates.
     """
     return read_hdf5(source, _header)
 
@@ -73,14 +72,14 @@ def _header(root: Hdf5Group) -> dict[str, Any]:
 
 
 def _required(root: Hdf5Group, name: str) -> Hdf5Dataset:
-    found = root.dataset(name)
-    if found is None:
+    dataset = root.dataset(name)
+    if dataset is None:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"there is no variable {name}")
-    return found
+    return dataset
 
 
 def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
-    """Give length, first and last scan angle (radians) of an axis, packed as integers or unpacked by some tool."""
+    """Return length, first and last scan angle (radians) of an axis, packed or unpacked."""
     axis = _required(root, name)
     if len(axis.shape) != 1 or not 2 <= axis.shape[0] <= _LONGEST_AXIS:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} has shape {axis.shape}, no axis")
@@ -97,20 +96,20 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
 
 
 def _images(root: Hdf5Group, shape: tuple[int, int]) -> dict[str, Hdf5Dataset]:
-    """Variables that have a value of their own for each pixel.
+    """Return the variables with a value for each pixel.
 
-    Those of a file of radiances or imagery are asked for by name, which reads no other header. Of any other product
-    each variable is looked at: its names are those of one product, and differ between versions.
+    Radiances and imagery are requested by name, which reads no other header. Of any other product all variables are
+    read: their names depend on product and version.
     """
     names = next((names for names in _IMAGES if root.dataset(names[0]) is not None), ())
-    found = {name: image for name in names if (image := root.dataset(name)) is not None}
+    candidates = {name: image for name in names if (image := root.dataset(name)) is not None}
     if not names:
-        found = {name: image for name, image in root.datasets().items() if not name.startswith(_QUALITY)}
-    return {name: image for name, image in found.items() if image.shape == shape}
+        candidates = {name: image for name, image in root.datasets().items() if not name.startswith(_QUALITY)}
+    return {name: image for name, image in candidates.items() if image.shape == shape}
 
 
 def _image(image: Hdf5Dataset) -> dict[str, Any]:
-    """Give the type of the stored values as `dtype`, and the attributes that say what they mean."""
+    """Return the type of the stored values as `dtype`, and the attributes with their meaning."""
     return {
         "dtype": image.data_type,
         **goes_granule.texts(image, (*stored_values.TEXTS, "long_name")),
@@ -119,7 +118,7 @@ def _image(image: Hdf5Dataset) -> dict[str, Any]:
 
 
 def _bands(root: Hdf5Group) -> dict[str, list[float]]:
-    """Give number and wavelength (micrometres) of each band: one in Rad, CMIP and DMW, sixteen in MCMIP."""
+    """Return numbers and wavelengths (micrometres) of bands: 1 in Rad, CMIP, DMW, 16 in MCMIP."""
     suffixes = [""]
     if root.dataset("band_id") is None:
         suffixes = [f"_C{band:02}" for band in range(1, 17)]

@@ -1,10 +1,10 @@
-"""Reader of GOES-R GLM lightning detections (L2 LCFA): NetCDF-4 headers and counts, never an event.
+"""Reader of GOES-R GLM lightning (L2 LCFA): NetCDF-4 headers and counts, never an event.
 
-Belongs here: what the headers mean, and whether they agree with each other and with the key. Does not belong here: what
-other instruments' files have, too (`goes_granule.py`), how HDF5 stores it (`hdf5.py`).
+Belongs here: what the headers mean, and their agreement with each other and the key. Does not belong here: the common
+headers of all instruments (`goes_granule.py`), how HDF5 stores them (`hdf5.py`).
 
-A file is of 20 seconds, one at midnight of two days, and may hold no flash. Its footprint is the detector's field of
-view, whatever was detected. Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 5 (L2+,
+A file covers 20 seconds, also across midnight, and may hold no flash. Its footprint is the detector's field of view,
+independent of the detections. Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 5 (L2+,
 416-R-PUG-L2 Plus-0349), Lightning Detection: Events, Groups and Flashes.
 """
 
@@ -27,9 +27,9 @@ PROPERTIES = goes_granule.PROPERTIES | {
     "glm:group-time-threshold", "glm:flash-time-threshold", "eo:center_wavelength", "eo:full_width_half_max",
     "goes:subsatellite-latitude", "goes:subsatellite-longitude", "cube:dimensions", "cube:variables",
 }  # fmt: skip
-"""What an object can have."""
+"""Properties of an object."""
 FIRST_BYTES = BLOCK_BYTES
-"""Of an object, by its first request."""
+"""Bytes of an object that its first request reads."""
 
 _COUNTS = {"glm:event-count": "event_count", "glm:group-count": "group_count", "glm:flash-count": "flash_count"}
 _NAVIGATED = "percent_navigated_L1b_events"
@@ -47,12 +47,12 @@ _DIMENSIONS = {
     "number_of_time_bounds": _TIMES, "number_of_field_of_view_bounds": _LATITUDES,
     "number_of_wavelength_bounds": "lightning_wavelength_bounds",
 }  # fmt: skip
-"""Dimensions with a variable of each. The file's own dimension scales say 0 of those without limit."""
+"""Dimensions with a variable of each. The file's own scales of unlimited dimensions have length 0."""
 
 _OF_FRAME = "group_frame_time_offset"
-"""Files have times of frames, too, since the unit of their times became the second (October 2018)."""
+"""Files have times of frames since their unit of times is the second (October 2018)."""
 _UNITS = {"time": "group_time_offset", "area": "group_area"}
-"""What files have in several units, with a variable that says which: milliseconds or seconds, km2 or m2."""
+"""Quantities in several units, with the variable that states it: milliseconds or seconds, km2 or m2."""
 _CENTROID = "centroid (mean constituent event latitude weighted by their energies)"
 _AREA = "area coverage (pixels containing at least one constituent event only)"
 _COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -82,8 +82,8 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "flash_energy": ("J", "flash radiant energy"),
     "flash_quality_flag": ("1", "flash data quality flags"),
 }
-"""Unit, or the key of it, and long name of the variables along events, groups and flashes, as the PUG has them. They
-are not read, because each takes a millisecond: 20 variables would treble the CPU time of a file."""
+"""Unit, or its key in _UNITS, and long name of the variables along events, groups and flashes, as in the PUG. They are
+not read, because each takes a millisecond: 20 variables would treble the CPU time of a file."""
 _LISTS = {"event": "number_of_events", "group": "number_of_groups", "flash": "number_of_flashes"}
 
 _J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
@@ -92,10 +92,10 @@ _MOST = 1 << 31
 
 
 def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
-    """Read the headers of one lightning file and hold them against its key.
+    """Read the headers of one lightning file and check them against its key.
 
     Raises ReadError: TIME_MISMATCH, PLATFORM_MISMATCH or INCOMPLETE_PRODUCT_METADATA when content and key disagree,
-    MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and what `read_hdf5` raises.
+    MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and the errors of `read_hdf5`.
     """
     native = read_native(request.source)
     start, end = goes_granule.coverage(native["attrs"])
@@ -119,10 +119,10 @@ def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
 
 
 def read_native(source: ByteSource) -> dict[str, Any]:
-    """Header values, unrounded, under the names that the file gives them; absent names are absent.
+    """Return header values, unrounded, under the file's own names, without absent ones.
 
-    `dims` has the length of each dimension, so how many events, groups and flashes there are, which may be fewer than
-    event_count, group_count and flash_count say. Raises what `read_hdf5` raises.
+    `dims` has the length of each dimension, and so the numbers of events, groups and flashes in the file, which may be
+    smaller than event_count, group_count and flash_count. Raises as `read_hdf5`.
     """
     return read_hdf5(source, _header)
 
@@ -137,19 +137,19 @@ def _header(root: Hdf5Group) -> dict[str, Any]:
 
 
 def _columns(root: Hdf5Group, dims: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Return unit and long name of each variable of the lists that the file has."""
-    units = {key: found.text("units") for key, name in _UNITS.items() if (found := root.dataset(name)) is not None}
+    """Return unit and long name of each variable of the file's lists."""
+    units = {key: dataset.text("units") for key, name in _UNITS.items() if (dataset := root.dataset(name)) is not None}
     with_frames = root.dataset(_OF_FRAME) is not None
     columns: dict[str, dict[str, str]] = {}
     for name, (unit, long_name) in _COLUMNS.items():
         if _LISTS[name[:5]] in dims and (with_frames or "_frame_" not in name):
-            of_file = units.get(unit) if unit in _UNITS else unit
-            columns[name] = {"long_name": long_name} | ({"units": of_file} if of_file else {})
+            stated_unit = units.get(unit) if unit in _UNITS else unit
+            columns[name] = {"long_name": long_name} | ({"units": stated_unit} if stated_unit else {})
     return columns
 
 
 def _cube(native: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the lists and their variables as the datacube extension 2.2.0 has dimensions of any kind."""
+    """Return the lists and their variables as fields of the datacube extension 2.2.0."""
     counts = {name: count for name in _LISTS.values() if (count := native["dims"].get(name, _MOST)) < _MOST}
     if not counts:
         return {}
@@ -172,7 +172,7 @@ def _cube(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _detector(native: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return what made the lists: the longest times within a group and a flash, the wavelength, and the place above."""
+    """Return longest times within group and flash, wavelength and width, subsatellite point."""
     shortest, longest = native.get("lightning_wavelength_bounds", (math.nan, math.nan))
     return {
         # Seconds.
@@ -187,7 +187,7 @@ def _detector(native: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _within(lowest: float, value: float, highest: float) -> float | None:
-    """Round a 32-bit number to the digits that it has; None for one that fills, or that cannot be."""
+    """Round a 32-bit number to its digits; None for a fill value or an impossible value."""
     return round(value, 5) if lowest <= value <= highest else None
 
 
@@ -197,9 +197,9 @@ def _length(root: Hdf5Group, name: str) -> int | None:
 
 
 def _check_times(native: Mapping[str, Any], start: datetime, end: datetime) -> None:
-    """Hold the file's two statements of its time against each other: attributes, and seconds since J2000."""
+    """Compare the file's two times, attributes and seconds since J2000. Raises ReadError."""
     for name, seconds, moment in zip(("start", "end"), native.get(_TIMES, ()), (start, end), strict=False):
-        # Not as a time: a number may be none.
+        # Compares seconds, as the number may be NaN.
         if not abs(seconds - (moment - _J2000).total_seconds()) <= goes_granule.TIME_TOLERANCE / timedelta(seconds=1):
             message = f"{_TIMES} says {seconds} s since {_J2000.isoformat()}, time_coverage_{name} {moment.isoformat()}"
             raise ReadError(MetadataIssue.TIME_MISMATCH, message)
@@ -210,7 +210,7 @@ def _count(value: float) -> int | None:
 
 
 def _field_of_view(native: Mapping[str, Any]) -> Mapping[str, Any]:
-    """GeoJSON of the field of view; its longitudes go on over the antimeridian (GOES-West: -203.56 to -70.44)."""
+    """Return the GeoJSON field of view; longitudes may pass -180 (GOES-West: -203.56 to -70.44)."""
     latitudes, longitudes = native.get(_LATITUDES, ()), native.get(_LONGITUDES, ())
     if not len(latitudes) == len(longitudes) == 2:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the file states no field of view")

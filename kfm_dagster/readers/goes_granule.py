@@ -1,7 +1,7 @@
-"""What every GOES-R granule says of itself: satellite, times and name, held against the key, which says them, too.
+"""Common metadata of GOES-R granules: satellite, times and name, checked against the key.
 
-Belongs here: global attributes and properties that the instruments share. Does not belong here: what the product of an
-instrument holds (`goes_abi.py`, `goes_glm.py`), how HDF5 stores it (`hdf5.py`).
+Belongs here: global attributes and properties that the instruments share. Does not belong here: the products of one
+instrument (`goes_abi.py`, `goes_glm.py`), how HDF5 stores them (`hdf5.py`).
 
 Names and texts: GOES-R Product Definition and Users' Guide (PUG), volume 3 (L1b, 416-R-PUG-L1B-0347) and volume 5 (L2+,
 416-R-PUG-L2 Plus-0349), section 5.0 of each, global attributes.
@@ -24,7 +24,7 @@ PROPERTIES = frozenset({
     "goes:product", "goes:orbital-slot", "goes:created", "goes:production-site", "goes:uuid",
     "goes:percent-uncorrectable-l0-errors",
 })  # fmt: skip
-"""What an object of any instrument can have."""
+"""Properties of an object of any instrument."""
 ATTRIBUTES = (
     "dataset_name", "date_created", "id", "orbital_slot", "platform_ID", "processing_level", "production_site",
     "spatial_resolution", "time_coverage_end", "time_coverage_start",
@@ -38,17 +38,17 @@ Space Science Data Coordinated Archive (NSSDCA master catalog) lists them."""
 
 
 def texts(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, str]:
-    """Text attributes by name; absent names are absent."""
+    """Return text attributes by name, without absent ones."""
     return {name: value for name in names if (value := holder.text(name)) is not None}
 
 
 def numbers(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, float]:
-    """Numeric attributes by name; absent names are absent."""
+    """Return numeric attributes by name, without absent ones."""
     return {name: value for name in names if (value := holder.number(name)) is not None}
 
 
 def elements(root: Hdf5Group, name: str, count: int) -> list[float]:
-    """All elements of a variable that has `count`; none when there is no such variable or nothing was written."""
+    """Return the `count` elements of a variable; none when it is absent or was never written."""
     variable = root.dataset(name)
     if variable is None:
         return []
@@ -57,13 +57,13 @@ def elements(root: Hdf5Group, name: str, count: int) -> list[float]:
 
 
 def variables(root: Hdf5Group, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Variables by name: a number where `counts` says 1, else a list; absent and empty ones are absent."""
-    found = {name: elements(root, name, count) for name, count in counts.items()}
-    return {name: one if counts[name] > 1 else one[0] for name, one in found.items() if one}
+    """Return variables by name, without empty ones: a number if the count is 1, else a list."""
+    values_of = {name: elements(root, name, count) for name, count in counts.items()}
+    return {name: values if counts[name] > 1 else values[0] for name, values in values_of.items() if values}
 
 
 def coverage(attributes: Mapping[str, str]) -> tuple[datetime, datetime]:
-    """Start and end of the observation, in UTC. Raises ReadError(INVALID_TIME_RANGE)."""
+    """Return start and end of the observation, in UTC. Raises ReadError(INVALID_TIME_RANGE)."""
     start, end = (_moment(attributes, name) for name in ("time_coverage_start", "time_coverage_end"))
     if end < start:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the observation ends at {end} before it starts at {start}")
@@ -74,7 +74,7 @@ def _moment(attributes: Mapping[str, str], name: str) -> datetime:
     text = attributes.get(name, "")
     try:
         moment = datetime.fromisoformat(text)
-        # A naive time would be taken for the machine's own zone.
+        # Python would take a naive time as one of the machine's own zone.
         aware = moment.astimezone(UTC) if moment.tzinfo else None
     except (ValueError, OverflowError):
         aware = None
@@ -84,9 +84,9 @@ def _moment(attributes: Mapping[str, str], name: str) -> datetime:
 
 
 def check_key(request: ReadRequest, attributes: Mapping[str, str], start: datetime, end: datetime) -> None:
-    """Hold platform, times and name in the file against the key, whose groups are satellite, start and end.
+    """Check platform, times and name in the file against the key.
 
-    Raises ReadError: PLATFORM_MISMATCH, TIME_MISMATCH or INCOMPLETE_PRODUCT_METADATA.
+    Key groups: satellite, start, end. Raises ReadError(PLATFORM_MISMATCH, TIME_MISMATCH, INCOMPLETE_PRODUCT_METADATA).
     """
     groups = request.groups
     platform = attributes.get("platform_ID")
@@ -100,19 +100,19 @@ def check_key(request: ReadRequest, attributes: Mapping[str, str], start: dateti
                 MetadataIssue.TIME_MISMATCH,
                 f"time_coverage_{name} is {moment.isoformat()}, the key says {groups[name]}",
             )
-    # Without the creation stamp: a copy under the name of a re-issue is still the same granule.
+    # Without the creation stamp: a copy with the name of a re-issue is still the same granule.
     name = request.key.rpartition("/")[2].rpartition("_c")[0]
     expect("dataset_name", attributes.get("dataset_name", "").rpartition("_c")[0], name)
 
 
 def expect(what: str, observed: object, expected: object) -> None:
-    """Raise ReadError(INCOMPLETE_PRODUCT_METADATA) when the file says something else than the key."""
+    """Raise ReadError(INCOMPLETE_PRODUCT_METADATA) when file and key differ."""
     if observed != expected:
         raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, f"{what} is {observed}, the key says {expected}")
 
 
 def _stamp(text: str) -> datetime:
-    """Time of a stamp YYYYDDDHHMMSSt, t being tenths of a second (PUG, file naming)."""
+    """Return the time of a stamp YYYYDDDHHMMSSt, t being tenths of a second (PUG, file naming)."""
     return datetime(int(text[:4]), 1, 1, tzinfo=UTC) + timedelta(
         days=int(text[4:7]) - 1,
         hours=int(text[7:9]),
@@ -123,7 +123,7 @@ def _stamp(text: str) -> datetime:
 
 
 def properties(request: ReadRequest, native: Mapping[str, Any], *, instrument: str) -> dict[str, Any]:
-    """Properties that the instruments share, None where the file does not say; `native` has `attrs` and L0_ERRORS."""
+    """Return the common properties, None if not stated; `native` has `attrs` and L0_ERRORS."""
     attributes = native["attrs"]
     platform = attributes["platform_ID"]
     return {
@@ -143,11 +143,11 @@ def properties(request: ReadRequest, native: Mapping[str, Any], *, instrument: s
 
 
 def fraction(value: float) -> float | None:
-    """Keep a share in [0, 1], which PUG's `percent` variables are, whatever their name says; -999 fills."""
+    """Return a share in [0, 1], as PUG's `percent` variables are; None for others, as -999."""
     return value if 0 <= value <= 1 else None
 
 
 def _ground_sample_distance(text: str) -> float | None:
-    """Metres at nadir of a text such as `0.5km at nadir`."""
-    found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,3})?) ?km at nadir", text, re.ASCII)
-    return float(found[1]) * 1000 if found else None
+    """Return the metres of a text such as `0.5km at nadir`."""
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,3})?) ?km at nadir", text, re.ASCII)
+    return float(match[1]) * 1000 if match else None
