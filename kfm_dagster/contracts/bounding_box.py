@@ -17,7 +17,7 @@ _PARTS_AT = {"Point": 0, "MultiPoint": 1, "Polygon": 0, "MultiPolygon": 1}
 
 
 def bounding_box(geometry: Mapping[str, Any]) -> Box:
-    """Return the exact bounds of a Point, MultiPoint, Polygon or MultiPolygon that is split at the antimeridian.
+    """Return the exact bounds of a (multi)point or (multi)polygon split at the antimeridian.
 
     A geometry crosses it when one part reaches 180 and another -180 degrees; its box then leaves out the widest range
     of longitudes that no part has. Raises KeyError, TypeError or ValueError for any other value.

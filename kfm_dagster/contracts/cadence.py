@@ -27,7 +27,7 @@ DROP_BELOW = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductCount:
-    """Distinct objects of one hour and one set of extension fields in the ledger, in progress or done."""
+    """Distinct objects of one hour and set of extension fields, in progress or done."""
 
     hour: int
     groups: Mapping[str, Any]
@@ -36,7 +36,7 @@ class ProductCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductHour:
-    """One hour of one product: how many objects are expected to begin in it, and how many are known."""
+    """One hour of one product: the expected and the known objects that begin in it."""
 
     product: str
     hour: datetime
@@ -106,7 +106,7 @@ def products_of(coverage: Coverage, groups: Mapping[str, Any], at: datetime) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """The expected pace of a product: two windows back from now, and the objects due in the longer one."""
+    """The pace of a product: two windows before now, and the objects due in the longer one."""
 
     silent_after: timedelta
     over: timedelta
@@ -132,7 +132,7 @@ def _holds(product: ExpectedProduct, groups: Mapping[str, Any]) -> bool:
 
 
 def _by_product(coverage: Coverage, counts: Iterable[ProductCount]) -> Counter[tuple[str, int]]:
-    """Count objects by product and hour, by the groups that distinguish products (the ledger keeps more)."""
+    """Count objects by product and hour, merging groups that do not distinguish products."""
     names = tuple(sorted({name for product in coverage.products for name in product.groups}))
     totals: Counter[tuple[int, tuple[Any, ...]]] = Counter()
     for count in counts:

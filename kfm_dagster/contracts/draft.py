@@ -1,4 +1,4 @@
-"""Drafts: a contract for another dataset of a reader, derived from the text of a shipped contract.
+"""Drafts: a contract for another dataset of a reader, from the text of a shipped contract.
 
 The draft is text, not a parsed document, to keep the comments that cite each figure's source. Does not belong here:
 checking a contract (`loader.py`).

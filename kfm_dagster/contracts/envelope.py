@@ -1,4 +1,4 @@
-"""Envelopes: the canonical, frozen description of one ingest unit, enriched operator by operator.
+"""Envelopes: the canonical, frozen description of an ingest unit; each operator adds to it.
 
 An envelope starts with the message's facts. Each operator adds exactly one section (`integrity`, `metadata`, `stac`,
 `provenance`) and touches nothing else; `evolve` is the only way to add one. All datetimes are aware and UTC.
@@ -22,12 +22,12 @@ EXTENSION = "extension"
 
 
 def section() -> Any:
-    """Return a field of the envelope that an operator sets: None until then, then an object with `issues`."""
+    """Return a field that an operator sets: None until then, then an object with `issues`."""
     return field(default=None, metadata={SECTION: True})
 
 
 def extension(reason: str) -> Any:
-    """Return an optional field of the envelope that the ledger keeps among a record's extension fields.
+    """Return an optional field that the ledger keeps among a record's extension fields.
 
     `reason` explains why the unit carries it (NODD WAL specification, section 3, last paragraph). The field is
     declared only here, where the codec reads it.
@@ -158,7 +158,7 @@ class StacResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenanceResult:
-    """Section set by provenance-emit; ids are deterministic, so that a second emit gives the same ids."""
+    """Section set by provenance-emit; ids are deterministic: a second emit gives the same."""
 
     status: ProvenanceStatus
     activity_id: str | None = None

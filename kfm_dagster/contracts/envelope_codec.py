@@ -1,4 +1,4 @@
-"""Envelope codec: the leaves derived from the envelope's dataclass fields, and each leaf's value at rest.
+"""Envelope codec: leaves derived from the envelope's dataclass fields, and values at rest.
 
 A leaf is a field of the envelope or of one of its sections: `object_size`, `integrity_status`. Rows of the ledger and
 columns of an artifact are made of leaves, so that a field is named in `envelope.py` and nowhere else. Belongs here:
@@ -152,7 +152,7 @@ def _leaf(prefix: str, owner: type, member: str, hint: Any) -> Leaf:
 
 
 def _at_rest(hint: Any) -> tuple[Any, Convert | None, Convert | None]:
-    """Return a type's kind at rest, its encoder and its decoder. Raises TypeError for an unknown type."""
+    """Return a type's kind at rest, encoder and decoder. Raises TypeError for unknown types."""
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
     origin = get_origin(hint)
     if hint == tuple[Issue, ...]:

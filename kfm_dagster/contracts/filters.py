@@ -1,4 +1,4 @@
-"""Filters of lists: models that are read from and written to URL queries, with published parameters.
+"""Filters of lists: models with published parameters, read from and written to URL queries.
 
 Belongs here: the parts that all filters share. Does not belong here: the filters themselves (`views/`, `ledger/`).
 """

@@ -1,4 +1,4 @@
-"""Identity of an ingest unit: its deterministic id, ids as people type them, and the allowed times of a unit.
+"""Identity of an ingest unit: its deterministic id, abbreviated ids, and its allowed times.
 
 `wal_id` is a UUIDv8 (RFC 9562, section 5.8: 122 bits free for the application) made of the first 128 bits of a SHA-256
 over the identity fields, with version and variant bits set. The encoding is canonical JSON, so that no separator inside
@@ -42,9 +42,9 @@ def uuid8(*fields: str | None) -> str:
 
 
 def pseudonym(dataset: str) -> str:
-    """Return the public name of a governed dataset: the same in every release, so that its records can be followed.
+    """Return the public name of a governed dataset, the same in every release.
 
-    The pseudonym hides a name but is not a secret: a reader who guesses the name can compute the pseudonym.
+    Records can be followed by it. It hides the name but is not a secret: a reader who guesses the name can compute it.
     """
     return f"governed-{hashlib.sha256(dataset.encode()).hexdigest()[:8]}"
 
@@ -55,9 +55,9 @@ def wal_id(*, dataset: str, object_uri: str, time_range_start: datetime, object_
 
 
 def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
-    """Return UTC text that sorts as time, such as `2025-12-03T00:00:00.000000Z`: four-digit year, six decimals.
+    """Return UTC text that sorts as time, such as `2025-12-03T00:00:00.000000Z`.
 
-    `timespec` is as in `datetime.isoformat`, for texts outside columns.
+    The year has four digits. `timespec` is as in `datetime.isoformat`, for texts outside columns.
     Raises ValueError for a naive time, or a year outside 1 to 9999 in UTC (RFC 3339, section 1).
     """
     if value.tzinfo is None:
@@ -82,7 +82,7 @@ class DayWindow:
     today: date
 
     def holds(self, day: date, *, sent_at: datetime | None) -> bool:
-        """Return whether to admit a unit of that day, with a message that its queue received at `sent_at`.
+        """Return whether to admit a unit of a day; `sent_at` is when the queue received its message.
 
         A slow local clock loses nothing, because the queue's clock counts, too. The sender's times do not count.
         """

@@ -1,4 +1,4 @@
-"""Issue codes: the bounded, machine-readable reasons that operators give for a unit's status.
+"""Issue codes: the bounded, machine-readable reasons of operators for a unit's status.
 
 One enum per operator. A dataset contract maps a code to `failed` or `suspect`; codes that it does not name are
 `failed` (fail closed). Does not belong here: exceptions that stop a program (`errors.py`).
@@ -149,7 +149,7 @@ ERROR_CODES: tuple[str, ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issue:
-    """One finding about one unit: a bounded code, its severity under the contract, and a short text.
+    """One finding about a unit: a bounded code, its severity by the contract, and a short text.
 
     The text may quote an object, so characters that are unsafe in a terminal are escaped.
     """

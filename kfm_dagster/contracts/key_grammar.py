@@ -32,7 +32,7 @@ class KeyKind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyMatch:
-    """A parsed data key: named groups, and the time range in UTC with start <= end, both plausible."""
+    """A parsed data key: named groups, and a plausible time range in UTC with start <= end."""
 
     groups: Mapping[str, str]
     start: datetime
@@ -75,7 +75,7 @@ class KeyGrammarReader:
         return KeyKind.FOREIGN
 
     def match(self, key: str) -> KeyMatch | None:
-        """Parse a data key; None for any other key. Raises InvalidKeyTimeError for impossible stamps."""
+        """Parse a data key; None for other keys. Raises InvalidKeyTimeError for impossible stamps."""
         match = self._fullmatch(key)
         if match is None or not is_safe_key(key):
             return None
@@ -109,7 +109,7 @@ class KeyGrammarReader:
         )
 
     def day_holding(self, day: date) -> date:
-        """Return the day of the objects of a UTC day: the first of the day, month or year in their keys."""
+        """Return the first day of the period (day, month, year) in the keys of a UTC day's objects."""
         stamp = self.contract.storage.key_grammar.start.format
         if "%d" in stamp or "%j" in stamp:
             return day
@@ -117,7 +117,7 @@ class KeyGrammarReader:
 
 
 def is_safe_key(key: str) -> bool:
-    """Return whether a key names one object, and cannot lead out of a folder that replaces the bucket.
+    """Return whether a key names one object, and is safe as a path below a folder.
 
     Refused: control characters, NUL, backslashes, empty segments (so also a leading slash), `.` and `..` segments, and
     keys over MAX_KEY_BYTES.
@@ -155,9 +155,9 @@ _DEFAULTS = {"Y": "", "m": "1", "d": "1", "j": "", "H": "0", "M": "0", "S": "0",
 
 
 def _stamp_reader(spec: TimeField) -> Callable[[Mapping[str, str]], datetime]:
-    """Return a reader of UTC time stamps of fixed width; a final `%f` takes the remaining one to six digits.
+    """Return a reader of UTC time stamps of fixed width.
 
-    The reader raises InvalidKeyTimeError.
+    A final `%f` takes the remaining one to six digits. The reader raises InvalidKeyTimeError.
     """
     tokens = re.findall(r"([^%]+)|%(\w)", spec.format)
     pattern = re.compile(

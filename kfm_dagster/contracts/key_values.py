@@ -1,4 +1,4 @@
-"""Key values: properties that object and key both state (a member, a grid, a parameter) and that must agree.
+"""Key values: properties (a member, a grid, a parameter) on which object and key must agree.
 
 Belongs here: the declarations, and whether a value agrees. Does not belong here: reading an object (`readers/`), and
 the effect of a contradiction on the unit (`operators/metadata_extract.py`).
@@ -56,7 +56,7 @@ KeyValues = dict[FieldPattern, dict[str, ByText]]
 def contradictions(
     declared: KeyValues, groups: Mapping[str, str], values_of: Callable[[str], Iterable[object]]
 ) -> Iterator[str]:
-    """Yield a description of each value of the object (`values_of` a field) that contradicts its key."""
+    """Describe each value of the object (`values_of` a field) that contradicts its key."""
     for field, by_group in declared.items():
         for group, by_text in by_group.items():
             text = groups.get(group)

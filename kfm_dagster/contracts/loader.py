@@ -20,7 +20,7 @@ from kfm_dagster.errors import ContractError
 
 
 def parse_contract(text: str, *, source: str) -> DatasetContract:
-    """Build a contract from YAML text. Raises ContractError naming the source, the line and the first wrong key."""
+    """Build a contract from YAML. Raises ContractError naming source, line and first wrong key."""
     schema = "docs/spec/dataset-contract.schema.json"
     return parse(text, DatasetContract, source=source, error=ContractError, schema=schema)
 
@@ -33,7 +33,7 @@ def _parsed_once(text: str, source: str) -> DatasetContract:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """The kind of a key and its contract: the contract that claims the key, or lists it as ignored."""
+    """The kind of a key, and the contract that claims the key or lists it as ignored."""
 
     kind: KeyKind
     contract: DatasetContract | None
@@ -47,7 +47,7 @@ class ContractRegistry:
 
     @classmethod
     def load(cls, extra_dir: Path | None = None) -> ContractRegistry:
-        """Read the built-in contracts and, with `extra_dir`, every `*.yaml` in it. Raises ContractError."""
+        """Read the built-in contracts and every `*.yaml` in `extra_dir`. Raises ContractError."""
         builtin = resources.files("kfm_dagster.contracts") / "datasets"
         texts = [
             (entry.name, entry.read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ class ContractRegistry:
         return cls(contracts=dict(sorted(by_id.items())))
 
     def public_id(self, dataset: str) -> str:
-        """Return a dataset's public name; a dataset without a contract (another team's) keeps its own."""
+        """Return a dataset's public name; one without a contract (another team's) keeps its own."""
         contract = self.contracts.get(dataset)
         return dataset if contract is None else contract.public_id
 
@@ -175,7 +175,7 @@ class ContractRegistry:
 
 
 def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:
-    """Refuse a Collection of two datasets, unless all but its owner name the owner in stac.collection_of."""
+    """Refuse a Collection of two datasets unless all but its owner declare collection_of."""
     owners = {contract.id: contract for contract in contracts if contract.stac.collection_of is None}
     for contract in contracts:
         if (owner := contract.stac.collection_of) is None:

@@ -1,4 +1,4 @@
-"""The dataset contract: all that the pipeline needs to know about one dataset, as one YAML file.
+"""The dataset contract: all facts that the pipeline needs about a dataset, in one YAML file.
 
 Unknown keys are refused. `quality.py` has the parts for gates, `stewardship.py` the parts for governance;
 `contracts/loader.py` reads files and checks contracts against each other; `key_grammar.py` applies the key pattern.
@@ -127,7 +127,7 @@ class TimeField(Strict):
 
 
 def _refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
-    """Refuse groups that fields use and the key pattern lacks. Raises ValueError, which names both."""
+    """Refuse groups that fields use and the key pattern lacks, by a ValueError that names both."""
     if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:
         listing = ", ".join(f"{field} {names}" for field, names in missing.items())
         raise ValueError(f"groups that are not in the key pattern: {listing}; it has {sorted(groups)}")
@@ -262,7 +262,7 @@ class Storage(Strict):
         return self
 
     def day_prefixes(self, day: date) -> list[str]:
-        """Return the prefixes to list for a UTC day: each template with each combination of its sets' values."""
+        """Return the prefixes to list for a UTC day: each template with all values of its sets."""
         prefixes: list[str] = []
         for template in self.listing:
             names, dated = _set_names(template), day.strftime(template)

@@ -1,4 +1,4 @@
-"""Quality declarations of a contract, for checks and gates: peers, citations, units, freshness and coverage.
+"""Quality declarations of a contract: peers, citations, units, freshness and coverage.
 
 Belongs here: the declarations and what they match; the peer sizes that a unit carries (peers are objects of one
 product, whose sizes predict each other, ADR 030), and which sizes are far from them. Does not belong here: the gates

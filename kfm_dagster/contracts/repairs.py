@@ -1,4 +1,4 @@
-"""Repairs: the usual cause of each error code of a unit, and who repairs it; shown with the unit.
+"""Repairs: the usual cause of each error code, and who repairs it; shown with the unit.
 
 The runbook of validation errors has the same table; a test keeps both equal. Does not belong here: the codes
 themselves (`issues.py`), and the severities that a contract gives them.

@@ -1,4 +1,4 @@
-"""Stewardship in a contract: license, sensitivity, consent, embargo, access and masking (CARE).
+"""Stewardship: license, sensitivity, consent, embargo, access and masking (CARE).
 
 Belongs here: the declarations, and which of them need each other. Does not belong here: the effect on a unit
 (`governance/rules.py`), nor the rest of the contract (`model.py`).

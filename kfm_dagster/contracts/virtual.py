@@ -1,4 +1,4 @@
-"""Virtual stores: which Items of a dataset form one store, and along which variable (ADR 031).
+"""Virtual stores: which Items form one store, and along which variable (ADR 031).
 
 Belongs here: the declarations. Does not belong here: building and publishing a store (`followers/virtual/`).
 """

@@ -1,1 +1,1 @@
-"""Documents that people write: contracts, the pipeline card, selections and plans, read and held against a model."""
+"""Documents (contracts, the pipeline card, selections, plans), validated by a model."""

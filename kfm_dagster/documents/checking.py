@@ -1,4 +1,4 @@
-"""Documents that people write, validated by a model: the first fault, its place, and the expected value.
+"""Validation of documents by a model: the first fault, its place, and the expected value.
 
 Belongs here: the parts that contracts, the pipeline card, selections and plans share. Does not belong here: the parser
 (`yaml_text.py`), the models, or the errors that their loaders raise.
@@ -41,7 +41,7 @@ class DocumentError(ValueError):
 
 
 def checked(document: object, model: type[Model]) -> Model:
-    """Build a model from plain values without coercion, such as of "3" to a number. Raises DocumentError."""
+    """Build a model from plain values, without coercing "3" to a number. Raises DocumentError."""
     try:
         # Through JSON, whose strict mode still takes text for a time or an enum.
         content = json.dumps(document, allow_nan=False, ensure_ascii=False, default=_as_text).encode()

@@ -1,4 +1,4 @@
-"""YAML text to plain values, fast: every process begins with reading the contracts and the card.
+"""YAML text to plain values, fast: every process begins with contracts and the card.
 
 Belongs here: the choice of the parser. Does not belong here: the content of a document.
 """
@@ -11,7 +11,7 @@ import yaml
 
 
 def _locating(base: Any) -> Any:
-    """Return a loader that reports an invalid scalar, such as the date 2025-04-31, like any other fault."""
+    """Return a loader that reports invalid scalars, such as 2025-04-31, like other faults."""
 
     class Loader(base):  # type: ignore[misc]
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002, as PyYAML has it
@@ -37,7 +37,7 @@ _WRONG_KEYS = {
 
 
 def read_yaml(text: str) -> Any:
-    """Return the only document of a text, None for an empty text. Raises yaml.YAMLError, also for a wrong key.
+    """Return a text's only document, None if empty. Raises yaml.YAMLError, also for wrong keys.
 
     YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; in PyYAML the last one wins silently. PyYAML reads
     YAML 1.1, in which `yes`, `on` and `no` are booleans and `~` is null: none of our keys is.
@@ -72,7 +72,7 @@ def _read(text: str, kind: Any) -> Any:
 
 
 def _refuse_wrong_keys(tree: yaml.Node) -> None:
-    """Raise ConstructorError for a mapping with a duplicate key, or a key that YAML reads as a value."""
+    """Raise ConstructorError for a duplicate key, or a key that YAML reads as a value."""
     seen: set[int] = set()
     rest: list[Any] = [tree]
     while rest:

@@ -1,4 +1,4 @@
-"""Atomic files: an export's files appear together, each whole, and replace only files of an export.
+"""Atomic files: an export's files appear together and whole, and replace only an export.
 
 A reader sees the old file or the new one. Does not belong here: the content of the files, or the catalog's files,
 which several processes write at the same time (`catalog/publisher.py`).
@@ -33,7 +33,7 @@ class ExportFile:
 
 @contextmanager
 def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
-    """Open files of a folder for writing; the block's end puts them in place, an exception discards them.
+    """Open files of a folder for writing; the block's end puts them in place, an error does not.
 
     `option` is the command-line option that names the place.
     Raises ForeignFileError before anything is written, ConfigurationError when the folder cannot be written to.

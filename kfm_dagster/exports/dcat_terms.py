@@ -1,4 +1,4 @@
-"""DCAT terms of a dataset: theme, frequency, contact, licence, and distributions that anyone can open.
+"""DCAT terms of a dataset: theme, frequency, contact, licence and public distributions.
 
 Controlled terms are those of ISO 19115 (topic categories) and of the EU's authority tables, which DCAT-AP and DCAT-US
 both accept; a frequency has DCAT-US's ISO 8601 interval as its label. Belongs here: deriving terms from the contract.
@@ -36,7 +36,7 @@ _NO_SPDX = {"other", "various", "proprietary"}
 
 
 def licence(contract: DatasetContract) -> Document:
-    """Return licence and rights, for a dataset and each of its distributions, as readers check both."""
+    """Return licence and rights, for a dataset and its distributions, as readers check both."""
     governance = contract.governance
     attribution = {"rights": governance.attribution} if governance.attribution else {}
     if governance.license in _NO_SPDX:

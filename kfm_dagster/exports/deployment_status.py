@@ -1,4 +1,4 @@
-"""Status of a deployment: items that need attention, with commands, and units by status. Read-only.
+"""Deployment status: items that need attention, commands, and units by status. Read-only.
 
 Belongs here: gathering the status from the database. Does not belong here: a terminal's tables (`cli/status.py`), the
 results of stages (`validation.py`), or checks of queue, clock and stores (`deployment/doctor`).

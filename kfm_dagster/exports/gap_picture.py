@@ -1,4 +1,4 @@
-"""Gap picture: missing objects by hour, from the gap table, as one SVG; missing hours are hatched.
+"""Gap picture: missing objects by hour, from the gap table, hatched, as one SVG.
 
 The picture needs no script and no font, follows light and dark mode, and describes itself in words.
 """

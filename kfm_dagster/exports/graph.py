@@ -1,4 +1,4 @@
-"""Graph export: outputs as (:Artifact {content_hash}), Items, objects, and their derivations (IEN-15).
+"""Graph export: (:Artifact {content_hash}), Items, objects and derivations (IEN-15).
 
     (:Artifact)-[:WAS_DERIVED_FROM]->(:Artifact | :Source)      (:Artifact | :Item)-[:WAS_GENERATED_BY]->(:Activity)
     (:Item)-[:WAS_DERIVED_FROM]->(:Object)                      (:Activity)-[:USED]->(:Object)
@@ -116,7 +116,10 @@ class GraphExport:
 
 
 def export_graph(database: Database, registry: ContractRegistry, *, folder: Path) -> GraphExport:
-    """Write the graph's files, same bytes for a same database. Raises ForeignFileError, ConfigurationError."""
+    """Write the graph's files. Raises ForeignFileError, ConfigurationError.
+
+    The same database gives the same bytes.
+    """
     public_name = partial(public_node, registry)
     counts: Counter[str] = Counter()
     with atomic_files(folder, FILES) as opened, database.snapshot() as tx:

@@ -163,7 +163,7 @@ def _throughput(lines: Sequence[Line]) -> float | None:
 
 
 def _p_dim(lines: Iterable[Line]) -> float | None:
-    """Return the share of closed quantities; None if G4 checked none, or recorded no figures yet."""
+    """Return the share of closed quantities; None if G4 checked none or recorded no figures."""
     figures = [line["details"].get("figures", {}) for line in lines if line["event"] == Gate.G4]
     quantities = sum(counts.get("quantities", 0) for counts in figures)
     return sum(counts.get("closed", 0) for counts in figures) / quantities if quantities else None

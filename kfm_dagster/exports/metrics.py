@@ -33,7 +33,7 @@ REJECTED = "rejected"
 
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:
-    """Return all metrics in Prometheus' text format. `depths` has the messages of each answering queue."""
+    """Return all metrics as Prometheus text. `depths` has the messages of each answering queue."""
     return generate_latest(_Families(pipeline, depths))
 
 

@@ -1,4 +1,4 @@
-"""OTLP export of metrics: sends the values of `/metrics` to a collector; imported once an endpoint is set.
+"""OTLP export of metrics: sends `/metrics` to a collector; imported once an endpoint is set.
 
 The SDK's instruments count events of a process; the database keeps these counts, so its values go to the SDK's exporter
 unchanged: cumulative, and without a start time. Does not belong here: the counts, or the names for Prometheus

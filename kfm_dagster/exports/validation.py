@@ -1,4 +1,4 @@
-"""/validate: results of the units and stages of the last days, and the KPIs of the pipeline card.
+"""/validate: results of units and stages of the last days, and the pipeline card's KPIs.
 
     units       units of the ledger by status, and how many a run of the window returned for another attempt
     p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset and the newest path
@@ -42,7 +42,7 @@ DAYS, MOST_DAYS = 7, 3650
 
 
 def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
-    """Return the report as JSON values, over records since `since`. Raises ArtifactError for a damaged output."""
+    """Return the report from `since` on as JSON. Raises ArtifactError for damaged outputs."""
     # Not through `pipeline.stages`, which decides where run-state is kept; a report must not.
     store = StageStore(pipeline.database, clock=pipeline.clock)
     at = pipeline.clock()
@@ -88,9 +88,9 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
 
 
 def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
-    """Return `check_dim_report.json`: quantities of each dataset's newest metadata and path, and p_dim.
+    """Return `check_dim_report.json`: p_dim, and the quantities behind it by dataset.
 
-    p_dim is None without quantities.
+    The quantities are of the newest metadata and path. p_dim is None without quantities.
     """
     registry, rules = pipeline.registry, pipeline.card.machine.gates
     least = rules.G4.min_p_dim
@@ -130,7 +130,7 @@ def _reports_of_metadata(
 def _reports_of_paths(
     nodes: IdempotentNodes, contract: DatasetContract, since: datetime, least: float
 ) -> Iterator[dict[str, Any]]:
-    """Return the recorded reports of a dataset's path quantities, newest first; none without beams."""
+    """Return recorded reports of a dataset's path quantities, newest first; none without beams."""
     outputs = nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
     return (_report_of_path(contract, output, least) for output in outputs)
 
@@ -148,7 +148,7 @@ def _report_of_path(contract: DatasetContract, output: Output, least: float) -> 
 
 
 def _newest_with_quantities(reports: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the first report with a quantity, else the first one: runs without results have none."""
+    """Return the first report with a quantity, else the first; runs without results have none."""
     first = None
     for report in reports:
         if report["p_dim"] is not None:
@@ -167,7 +167,7 @@ def _share(quantities: Iterable[Line]) -> float | None:
 def _units(
     counts: Mapping[str, Mapping[Status, int]], lines: Sequence[Line], *, waiting_since: datetime | None, at: datetime
 ) -> dict[str, Any]:
-    """Count units by status, those that need attention first, and units returned for another attempt."""
+    """Count units by status, urgent ones first, and units returned for another attempt."""
     totals = {status.value: sum(of_dataset[status] for of_dataset in counts.values()) for status in Status}
     return {
         "quarantined": totals.pop(Status.QUARANTINED),

@@ -1,4 +1,4 @@
-"""The tables of the validation report, and its figures as text, for a page and for a terminal.
+"""The tables of the validation report, and its figures as text, for pages and terminals.
 
 Does not belong here: the counts (`validation.py`), a terminal's tables (`cli/validate.py`), pages (`console/pages.py`).
 """

@@ -1,4 +1,4 @@
-"""OpenLineage backends: send recorded events through openlineage-python's transports (HTTP, Kafka, ...).
+"""OpenLineage backends: send events by openlineage-python's transports (HTTP, Kafka, ...).
 
 Belongs here: the configured client, and distinguishing a backend that is down from an event that it refuses. Does not
 belong here: which events are due, and when they are retried (`delivery.py`). No unit depends on a backend: events are
@@ -32,7 +32,7 @@ class BackendUnavailableError(DependencyUnavailableError):
 
 
 class ClientBackend:
-    """The transports of an OpenLineage client, under that client's own configuration, filters and tags.
+    """The transports of an OpenLineage client, with its configuration, filters and tags.
 
     An event is accepted when every transport has it. A composite transport would swallow the failure of one of its
     parts, so its parts are used one by one. Sending and flushing raise BackendUnavailableError.
@@ -44,7 +44,7 @@ class ClientBackend:
 
     @classmethod
     def from_environment(cls) -> ClientBackend | None:
-        """Build the client that OPENLINEAGE_URL, OPENLINEAGE_CONFIG or OPENLINEAGE__TRANSPORT__* describe.
+        """Build the client that OPENLINEAGE_URL, _CONFIG or OPENLINEAGE__TRANSPORT__* describe.
 
         None when they describe none, or OPENLINEAGE_DISABLED is set. A stray `openlineage.yml` in the working folder is
         not enough: data leaves this machine only if a variable is set.
@@ -91,7 +91,7 @@ def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError
 
 
 def _parts(transport: Any) -> Sequence[Any]:
-    """Return the transports that must all have an event; a fallback transport stays inside its composite."""
+    """Return the transports that must all have an event; a fallback stays in its composite."""
     if transport.kind == "composite" and transport.config.continue_on_success:
         return [part for child in transport.transports for part in _parts(child)]
     return [transport]

@@ -1,4 +1,4 @@
-"""Lineage batches: recorded with their bytes, and published at the lineage root, whatever is down in between.
+"""Lineage batches: recorded with their bytes, and published at the lineage root later.
 
 A batch is in the outbox from the transaction that records it until the root and the backend have it; no batch waits
 behind another. The file's bytes come from the row; the root may get them twice, under the same name.
@@ -40,7 +40,7 @@ BATCH_ID_DIGITS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failing:
-    """A batch that a destination did not accept; `not_taken` counts the events that the backend did not accept."""
+    """A batch that a destination did not accept; `not_taken` counts the backend's failed events."""
 
     batch_id: str
     destination: str
@@ -53,7 +53,7 @@ class Failing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Batches that one destination lacks; `error` is its error for one of them, None before a failure."""
+    """Batches that a destination lacks; `error` is its error for one of them, if any."""
 
     batches: int = 0
     units: int = 0
@@ -63,7 +63,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undelivered:
-    """Lineage that waits for the root (which readers see) and for the backend; `failing` has the worst batches."""
+    """Lineage that waits for the root (for readers) and the backend; `failing`: worst batches."""
 
     files: Waiting
     backend: Waiting

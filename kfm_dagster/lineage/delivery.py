@@ -1,4 +1,4 @@
-"""Delivery: sends events of published batches to the OpenLineage backend, at least once, a batch at a time.
+"""Delivery of published batches to the OpenLineage backend, at least once, one at a time.
 
 A try claims its batch in the outbox and saves its progress every second: events that a killed process sent since are
 sent again, byte for byte under the same ids. Does not belong here: delivery to the lineage root (`batches.py`), leases
@@ -81,7 +81,7 @@ class BackendDelivery:
         self._clock = clock
 
     def deliver(self, *, most_batches: int, within: timedelta) -> int:
-        """Send events while batches are due, up to `most_batches` or `within`; return the number of accepted events.
+        """Send due batches, up to `most_batches` and `within`; return the number of accepted events.
 
         Raises BackendUnavailableError when the backend does not answer; the batch is deferred.
         """
@@ -125,7 +125,7 @@ class BackendDelivery:
         return [json.loads(line) for line in content.splitlines()]
 
     def _send(self, attempt: _Try, events: Sequence[Event], until: datetime) -> bool:
-        """Send new events, then once more those not accepted; return whether all events were accepted."""
+        """Send new events, then retry the others once; return whether all were accepted."""
         sends = len(events) + len(attempt.entry.payload) - attempt.entry.position
         saved = self._clock()
         for _ in range(sends):

@@ -30,7 +30,7 @@ STORE_ERRORS = (OSError, BaseError)
 
 
 class FolderFiles:
-    """Lineage in a folder. Files and folders are synced, because the database that names them is."""
+    """Lineage in a folder. Files are synced, because the database that names them is synced."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -100,5 +100,5 @@ LineageFiles = FolderFiles | BucketFiles
 
 
 def open_files(location: str) -> LineageFiles:
-    """Open a folder, made when first written to, or `s3://bucket/prefix`. Raises ConfigurationError."""
+    """Open a folder (created on first write) or `s3://bucket/prefix`. Raises ConfigurationError."""
     return BucketFiles(open_store(location)) if "://" in location else FolderFiles(Path(location).absolute())

@@ -1,4 +1,4 @@
-"""Invalidation: withdraws a run's lineage by publishing the withdrawal; published files and rows stay (PCS-03).
+"""Invalidation: publishes the withdrawal of a run's lineage; files and rows stay (PCS-03).
 
 A withdrawn batch gets a second batch, through the same outbox: per unit an OpenLineage event of type OTHER, which
 adds to a run that has ended (OpenLineage.json 2-0-2, `eventType`), or the PROV-O invalidation of the entities that the

@@ -1,4 +1,4 @@
-"""Noted ends: steps of nodes (IEN-11) and failed attempts of units (RSP-16), each published once.
+"""Noted ends: node steps (IEN-11) and failed attempts of units (RSP-16), published once.
 
 The end of a step or an attempt writes one row; the process that publishes lineage turns the rows without a batch into
 batches, in one transaction. A crash before its commit leaves the rows, a crash after it leaves the outbox: nothing is
@@ -41,7 +41,7 @@ PublicName = Callable[[str], str]
 
 
 def publish_noted(database: Database, batches: LineageBatches, *, public: PublicName) -> None:
-    """Record the lineage of every step and failed attempt without any. Raises the database's errors."""
+    """Record missing lineage of steps and failed attempts. Raises the database's errors."""
     # Rows of concurrent runs are mixed; the sort is stable and keeps the order within a run.
     steps, failures = partial(_record_steps, batches, public), partial(_record_failures, batches, public)
     _take(database, "lineage.unpublished_steps", attrgetter("run_id"), steps, lock="etl_steps")
@@ -111,9 +111,9 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
 
 
 def failure_events(row: Any, *, dataset: str) -> tuple[Event, Event]:
-    """Return START and FAIL of a row of `lineage.unpublished_failures`; `dataset` is the public name.
+    """Return START and FAIL of a row of `lineage.unpublished_failures`.
 
-    The error is only its code; the message is in the record.
+    `dataset` is the public name. The error is only its code; the message is in the record.
     """
     run_id = uuid8("openlineage-failure", row.wal_id, str(row.attempt))
     reason, code = row.fields["replay_reason"], row.fields["last_error_code"]

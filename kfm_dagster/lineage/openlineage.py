@@ -1,4 +1,4 @@
-"""OpenLineage: the form of an event, and START and COMPLETE of one unit's ingest, as plain dictionaries (pure).
+"""OpenLineage: form of an event, and START and COMPLETE of a unit's ingest, as dicts (pure).
 
 Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are valid by construction, since every value
 comes from a frozen envelope; the tests validate them by the official schemas. openlineage-python's own classes cost
@@ -60,7 +60,7 @@ def ingest_job(dataset: str) -> dict[str, str]:
 
 
 def official_facet(release: str, name: str, definition: str = "", /, **members: Any) -> dict[str, Any]:
-    """Return an official OpenLineage facet, by its schema's file and, if the name differs, its definition."""
+    """Return an official facet, by its schema's file and, if the name differs, its definition."""
     schema = f"{_SPEC}facets/{release}/{name}.json#/$defs/{definition or name}"
     return {"_producer": _PRODUCER, "_schemaURL": schema, **members}
 
@@ -115,7 +115,7 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
 
 
 def data_object(uri: str) -> dict[str, Any]:
-    """Return an object as a dataset of OpenLineage: its bucket as the namespace, its key as the name."""
+    """Return an object as an OpenLineage dataset: bucket as namespace, key as name."""
     scheme, _, path = uri.partition("://")
     bucket, _, key = path.partition("/")
     return {"namespace": f"{scheme}://{bucket}", "name": key}

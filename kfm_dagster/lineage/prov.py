@@ -1,4 +1,4 @@
-"""PROV-O: inputs and results of a batch of ingests as one JSON-LD document (pure), and its PROV-JSON form.
+"""PROV-O: a batch of ingests as one JSON-LD document (pure), and its PROV-JSON form.
 
 Terms are those of https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
 A line holds one unit's nodes, so that a document can be built, searched and compared unit by unit; nodes that units
@@ -68,7 +68,7 @@ upgrade leaves attributions as they are."""
 
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
-    """Return the JSON-LD document of a batch of `prov_line`s; the same batch gives the same bytes."""
+    """Return the JSON-LD document of a batch of `prov_line`s: same batch, same bytes."""
     masking = contract.governance.masking
     # The masking decision behind every unit of the batch, under the dataset's public name.
     decision = None if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id)
@@ -81,7 +81,7 @@ def jsonld(lines: Iterable[bytes]) -> bytes:
 
 
 def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
-    """Return the activity and entities of one unit; `producers` are the agents of the source object."""
+    """Return activity and entities of a unit; `producers` are the agents of the source object."""
     # The decision of the sensitive area that the unit's footprint met.
     properties = unit.envelope.metadata.stac_properties if unit.envelope.metadata else {}
     decided = properties.get(MASKING_DECISION)

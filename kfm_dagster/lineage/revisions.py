@@ -1,4 +1,4 @@
-"""Revisions: under which revision a unit's lineage is published, beside its earlier publications (pure).
+"""Revisions, under which a unit's lineage is published beside earlier publications (pure).
 
 The first publication of a unit has the empty revision, in whichever attempt or replay. A publication is never erased
 and never repeated; when a repair changed the unit's Item, or the lineage was withdrawn, a further revision is added,
@@ -18,9 +18,9 @@ from kfm_dagster.lineage.unit import FIRST_REVISION, LineagePath, LineageUnit, i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revision:
-    """One path's publication of a unit; content_sha256 is the Item's, None when the unit registered none.
+    """One path's publication of a unit; content_sha256 is the Item's.
 
-    It is also None for publications of releases before revisions. `invalidated`: withdrawn since.
+    It is None when the unit registered none, or was published by a release before revisions. `invalidated`: withdrawn.
     """
 
     path: LineagePath

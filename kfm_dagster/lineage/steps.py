@@ -1,4 +1,4 @@
-"""Lineage documents of a step: OpenLineage's START and COMPLETE or FAIL, PROV-O's activity and output (pure).
+"""Lineage documents of a step: OpenLineage's events, PROV-O's activity and output (pure).
 
 A step is one end of one intent of an idempotent node (`etl_steps`): of a stage of our chain, or of another team's
 node. Its parent is the run. Figures that were not measured are absent.
@@ -40,7 +40,7 @@ INPUTS_NAMED = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One end of one intent. `node` and `job` are public names; `measures` has only the measured figures."""
+    """One end of an intent. `node` and `job` are public names; `measures`: only measured figures."""
 
     run_id: str
     wal_id: int
@@ -245,7 +245,7 @@ def _outputs(step: Step) -> Iterator[dict[str, Any]]:
 
 
 def _dataset(uri: str) -> dict[str, Any]:
-    """Return the OpenLineage dataset of a manifest's entry; a URI without a scheme is in our own storage."""
+    """Return a manifest entry's OpenLineage dataset; a URI without scheme is in our own storage."""
     if "://" in uri:
         dataset = data_object(uri)
         return {**dataset, "name": dataset["name"] or "/"}
@@ -270,7 +270,7 @@ def _run_state(row: Any) -> tuple[str | None, Mapping[str, Any] | None]:
 
 
 def _artifact(record: Any) -> tuple[str, str] | None:
-    """Return the file of an output, in our chain's form or as `{"artifact": {"uri": ..., "sha256": ...}}`."""
+    """Return an output's file, in our chain's form or `{"artifact": {"uri": ..., "sha256": ...}}`."""
     if not isinstance(record, dict):
         return None
     file = record.get("artifact")

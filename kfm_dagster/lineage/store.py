@@ -60,7 +60,7 @@ MAX_ROUNDS = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One path's lineage of one record, in one revision. `state` is the file's: staged or published.
+    """One path's lineage of a record, in one revision. `state`: its file is staged or published.
 
     `invalidated_at` is the time of the withdrawal, None while the lineage is valid.
 
@@ -91,7 +91,7 @@ class _Part:
 
 
 class Lineage:
-    """Emits, finds and delivers lineage. Any number of threads and processes may share a database and a root.
+    """Emits, finds and delivers lineage; threads and processes may share database and root.
 
     The root is a folder or `s3://bucket/prefix`; opening another raises ConfigurationError. With a backend, OpenLineage
     batches recorded from now on wait for `deliver`. `public` returns the public name of a step's dataset.
@@ -134,7 +134,7 @@ class Lineage:
         return results
 
     def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction) -> int:
-        """Withdraw the lineage that a run published of the contract's dataset; return the number of units.
+        """Withdraw a run's lineage of the contract's dataset; return the number of units.
 
         Nothing is deleted: both paths publish the withdrawal, and `links_of` leaves withdrawn lineage out. A unit that
         is emitted again gets a further revision. A second call changes nothing. `reason` is for a person, at most 200
@@ -146,7 +146,7 @@ class Lineage:
         return units
 
     def publish_staged(self) -> int:
-        """Record ended steps and failed attempts, and publish pending files; return the number of files."""
+        """Record ended steps and failed attempts; publish pending files and return their number."""
         publish_noted(self._database, self._batches, public=self._public)
         return self._batches.publish()
 
@@ -171,14 +171,14 @@ class Lineage:
         return None
 
     def undelivered(self, *, most: int = 20) -> Undelivered:
-        """Return the lineage that waits for the root or the backend, and the batches that failed most."""
+        """Return lineage that waits for the root or the backend, and the worst batches."""
         with self._database.snapshot() as tx:
             waits = backlog(tx)
             failing = tx.rows(Failing, "lineage.failing", most=most)
         return Undelivered(files=waits[FILES], backend=waits[BACKEND], failing=failing)
 
     def links_of(self, wal_id: WalId) -> list[Link]:
-        """Return the OpenLineage runs and PROV activities of a record: all valid revisions, oldest first."""
+        """Return a record's OpenLineage runs and PROV activities: valid revisions, oldest first."""
         with self._database.snapshot() as tx:
             return tx.rows(Link, "lineage.links", wal_id=wal_id, lineage_id="")
 
@@ -188,7 +188,7 @@ class Lineage:
             return tx.row(Link, "lineage.links", wal_id="", lineage_id=lineage_id)
 
     def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
-        """Record one partition of a batch, building documents before the transaction that blocks other writers."""
+        """Record one partition, building documents before the transaction that blocks others."""
         history = self._history(units)
         revised = [in_revision(unit, history, run_id=run.run_id) for unit in units]
         part = _build(revised, history, run, contract)

@@ -43,7 +43,7 @@ class IngestRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineageUnit:
-    """A registered envelope and its lineage ids: UUIDv8 of stable fields, PROV's ones as `urn:uuid:` IRIs.
+    """A registered envelope and its lineage ids: UUIDv8 of stable fields, in PROV `urn:uuid:`.
 
     Ids of the object come from its URI and version, ids of messages from SNS and SQS, and ids of all that this ingest
     makes from the unit's wal_id and the revision. So a second emit, in any process or release, gives the same ids, and

@@ -1,4 +1,4 @@
-"""Measures of a step: the data that went through it, and the resources that it used (IEN-11).
+"""Measures of a step: its data volume, and the resources that it used (IEN-11).
 
 Nodes count the data, a meter measures the resources, and lineage, `kfm explain` and Dagster show both by the names of
 these fields, which are the columns of `etl_steps`. A figure that was not measured is None, never 0.
@@ -31,7 +31,7 @@ class StepVolume:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """Resources of a step: wall and CPU seconds of the process, and energy, carbon, cost where known."""
+    """Resources of a step: wall and CPU seconds of the process; energy, carbon, cost if known."""
 
     seconds: float | None = None
     cpu_seconds: float | None = None
@@ -42,7 +42,7 @@ class Spent:
 
 
 def inputs_of(row: Any) -> list[Mapping[str, Any]]:
-    """Return the inputs of an intent's row: its manifest, and the units that it claimed of the ledger."""
+    """Return the inputs of an intent's row: its manifest, and its claimed units."""
     entries = [*row.payload["inputs"], *([row.claimed] if row.claimed else [])]
     return list({entry["uri"]: entry for entry in entries}.values())
 

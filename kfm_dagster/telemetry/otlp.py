@@ -1,4 +1,4 @@
-"""OTLP export of spans to the environment's collector, by OpenTelemetry's SDK and variables (TEL-01).
+"""OTLP export of spans, configured by OpenTelemetry's environment variables (TEL-01).
 
 The SDK is imported only once an endpoint is set. Belongs here: whether the environment enables export, and flushing
 spans. Does not belong here: the SDK's parts (`otlp_spans.py`), or the content of spans (`traces.py`).
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def exports(signal: str, environment: Mapping[str, str]) -> bool:
-    """Return whether OTLP of a signal ("traces", "metrics") is configured and the exporter installed.
+    """Return whether OTLP of a signal ("traces", "metrics") is configured and installed.
 
     The variables are OpenTelemetry's: an endpoint of all signals or of this one, `OTEL_SDK_DISABLED`, and
     `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, or without the exporter.
@@ -48,7 +48,7 @@ def exports(signal: str, environment: Mapping[str, str]) -> bool:
 
 
 def configure_traces(environment: Mapping[str, str] = os.environ) -> None:
-    """Send this process's spans to the environment's collector, unless an SDK is configured already."""
+    """Send this process's spans to the environment's collector, unless an SDK is configured."""
     if is_tracing() or not exports("traces", environment):
         return
     from kfm_dagster.telemetry.otlp_spans import AttemptProvider  # noqa: PLC0415, an extra that few have installed

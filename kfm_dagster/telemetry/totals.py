@@ -1,4 +1,4 @@
-"""Totals: counters of the metrics besides record moves, in the counted event's transaction (TEL-01, TEL-03).
+"""Totals: counters except record moves, in the counted event's transaction (TEL-01, TEL-03).
 
 A total has a metric, a subject (a dataset, a node; "" for the deployment) and a label (a status, an error code); labels
 are of vocabularies of ours, so that their number is bounded. A histogram is kept as observations by the upper bound of

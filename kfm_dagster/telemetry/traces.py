@@ -122,7 +122,7 @@ def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str)
 
 @contextmanager
 def traced_batch(operator: str, received: Sequence[Envelope], *, dataset: str) -> Iterator[list[Envelope]]:
-    """Write a span of the body's time for each unit of a batch that the body works on as a whole.
+    """Write a span of the body's time for each unit of a batch that the body works on whole.
 
     The body adds the resulting units to the list. Its exception is the error of the other units, and is raised again.
     """
@@ -160,7 +160,7 @@ def record_span(operator: str, unit: Envelope, began: int, dataset: str, error: 
 
 
 def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datetime, unit: Envelope | None) -> None:
-    """Write the root span of an ended attempt: a row of `ledger.attempts`, and the error code of its end.
+    """Write the root span of an ended attempt (a row of `ledger.attempts`), with its error code.
 
     `unit` is the operators' result, where known.
     """
@@ -198,7 +198,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
 
 
 def record_receive(unit: Envelope, *, dataset: str, began: int) -> None:
-    """Write a span of landing and recording the message into the trace of the unit's first attempt."""
+    """Write a span of landing and recording the message into the unit's first trace."""
     ids = attempt_ids(unit.wal_id, 1)
     if not ids.trace_flags.sampled:
         return

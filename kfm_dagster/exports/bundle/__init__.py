@@ -1,1 +1,1 @@
-"""The release bundle `PTN_EXPORT/`: what the pipeline card asks to be handed on, summed and signed (PCS-19)."""
+"""The release bundle `PTN_EXPORT/` of the pipeline card, summed and signed (PCS-19)."""

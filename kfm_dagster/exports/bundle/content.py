@@ -1,4 +1,4 @@
-"""Content of a release, gathered from card, reports and audit, and `report_manifest.yaml` with its sums.
+"""Content of a release from card, reports and audit, and `report_manifest.yaml`.
 
 The manifest has only recorded facts and reads no clock, so the same data give the same bytes. Does not belong here:
 writing the files (`writing.py`), drawing (`figures.py`), verifying (`verification.py`) and signing them
@@ -78,7 +78,7 @@ class StageTransition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """A recorded retry, replay or rollback of a stage: number from 1, begin, and end if it ended."""
+    """A recorded retry, replay or rollback of a stage: number from 1, begin, and end if ended."""
 
     at: datetime
     stage: str
@@ -89,10 +89,10 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """The parts of a release. Times are aware; the same parts in the same order give the same files.
+    """The parts of a release: the same parts in the same order give the same files.
 
-    The card's files are released as they were in force. `audit_lines` are JSON objects of one line each, with the
-    line end. The reports must be JSON values, without NaN and infinity.
+    Times are aware. The card's files are released as they were in force. `audit_lines` are JSON objects, one per line,
+    with line ends. The reports must be JSON values, without NaN and infinity.
     """
 
     code: CodeFingerprint
@@ -169,7 +169,7 @@ class Manifest(_Strict):
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
-        """Parse a manifest. Raises BundleFaultError unless it is exactly `as_yaml` of the bundle's files.
+        """Parse a manifest. Raises BundleFaultError unless it is `as_yaml` of the bundle's files.
 
         So no path leads out of the bundle, no path is repeated, and all YAML readers read the same values.
         """

@@ -117,7 +117,7 @@ def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -
 
 
 def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]) -> Axes:
-    """Draw marks on a figure, a row per stage, one collection of points per kind; return the axes."""
+    """Draw marks on a figure: a row per stage, a collection of points per kind. Return the axes."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # noqa: PLC0415, the extra `release`
 
     figure.set_layout_engine("constrained")

@@ -45,7 +45,7 @@ class BundleSigner:
 
 
 def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
-    """Open the key of `key`, else of the settings, else of KFM_HOME, where a missing key is generated.
+    """Open the key of `key`, the settings or KFM_HOME, where a missing key is generated.
 
     Raises ConfigurationError for a file without a key that can sign, or with a key of another passphrase.
     """
@@ -57,7 +57,7 @@ def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
 
 
 def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequence[Cert]:
-    """Return the certificates of `file` (one or a keyring), else of the settings' key, else of KFM_HOME.
+    """Return the certificates of `file` (one or a keyring), the settings' key or KFM_HOME.
 
     Raises ConfigurationError without any certificate.
     """
@@ -137,7 +137,7 @@ def _content(file: Path) -> bytes:
 
 
 def _make_key(folder: Path) -> bool:
-    """Generate a key and its certificate unless they exist; return whether the key was generated."""
+    """Generate missing key and certificate; return whether the key was generated."""
     from pysequoia import Tsk  # noqa: PLC0415, the extra `release`
 
     try:

@@ -38,14 +38,14 @@ _DIGESTS = {8: "sha256", 9: "sha384", 10: "sha512"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signed:
-    """The signer (fingerprint of the certificate, 40 capital hex digits), and the time by its clock."""
+    """The signer (fingerprint in 40 capital hex digits), and the time by the signer's clock."""
 
     fingerprint: str
     at: datetime
 
 
 def sign_detached(content: bytes, signer: PySigner) -> bytes:
-    """Return the armoured signature of bytes. Raises BundleFaultError unless the key signs in version 4."""
+    """Return an armoured signature. Raises BundleFaultError unless the key signs in version 4."""
     from pysequoia import SignatureMode, sign  # noqa: PLC0415, the extra `release`
 
     raw = sign(signer, content, mode=SignatureMode.DETACHED, armor=False)
@@ -54,7 +54,7 @@ def sign_detached(content: bytes, signer: PySigner) -> bytes:
 
 
 def verify_detached(content: bytes, signature: bytes, certificates: Sequence[Cert]) -> Signed:
-    """Return which certificate signed the bytes. Raises BundleFaultError unless in canonical form."""
+    """Return who signed. Raises BundleFaultError unless valid and in canonical form."""
     from pysequoia import Sig, verify  # noqa: PLC0415, the extra `release`
 
     raw = _dearmoured(signature)

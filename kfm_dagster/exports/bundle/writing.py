@@ -1,4 +1,4 @@
-"""Writing a bundle: in a temporary folder, summed, signed and verified, then renamed into place.
+"""Writing a bundle: in a temporary folder, summed, signed, verified, then renamed.
 
 Belongs here: bytes and folders. Does not belong here: the content of the files.
 """
@@ -40,7 +40,7 @@ _CERTIFICATE = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
 
 
 def write_release(release: Release, folder: Path, signer: BundleSigner) -> Path:
-    """Write a bundle in the place of an earlier one; return its certificate, `FOLDER.cert.asc` beside it.
+    """Write a bundle in place of an earlier one; return its certificate, `FOLDER.cert.asc`.
 
     At any time the place has no bundle, the earlier one, or this one, whole. Raises ForeignFileError before writing
     over anything but an export, ConfigurationError for a configuration that is not a state machine, a key whose

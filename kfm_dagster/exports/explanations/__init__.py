@@ -1,1 +1,1 @@
-"""Explanations: what a run did and why, how long its nodes took, and what it found in a unit. They only read."""
+"""Explanations of runs and units: work, reasons, durations and issues. Read-only."""

@@ -48,7 +48,7 @@ class Reexecution:
 
 
 class Reexecutions(Protocol):
-    """The store of runs. Both methods raise DatabaseUnavailableError if it exists but cannot be read."""
+    """The store of runs. Both raise DatabaseUnavailableError if it exists but is unreadable."""
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
         """Return at most `limit` re-executions with this prefix of the id, by id."""
@@ -71,7 +71,7 @@ class Explanations:
     reexecutions: Reexecutions | None = None
 
     def explain(self, run: str) -> RunReport:
-        """Return the report of a run: its id, its root's, an unambiguous prefix of either, or `latest`.
+        """Return the report of a run, by its id, its root's, a unique prefix of either, or `latest`.
 
         A wal_id means the run that changed the unit last, an Item's id the run that wrote the current Item. Raises
         UnknownNameError for a run without records, AmbiguousIdError for an ambiguous or too short prefix.
@@ -97,7 +97,7 @@ class Explanations:
         )
 
     def root_of(self, run: str) -> str:
-        """Return the root run's id, under which a run has its records. Takes and refuses names like `explain`."""
+        """Return the root run's id of a run's records, with the names and errors of `explain`."""
         run_id, reexecution = self._resolve(run)
         return reexecution.root_run_id if reexecution else run_id
 
@@ -145,7 +145,7 @@ class Explanations:
 
 
 def _audited(node: NodeAccount, lines: Sequence[Mapping[str, Any]], window: Window) -> NodeAccount:
-    """Return an account with the audit's facts: attempts of a step, and a success under other inputs."""
+    """Return an account with the audit's attempts, and a success under other inputs."""
     within = [line for line in lines if window.holds(datetime.fromisoformat(line["at"]))]
     attempts = len({line["attempt"] for line in within})
     if node.fate is StepResult.RAN and attempts > 1:

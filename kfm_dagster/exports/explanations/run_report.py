@@ -93,7 +93,7 @@ class NodeAccount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailingGate:
-    """A gate that failed in the last attempt of a stage; `units` at fault, 0 for the batch as a whole."""
+    """A gate that failed in a stage's last attempt; `units` at fault, 0 for the whole batch."""
 
     stage: str
     gate: str
@@ -130,7 +130,7 @@ def node_accounts(states: Sequence[RunState], intents: Sequence[Any], window: Wi
 
 
 def node_account(name: str, state: RunState | None, intents: Sequence[Any], window: Window) -> NodeAccount:
-    """Return one node's account from its record and its intents, oldest first (`explanation.intents`)."""
+    """Return one node's account from record and intents, oldest first (`explanation.intents`)."""
     within = [row for row in intents if window.holds(row.started_at)]
     # A node that a re-execution did not run itself has its last intent before it.
     last = (within or [row for row in intents if row.started_at < window.since] or [None])[-1]

@@ -1,4 +1,4 @@
-"""The records of one unit outside its ledger record, and the issues of its newest run. Read-only.
+"""Records of a unit besides its ledger record, and issues of its newest run. Read-only.
 
 The ledger keeps that a unit is suspect; the reason is only in the newest output with the unit, not in a column.
 """
@@ -89,7 +89,7 @@ class UnitHistory:
 
 
 def unit_history(pipeline: Pipeline, record: NoddWalRecord) -> UnitHistory:
-    """Return a unit's history, in one snapshot except issues; a store without an answer is an issue."""
+    """Return a unit's history, in one snapshot except issues; an unreachable store is an issue."""
     ledger, wal_id = pipeline.ledger, record.wal_id
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     holder = (record.ingest_run_id, record.dataset) if record.status is Status.IN_PROGRESS else None

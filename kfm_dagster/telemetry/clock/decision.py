@@ -1,4 +1,4 @@
-"""The card's rule: writing needs a clock locked and calibrated within tau of the start (pure; PCS-10).
+"""The card's rule: writing needs a clock locked, calibrated near the start (pure; PCS-10).
 
 Belongs here: the rule. Does not belong here: the sources of readings, or the effect of an unlocked clock on a stage
 (E_SYNC: `stages/`).

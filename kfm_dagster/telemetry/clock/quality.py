@@ -1,4 +1,4 @@
-"""KPIs of the clock from its recorded readings: delta_t_abs and sigma_y(tau), by source (pure; PCS-17).
+"""KPIs of the clock by source, from readings: delta_t_abs and sigma_y(tau) (pure; PCS-17).
 
 allantools computes sigma_y of evenly spaced data only, and needs SciPy and matplotlib; runs are not evenly spaced.
 Does not belong here: reading the log, or presentation.
@@ -26,7 +26,7 @@ RESOLUTION_SECONDS = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stability:
-    """Allan deviation (dimensionless) at an averaging time; None without readings that far apart."""
+    """Allan deviation (dimensionless) at an averaging time; None without readings so far apart."""
 
     tau_seconds: float
     sigma_y: float | None
@@ -36,7 +36,7 @@ class Stability:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockQuality:
-    """The quality of one source: its last reading with an offset, and stability by averaging time."""
+    """The quality of a source: its last reading with an offset, stability by averaging time."""
 
     source: str
     readings: int
@@ -45,7 +45,7 @@ class ClockQuality:
 
 
 def clock_quality(readings: Sequence[ClockReading], taus: Sequence[timedelta] = TAUS) -> tuple[ClockQuality, ...]:
-    """Summarise the readings of one clock by source, alphabetically; skip sources without any offset.
+    """Summarise a clock's readings by source, alphabetically, except sources without offsets.
 
     Sources are not mixed: each has its own error, so a change of source would look like an error of the clock.
     """
@@ -98,7 +98,7 @@ def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: fl
 def _nearest(
     at: NDArray[np.float64], wanted: NDArray[np.float64], tolerance: float
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return the index of the reading nearest to each wanted time, and whether it is near enough.
+    """Return the index of the reading nearest to each time, and whether it is near enough.
 
     Times after the last reading never count, however near: evenly spaced data would have more terms than the published
     estimator.

@@ -1,4 +1,4 @@
-"""Readings of this machine's clock by one source, and their append-only record (`clock_readings`).
+"""Readings of this machine's clock, and their append-only record (`clock_readings`).
 
 Offsets are seconds of true time minus this clock: positive for a slow clock, as in the kernel and NTP (RFC 5905).
 """
@@ -64,7 +64,7 @@ def clock_id() -> str:
 
 
 class ClockLog:
-    """Readings of one clock, by default this machine's since boot; those of other clocks are hidden."""
+    """Readings of one clock only, by default this machine's since boot."""
 
     def __init__(self, database: Database, *, clock: str | None = None) -> None:
         self._database = database

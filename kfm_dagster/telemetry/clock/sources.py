@@ -1,4 +1,4 @@
-"""Sources of clock readings: the kernel, and the Date of a server's answer to one HEAD request.
+"""Sources of clock readings: the kernel, and the Date of the answer to one HEAD request.
 
 The kernel has the state that a time service set (chrony, ntpd, systemd-timesyncd): adjtimex(2) with `modes = 0` reads
 it, changes nothing and needs no privilege. Belongs here: requests, and the meaning of an answer. Without this call, or
@@ -85,7 +85,7 @@ DATE_RESOLUTION_SECONDS = 1.0
 
 
 def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUEST_SECONDS) -> ClockReading | None:
-    """Request a server's time by one HEAD request without credentials; None without a usable answer.
+    """Request a server's time by one HEAD without credentials; None without a usable answer.
 
     A refusal is an answer, too. Proxies of the environment are used, redirects are not followed. `seconds` is the
     timeout of connecting and of answering.
@@ -102,7 +102,7 @@ def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUES
 
 
 def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: datetime) -> ClockReading:
-    """Return the reading of a Date that a server set between sending and receiving by this clock.
+    """Return the reading of a Date that a server set between `sent_at` and `received_at`.
 
     The server's time was within [date, date + 1 s), this clock's within [sent_at, received_at]. Raises ValueError for
     a text that is not a date, and for an answer before its request: the clock was set back meanwhile.
