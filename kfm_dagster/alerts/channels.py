@@ -86,7 +86,7 @@ def _blot(record: logging.LogRecord) -> bool:
 
 
 def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS) -> Answer:
-    """Send a message, and wait for the answer for `seconds`. Errors are in the answer."""
+    """Send a message and wait up to `seconds`. Raises nothing: errors are in the answer."""
     url = endpoint.url.get_secret_value()
     for name in _TALKATIVE:
         logging.getLogger(name).addFilter(_blot)

@@ -21,7 +21,7 @@ from kfm_dagster.storage.database import Database
 
 Send = Callable[[Endpoint, AlertMessage], Answer]
 BUDGET_SECONDS = 30.0
-"""After this time an evaluation begins no further message; the next evaluation goes on."""
+"""After this time an evaluation begins no further message; the next one continues."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class AlertEvaluator:
         return AlertStore(self.database, clock=self.clock)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate every rule, then deliver due messages. Raises ConfigurationError for wrong URLs."""
+        """Evaluate rules, then deliver due messages. Wrong URLs raise ConfigurationError first."""
         endpoints = endpoints_of(self.urls, self.plan.channels)
         now, receivers = self.clock(), self._rule_endpoints(endpoints)
         limits = {"max_offset": self.max_offset.total_seconds(), "calibrated_since": now - self.tau_calib}

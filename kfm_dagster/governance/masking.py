@@ -1,4 +1,4 @@
-"""Masking: sensitive locations, generalised before any hash, row or page (CARE, IEN-12).
+"""Masking: generalise sensitive locations before hashing, storing or showing (CARE, IEN-12).
 
     mask.apply(site, ExactLocation) -> MaskedLocation -> masked_entry(...) -> content hash
 

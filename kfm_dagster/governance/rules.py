@@ -76,7 +76,7 @@ class Rules:
 
     @staticmethod
     def any_of(contract: DatasetContract) -> bool:
-        """Tell whether a contract has any rule: of an open dataset no unit need be looked at."""
+        """Tell whether a contract has any rule; units of an open dataset need no check."""
         governance = contract.governance
         return (
             governance.access == "closed"

@@ -62,7 +62,7 @@ def release(
 ) -> int | None:
     """Requeue all quarantined units or none; under review, return the id of a proposal instead.
 
-    Raises RecordMovedError for a unit whose version is no longer the seen one, UnattributedDecisionError
+    Raises RecordMovedError for a unit that is no longer at the seen version, UnattributedDecisionError
     without a change reference, and UnknownReplayReasonError.
     """
     if ledger.review.required(settings, decision, tx=tx):

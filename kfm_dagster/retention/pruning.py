@@ -59,7 +59,7 @@ class Pruner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """Data of one kind past their policy: the number of all, number and bytes of the removed."""
+    """Data of one kind past its policy: all, and the removed or removable with their bytes."""
 
     kind: RetentionKind
     keep: timedelta

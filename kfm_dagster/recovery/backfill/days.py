@@ -27,7 +27,7 @@ from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
 from kfm_dagster.storage.database import Transaction
 
 PAUSE_SECONDS = 10.0
-"""Wait for a run of a requested listing before the next request; doubled each time."""
+"""First wait for a run before a listing is requested again; doubled each time."""
 MAX_PAUSE_SECONDS = 600.0
 
 

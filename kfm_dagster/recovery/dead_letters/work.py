@@ -33,7 +33,7 @@ MAX_BATCH_SIZE = 1_000
 NOT_SELECTED = "not selected"
 BEYOND_LIMIT = "beyond the limit"
 NOT_MEANT = {NOT_SELECTED, BEYOND_LIMIT}
-"""Reasons of messages outside the selection, which the outcomes of a command leave out."""
+"""Reasons of messages outside the selection, which a command's report omits."""
 
 
 @unique
@@ -138,7 +138,7 @@ class DeadLetterWork:
             self.queue.give_back(list(self._held.values()))
 
     def let_go(self, letters: Iterable[DeadLetter]) -> None:
-        """Hold messages no longer, without giving them back: the ledger has their units."""
+        """Keep messages from being given back at the end: the ledger has their units."""
         for letter in letters:
             self._held.pop(letter.message.message_id, None)
 

@@ -214,7 +214,7 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
 def _without_item(
     succeeded: Sequence[Any], indexed: Mapping[str, Any], files: _Files, *, read: bool
 ) -> dict[WalId, str]:
-    """Return Item ids of units whose Item is not indexed, or whose file is missing or differs."""
+    """Return units, with Item ids, whose Item is not indexed or whose file is lost or differs."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
     # One version of an object made the current Item, and only that version can make it again.
     makers = {

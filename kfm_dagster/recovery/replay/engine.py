@@ -171,7 +171,7 @@ class ReplayEngine:
         return steps
 
     def _advance_or_record(self, replay_run_id: str) -> Advance:
-        """Advance a replay; hold a replay that this release cannot carry out, so that others go on."""
+        """Advance a replay; hold it where this release cannot carry it out; others continue."""
         try:
             return self.advance(replay_run_id)
         except DependencyUnavailableError:
@@ -181,13 +181,13 @@ class ReplayEngine:
             return Advance(replay_run_id=replay_run_id, state=ReplayState.RUNNING, hold=hold)
 
     def pause(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """Admit no unit until the replay is resumed; admitted units go on. Raises RefusedError."""
+        """Admit no unit until the replay is resumed; admitted units continue. Raises RefusedError."""
         return self._change(
             replay_run_id, {ReplayState.RUNNING}, ReplayState.PAUSED, decision, GovernanceAction.REPLAY_PAUSED
         )
 
     def stop(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """End a replay; admitted units go on. Raises RefusedError."""
+        """End a replay; admitted units continue. Raises RefusedError."""
         running = {ReplayState.RUNNING, ReplayState.PAUSED}
         return self._change(replay_run_id, running, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
 
@@ -210,7 +210,7 @@ class ReplayEngine:
             )
 
     def at_work(self) -> bool:
-        """Tell whether a running replay goes on by itself; a guard's hold waits for a person."""
+        """Tell whether a running replay continues by itself; a guard's hold waits for a person."""
         with self.pipeline.database.snapshot() as view:
             replays = runs.running(view)
         holds = [self.report(replay_run_id).hold for replay_run_id in replays]

@@ -15,7 +15,7 @@ from kfm_dagster.recovery.replay.selection import Selection
 from kfm_dagster.settings import Environment
 
 RECORDS_OF_DAYS = 100_000
-"""A month of HRRR or three days of NEXRAD: 160 MB, and 17 minutes at the rate of prod."""
+"""A month of HRRR or 3 days of NEXRAD: about 160 MB in memory, 17 minutes at prod's rate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ LIMITS: Mapping[Environment, Limits] = {
 QUEUE_AGE_SLO_SECONDS = 90.0
 """Longest wait of a live unit (service level NODD-Q-AGE-CRIT: P90 of the queue age)."""
 SLOW_DOWN_AT = 0.5
-"""Share of it from which replays go at half their rate."""
+"""Share of it from which replays run at half their rate."""
 HOLD_AT = 0.8
 """Share of it from which replays admit nothing."""
 
