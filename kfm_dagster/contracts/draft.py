@@ -56,8 +56,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
     # The reader stays, even where it has the dataset's name; URLs stay, because they are of existing pages.
-    named = rf"(?m)^  reader:.*$|https?://\S+|\b{re.escape(like)}\b"
-    text = re.sub(named, lambda match: dataset if match[0] == like else match[0], text)
+    pattern = rf"(?m)^  reader:.*$|https?://\S+|\b{re.escape(like)}\b"
+    text = re.sub(pattern, lambda match: dataset if match[0] == like else match[0], text)
     text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)
     text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)

@@ -183,8 +183,8 @@ class Envelope:
     priority: Priority = Priority.NORMAL
     schema_version: str
     object_version: str | None = None
-    """ETag announced by the source, without quotes; that of a completion also names the sidecar (`completion_of`), and
-    that of a closing is CLOSED."""
+    """ETag announced by the source, without quotes; a completion's also names the sidecar (`completion_of`), and a
+    closing's is CLOSED."""
     object_size: int | None = None
     """Size announced by the source, in bytes."""
     sequencer: str | None = None

@@ -80,14 +80,14 @@ class Section:
 def sections() -> tuple[Section, ...]:
     """Return the section of the envelope's own leaves, then its other sections in field order."""
     hints = get_type_hints(Envelope)
-    inner = {name: _dataclass_of(hints[name]) for name in hints}
-    own = [name for name in hints if inner[name] is None]
+    classes = {name: _dataclass_of(hints[name]) for name in hints}
+    own_fields = [name for name in hints if classes[name] is None]
     return (
         Section(
             member=None,
             made=Envelope,
             optional=False,
-            leaves=tuple(_leaf("", Envelope, name, hints[name]) for name in own),
+            leaves=tuple(_leaf("", Envelope, name, hints[name]) for name in own_fields),
         ),
         *(
             Section(
@@ -99,7 +99,7 @@ def sections() -> tuple[Section, ...]:
                     for member, hint in get_type_hints(kind).items()
                 ),
             )
-            for name, kind in inner.items()
+            for name, kind in classes.items()
             if kind is not None
         ),
     )
@@ -185,8 +185,8 @@ def _optional(hint: Any) -> bool:
 
 
 def _dataclass_of(hint: Any) -> type | None:
-    inner = _inner(hint)
-    return inner if isinstance(inner, type) and dataclasses.is_dataclass(inner) else None
+    kind = _inner(hint)
+    return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 
 
 def _issues(text: str) -> tuple[Issue, ...]:

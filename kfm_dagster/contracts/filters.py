@@ -74,10 +74,10 @@ class Filter(BaseModel):
         try:
             return cls.model_validate({name: value for name, value in arguments if value})
         except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]
-            name = str(wrong["loc"][0])
+            fault = error.errors(include_url=False)[0]
+            name = str(fault["loc"][0])
             raise BadFilterError(
-                observed=f"{name}={str(wrong['input'])[:80]!r}", expected=_words(cls.parameters()[name])
+                observed=f"{name}={str(fault['input'])[:80]!r}", expected=_words(cls.parameters()[name])
             ) from None
 
     def query(self) -> list[tuple[str, str]]:

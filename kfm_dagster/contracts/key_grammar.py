@@ -61,7 +61,7 @@ class KeyGrammarReader:
     def kind(self, key: str) -> KeyKind:
         """Return whether a key is of a data object, a sidecar, an ignored object or a foreign one.
 
-        A key that is unsafe as a path is FOREIGN, whatever the contract's patterns match.
+        A key that is unsafe as a path is FOREIGN, even if the contract's patterns match it.
         """
         if not is_safe_key(key):
             return KeyKind.FOREIGN
@@ -85,12 +85,12 @@ class KeyGrammarReader:
         grammar = self.contract.storage.key_grammar
         for name, implied in grammar.implied.items():
             groups[name] = texts[name] = implied.of(texts[implied.by])
-        lead = grammar.end_offset_hours
+        offset_group = grammar.end_offset_hours
         start = self._start(texts)
         if self._end is not None:
             end = self._end(texts)
-        elif lead is not None and texts[lead]:
-            end = _after(start, hours=texts[lead])
+        elif offset_group is not None and texts[offset_group]:
+            end = _after(start, hours=texts[offset_group])
         else:
             end = start
         if end < start:

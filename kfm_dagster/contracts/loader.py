@@ -204,12 +204,12 @@ def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:
 
 def _refuse_shared_keys(one: DatasetContract, other: DatasetContract) -> None:
     shared = sorted(set(one.storage.buckets) & set(other.storage.buckets))
-    for mine in one.storage.prefixes if shared else []:
-        for theirs in other.storage.prefixes:
-            if mine.startswith(theirs) or theirs.startswith(mine):
+    for left in one.storage.prefixes if shared else []:
+        for right in other.storage.prefixes:
+            if left.startswith(right) or right.startswith(left):
                 raise ContractError(
                     "two contracts claim the same keys, so a topic cannot be routed",
-                    observed=f"{one.id} ({mine!r}) and {other.id} ({theirs!r}) in {shared[0]}",
+                    observed=f"{one.id} ({left!r}) and {other.id} ({right!r}) in {shared[0]}",
                     expected="prefixes of which none starts with another",
                     next_step="lengthen prefixes until they part; where folders are shared, one contract takes both",
                 )
@@ -221,11 +221,11 @@ def _refuse_split_topic(one: DatasetContract, other: DatasetContract) -> None:
     SNS delivers all messages to each queue, so each queue would hold both datasets' messages. A message does not state
     its shape.
     """
-    for mine, theirs in product(one.notifications.topics, other.notifications.topics):
-        if mine.arn == theirs.arn and mine.message_shape != theirs.message_shape:
+    for left, right in product(one.notifications.topics, other.notifications.topics):
+        if left.arn == right.arn and left.message_shape != right.message_shape:
             raise ContractError(
                 "two contracts give one topic different shapes of message",
-                observed=f"{mine.arn}: {one.id} {mine.message_shape}, {other.id} {theirs.message_shape}",
+                observed=f"{left.arn}: {one.id} {left.message_shape}, {other.id} {right.message_shape}",
                 expected="one shape per topic",
             )
     for arn in sorted({topic.arn for topic in one.notifications.topics}):

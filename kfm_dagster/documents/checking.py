@@ -105,7 +105,7 @@ def _keys(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     nodes: list[Mapping[str, Any]] = [schema]
     for part in path:
         # A part that is in no schema is pydantic's name of a union member, not a key.
-        nodes = [inner for node in _resolved(nodes, schema) for inner in _below(node, part)] or nodes
+        nodes = [child for node in _resolved(nodes, schema) for child in _below(node, part)] or nodes
     yield from dict.fromkeys(name for node in _resolved(nodes, schema) for name in node.get("properties", ()))
 
 

@@ -18,8 +18,8 @@ def _locating(base: Any) -> Any:
             try:
                 return super().construct_object(node, deep=deep)
             except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
-                why = f"{str(node.value)[:_SHOWN]!r} is no value: {error}"
-                raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from None
+                fault = f"{str(node.value)[:_SHOWN]!r} is no value: {error}"
+                raise yaml.constructor.ConstructorError(problem=fault, problem_mark=node.start_mark) from None
 
     return Loader
 
@@ -87,9 +87,9 @@ def _refuse_wrong_keys(tree: yaml.Node) -> None:
         names: set[str] = set()
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
-                if (wrong := _WRONG_KEYS.get(key.tag)) or key.value in names:
+                if (hint := _WRONG_KEYS.get(key.tag)) or key.value in names:
                     raise yaml.constructor.ConstructorError(
-                        problem=f"the key {key.value!r} {wrong or 'comes twice'}", problem_mark=key.start_mark
+                        problem=f"the key {key.value!r} {hint or 'comes twice'}", problem_mark=key.start_mark
                     )
                 names.add(key.value)
             rest.append(value)

@@ -1,1 +1,1 @@
-"""Exports: what stands here, explained, and in the forms of the rest of the platform."""
+"""Exports: explanations of the records, and documents for the rest of the platform."""

@@ -1,6 +1,6 @@
 """DCAT export: each collection as a dcat:Dataset, in JSON-LD with inline context (RSP-14).
 
-Terms are those of https://www.w3.org/TR/vocab-dcat-3/. The document is built from the index and run-state, without the
+Terms are from https://www.w3.org/TR/vocab-dcat-3/. The document is built from the index and run-state, without the
 time of the export, so the same database gives the same bytes. Does not belong here: terms that follow from a contract
 alone (`dcat_terms.py`), and STAC's own documents (`catalog/documents.py`).
 """

@@ -1,6 +1,6 @@
 """DCAT terms of a dataset: theme, frequency, contact, licence and public distributions.
 
-Controlled terms are those of ISO 19115 (topic categories) and of the EU's authority tables, which DCAT-AP and DCAT-US
+Controlled terms are from ISO 19115 (topic categories) and the EU's authority tables, which DCAT-AP and DCAT-US
 both accept; a frequency has DCAT-US's ISO 8601 interval as its label. Belongs here: deriving terms from the contract.
 Does not belong here: the document (`dcat.py`).
 """

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, from counts in the database, so that they outlive every process.
 
 Belongs here: all metrics together, and names, labels and help of the metrics of record moves and queues. Does not
-belong here: those of the other metrics (`telemetry/totals.py`), the counts (`metric_totals`), or the address
+belong here: names and labels of the other metrics (`telemetry/totals.py`), the counts (`metric_totals`), or the address
 (`console/app.py`).
 """
 

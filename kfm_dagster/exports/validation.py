@@ -110,12 +110,12 @@ def _reports_of_metadata(
     stage = f"{contract.id}.{MetadataExtract.operator}"
     with database.snapshot() as view:
         rows = view.run("stages.newest_outputs", stage=stage, since=since).all()
-    read = set()
+    seen = set()
     for row in rows:
         # Outputs are stored by content: all runs without results share one output, which is read once.
-        if row.output_sha256 in read:
+        if row.output_sha256 in seen:
             continue
-        read.add(row.output_sha256)
+        seen.add(row.output_sha256)
         stored = artifacts.get(ArtifactReference(uri=row.checkpoint_uri, sha256=row.output_sha256))
         subject = Subject(
             stage=MetadataExtract.operator,

@@ -65,7 +65,7 @@ class ClientBackend:
                 client.emit(_run_event(event))
                 hit(Failpoint.LINEAGE_SEND_AFTER)
             except Exception as error:
-                # Every transport raises what its own library raises.
+                # Every transport raises the errors of its own library.
                 status = getattr(getattr(error, "response", None), "status_code", None)
                 if status not in REFUSED:
                     raise _unavailable(client, error_text(error)) from None

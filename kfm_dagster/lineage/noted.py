@@ -102,7 +102,7 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
         path=LineagePath.OPENLINEAGE,
         dataset=rows[0].dataset,
         run_id=rows[0].run_id,
-        # Apart from the registered units' files, like those of steps.
+        # Apart from the registered units' files, like the steps' files.
         href=f"failures/openlineage/{dataset}/{rows[0].at:%Y-%m-%d}/{batch_id}.ndjson",
         units=len(rows),
     )

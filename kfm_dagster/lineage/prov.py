@@ -1,6 +1,6 @@
 """PROV-O: a batch of ingests as one JSON-LD document (pure), and its PROV-JSON form.
 
-Terms are those of https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
+Terms are from https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
 A line holds one unit's nodes, so that a document can be built, searched and compared unit by unit; nodes that units
 share (an object, a notification of several records, the agents) have one id and the same content everywhere.
 """

@@ -173,9 +173,9 @@ class Lineage:
     def undelivered(self, *, most: int = 20) -> Undelivered:
         """Return lineage that waits for the root or the backend, and the worst batches."""
         with self._database.snapshot() as tx:
-            waits = backlog(tx)
+            waiting = backlog(tx)
             failing = tx.rows(Failing, "lineage.failing", most=most)
-        return Undelivered(files=waits[FILES], backend=waits[BACKEND], failing=failing)
+        return Undelivered(files=waiting[FILES], backend=waiting[BACKEND], failing=failing)
 
     def links_of(self, wal_id: WalId) -> list[Link]:
         """Return a record's OpenLineage runs and PROV activities: valid revisions, oldest first."""

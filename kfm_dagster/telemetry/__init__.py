@@ -1,1 +1,1 @@
-"""Spans of the run contract; what is measured of a step, and its energy."""
+"""Spans of the run contract; measures of a step, and its energy; the clock's error."""

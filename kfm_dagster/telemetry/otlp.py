@@ -28,14 +28,14 @@ def exports(signal: str, environment: Mapping[str, str]) -> bool:
     The variables are OpenTelemetry's: an endpoint of all signals or of this one, `OTEL_SDK_DISABLED`, and
     `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, or without the exporter.
     """
-    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
-    if not (environment.get(f"{own}ENDPOINT") or environment.get(ENDPOINT)):
+    prefix = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
+    if not (environment.get(f"{prefix}ENDPOINT") or environment.get(ENDPOINT)):
         return False
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     if environment.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp") != "otlp":
         return False
-    protocol = environment.get(f"{own}PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    protocol = environment.get(f"{prefix}PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
     if protocol != "http/protobuf":
         _LOG.warning("no %s are exported: OTLP over %s is asked for, and http/protobuf is spoken", signal, protocol)
         return False

@@ -54,7 +54,7 @@ def state_transitions_svg(machine: StateMachine, transitions: Sequence[StageTran
 
     A recorded transition that the machine lacks is dashed: it was recorded under another machine.
     """
-    counts = Counter((each.from_state, each.to_state) for each in transitions)
+    counts = Counter((move.from_state, move.to_state) for move in transitions)
     conditions = {(rule.origin.value, rule.to.value): rule.when for rule in machine.transitions}
     recorded = {(start, end) for start, end in counts if start is not None}
     arrows = {
@@ -73,9 +73,9 @@ def state_transitions_svg(machine: StateMachine, transitions: Sequence[StageTran
         _GRAPH.box(state, [begun[state], state] if state in begun else [state], name=f"state-{state}")
         for state in machine.states
     )
-    times = span(each.at for each in transitions)
+    times = span(move.at for move in transitions)
     period = f", {_instant(times[0])} to {_instant(times[1])}" if times else ""
-    runs = len({each.run_id for each in transitions})
+    runs = len({move.run_id for move in transitions})
     width, height = _GRAPH.size
     return (
         '<?xml version="1.0" encoding="utf-8"?>\n'
@@ -102,16 +102,16 @@ def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Atte
 
 def stages_in_order(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[str]:
     """Return every stage once, in the order of its first record: the pipeline's own."""
-    seen = [(each.at, each.stage) for each in transitions] + [(each.at, each.stage) for each in attempts]
+    seen = [(record.at, record.stage) for record in transitions] + [(record.at, record.stage) for record in attempts]
     return list(dict.fromkeys(stage for _, stage in sorted(seen)))
 
 
 def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the timeline's marks by time: every attempt, and every transition to rolled_back."""
     rollbacks = [
-        Attempt(at=each.at, stage=each.stage, kind=AttemptKind.ROLLBACK)
-        for each in transitions
-        if each.to_state == StageState.ROLLED_BACK
+        Attempt(at=move.at, stage=move.stage, kind=AttemptKind.ROLLBACK)
+        for move in transitions
+        if move.to_state == StageState.ROLLED_BACK
     ]
     return sorted([*attempts, *rollbacks], key=lambda mark: (mark.at, mark.stage, mark.kind, mark.number or 0))
 
@@ -125,23 +125,23 @@ def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]
     axes = figure.add_subplot()
     rows = {stage: row for row, stage in enumerate(stages)}
     for kind, (mark, colour) in _LOOK.items():
-        of_kind = [each for each in told if each.kind == kind]
+        of_kind = [attempt for attempt in told if attempt.kind == kind]
         axes.scatter(
-            [each.at for each in of_kind],  # type: ignore[arg-type] # dates are converted by the axis
-            [rows[each.stage] for each in of_kind],
+            [attempt.at for attempt in of_kind],  # type: ignore[arg-type] # dates are converted by the axis
+            [rows[attempt.stage] for attempt in of_kind],
             marker=mark,
             color=colour,
             label=f"{kind} ({len(of_kind)})",
             zorder=3,
         )
-        for each in of_kind:
-            if each.ended is not None:
-                axes.plot([each.at, each.ended], [rows[each.stage]] * 2, color=colour, linewidth=3, alpha=0.4)  # type: ignore[arg-type]
+        for attempt in of_kind:
+            if attempt.ended is not None:
+                axes.plot([attempt.at, attempt.ended], [rows[attempt.stage]] * 2, color=colour, linewidth=3, alpha=0.4)  # type: ignore[arg-type]
     _number(axes, rows, told)
     axes.set_yticks(range(len(stages)), stages)
     axes.set_ylim(max(len(stages), 1) - 0.5, -0.5)
     axes.grid(visible=True, axis="both", alpha=0.3)
-    if times := span(time for each in told for time in (each.at, each.ended) if time is not None):
+    if times := span(time for attempt in told for time in (attempt.at, attempt.ended) if time is not None):
         locator = AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
@@ -157,12 +157,12 @@ def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]
 
 
 def _number(axes: Axes, rows: Mapping[str, int], told: Sequence[Attempt]) -> None:
-    crowd = Counter(each.stage for each in told)
-    for each in told:
-        if each.number is not None and crowd[each.stage] <= _CROWDED:
+    totals = Counter(attempt.stage for attempt in told)
+    for attempt in told:
+        if attempt.number is not None and totals[attempt.stage] <= _CROWDED:
             axes.annotate(
-                str(each.number),
-                (each.at, rows[each.stage]),
+                str(attempt.number),
+                (attempt.at, rows[attempt.stage]),
                 xytext=(0, 5),
                 textcoords="offset points",
                 ha="center",

@@ -96,7 +96,7 @@ def _fill(part: Path, release: Release, signer: BundleSigner) -> None:
 
 def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner) -> Manifest:
     times = [transition.at for transition in release.transitions]
-    times += [time for each in release.attempts for time in (each.at, each.ended) if time is not None]
+    times += [time for entry in release.attempts for time in (entry.at, entry.ended) if time is not None]
     period = span(times)
     kinds = [attempt.kind for attempt in release.attempts]
     return Manifest(
@@ -172,10 +172,10 @@ def _refuse_foreign(folder: Path) -> None:
     if not folder.is_symlink() and not folder.exists():
         return
     if folder.is_dir() and not folder.is_symlink():
-        strange = sorted(path for path in _below(folder) if path not in {*content.LAYOUT, *content.FOLDERS})
-        if not strange and (not any(folder.iterdir()) or begins_with(folder / content.MANIFEST, OPENING)):
+        foreign = sorted(path for path in _below(folder) if path not in {*content.LAYOUT, *content.FOLDERS})
+        if not foreign and (not any(folder.iterdir()) or begins_with(folder / content.MANIFEST, OPENING)):
             return
-        observed = str(folder / strange[0]) if strange else f"{folder}, with no {content.MANIFEST} of an export"
+        observed = str(folder / foreign[0]) if foreign else f"{folder}, with no {content.MANIFEST} of an export"
     else:
         observed = f"{folder}, no folder"
     raise ForeignFileError(

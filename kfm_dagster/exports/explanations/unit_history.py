@@ -64,8 +64,8 @@ def issues_of(record: NoddWalRecord, run_states: RunStateStore, artifacts: Artif
 
 def _issues(unit: Envelope) -> Iterator[UnitIssue]:
     sections = {node.operator: getattr(unit, node.section) for node in chain() if node.section}
-    listed: list[tuple[str, Sequence[Issue]]] = [(name, part.issues) for name, part in sections.items() if part]
-    for operator, issues in (*listed, ("gate", unit.gate_issues)):
+    by_operator: list[tuple[str, Sequence[Issue]]] = [(name, part.issues) for name, part in sections.items() if part]
+    for operator, issues in (*by_operator, ("gate", unit.gate_issues)):
         for issue in issues:
             yield UnitIssue(
                 operator=operator, code=issue.code, severity=issue.severity.value, message=redact(issue.message)
