@@ -1,12 +1,12 @@
-"""The reader of NEXRAD Level II chunks: a volume as far as it is written, by its newest piece alone.
+"""Reader of NEXRAD Level II chunks: a volume as far as written, by its newest chunk alone.
 
-A chunk is one LDM record (ICD 2620010, 7.3.4): the first one (S) has the volume header before it and holds the
-metadata, every other one (I, and E at the end) holds radials. Chunks are numbered from 1, so that chunk n says that n
-are written, and each radial states position and coverage pattern: no other chunk has to be read. Put together in their
+A chunk is one LDM record (ICD 2620010, 7.3.4): the first chunk (S) begins with the volume header and holds the
+metadata, every other chunk (I, and E at the end) holds radials. Chunks are numbered from 1, so that chunk n proves n
+chunks written, and each radial states position and coverage pattern: no other chunk has to be read. Concatenated in
 order they are the archive's volume.
 
-Belongs here: what one chunk says of its volume. Does not belong here: records
-(`nexrad_messages.py`), the radar (`nexrad_radar.py`), and the order in which chunks come (the catalog's).
+Belongs here: the state of a volume by one chunk. Does not belong here: records (`nexrad_messages.py`), the radar
+(`nexrad_radar.py`), and the order of arrival (the catalog's).
 
 Cost: the whole chunk, in one range request of 128 KiB or two; real ones have 2 to 120 KB.
 """
@@ -54,19 +54,19 @@ PROPERTIES = RADAR_PROPERTIES | {
     "nexrad:message-type", "nexrad:vcp", "nexrad:volume-number", "nexrad:chunks", "nexrad:complete", "nexrad:closed",
     "nexrad:closed-by", "nexrad:cuts", "bands",
 }  # fmt: skip
-"""What a volume can have of which chunks are there."""
+"""Properties of a volume in chunks."""
 FIRST_BYTES = READ_BYTES
-"""Of a chunk, by its first request."""
+"""Bytes of a chunk that its first request reads."""
 START, END = "S", "E"
-"""Kinds of chunks: the first of a volume and its last one; those between are I."""
+"""Kinds of chunks: first and last of a volume; the chunks between are I."""
 LATER_VOLUME = "a later volume of the radar"
-"""What closes a volume that nothing has ended."""
+"""Value of `nexrad:closed-by` for a volume without an end."""
 _MAX_BLOCKS = -(-(HEADER_BYTES + 4 + MAX_RECORD_BYTES) // READ_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """What a chunk holds: the volume header and the pattern in the first one, radials in every other one."""
+    """A chunk: volume header and pattern in the first chunk, radials in every other."""
 
     header: VolumeHeader | None
     pattern: Pattern | None
@@ -74,17 +74,17 @@ class Chunk:
     last: Radial | None
     radials: int
     is_last_record: bool
-    """Whether the record says so, by a negative size."""
+    """Whether the record is marked as the last one, by a negative size."""
 
 
 def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
-    """Read a chunk; `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk` and `kind`.
+    """Read a chunk. Conforms to `Reader`.
 
-    The first chunk's header is held against the `version` that the contract has for the site.
-
-    `start` and `datetime` are the key's time, which all chunks of a volume have; `end` is the last radial's, and the
-    start in the first chunk. A volume is complete when its last radial ends it; a last chunk without that radial has a
-    finding COMPLETENESS_UNCHECKED. One that is not complete is closed when the request says so.
+    `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk`, `kind`, and `version`, which the
+    contract has for the site and the first chunk's header must have. `start` and `datetime` are the key's time, common
+    to all chunks of a volume; `end` is the last radial's, and the start in the first chunk. A volume is complete when
+    its last radial ends it; a last chunk without that radial has a finding COMPLETENESS_UNCHECKED. `request.closed`
+    closes a volume that is not complete.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
     INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
@@ -104,7 +104,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     unfinished = f"the last chunk ends with no end of a volume: {_last_words(chunk)}"
     return HeaderMetadata(
         start=start,
-        # The first radials may precede the second by which the volume is named.
+        # The first radials may precede the second in the name of the volume.
         end=max(start, chunk.last.time) if chunk.last else start,
         datetime=start,
         geometry=coverage(kind, place, chunk.first),
@@ -161,7 +161,7 @@ def _read(source: ByteSource, *, starts: bool) -> Chunk:
 
 
 def _check_times(chunk: Chunk, start: datetime) -> None:
-    """Hold the header and the radials against the key, and the radials against each other. Raises ReadError."""
+    """Compare the times of header and radials with the key, and their order. Raises ReadError."""
     header = chunk.header.time if chunk.header else start
     first, last = (radial.time if radial else start for radial in (chunk.first, chunk.last))
     in_order = first <= last or chunk.first is None
@@ -187,7 +187,7 @@ def _end(*, complete: bool, closed: bool) -> dict[str, Any]:
 
 def _properties(chunk: Chunk, groups: Mapping[str, str]) -> dict[str, Any]:
     optional = {
-        # A message 5 of zeros is real in volumes of 2005.
+        # Volumes of 2005 have a message 5 of zeros.
         "nexrad:vcp": (chunk.first.vcp if chunk.first else 0) or (chunk.pattern.number if chunk.pattern else 0) or None,
         "nexrad:message-type": chunk.first.message_type if chunk.first else None,
         "nexrad:cuts": chunk.last.cut if chunk.last else None,

@@ -1,12 +1,11 @@
-r"""What stands around the message of a NEXRAD Level III object: WMO heading, AWIPS identifier, transmission.
+r"""The frame of a NEXRAD Level III message: WMO heading, AWIPS identifier, transmission.
 
 An object of the bucket is `T1T2A1A2ii CCCC YYGGgg\r\r\n` (WMO-No. 386, part II, 2.3.2), `NNNXXX\r\r\n` (NWSI 10-1701)
-and the message. Unidata's uploader (github.com/Unidata/ldm-alchemy, upload_nids.py) takes off what a transmission puts
-around them; objects from elsewhere still have it: `SOH CR CR LF number CR CR LF` before, `CR CR LF ETX` after, and
-instead of the message zlib frames, of which the first begins with NOAAPort's communications control block and the same
-heading again.
+and the message. Unidata's uploader (github.com/Unidata/ldm-alchemy, upload_nids.py) removes the transmission around
+them; objects from elsewhere still have it: `SOH CR CR LF number CR CR LF` before, `CR CR LF ETX` after, and instead of
+the message zlib frames; the first frame begins with NOAAPort's communications control block and the same heading again.
 
-Belongs here: that frame, taken off within bounds. Does not belong here: the message (`nexrad_l3_message.py`).
+Belongs here: removing that frame within bounds. Does not belong here: the message (`nexrad_l3_message.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
 HEADING_BYTES = 64
-"""No heading is longer, with a start of transmission before it."""
+"""Longest heading, with a start of transmission before it."""
 FRAME_BYTES = 4000
-"""A zlib frame holds at most so much; all but the last one do (17 frames of a real object)."""
+"""Most bytes in a zlib frame, and the size of all but the last one (17 frames of a real object)."""
 MAX_FRAMES = 2048
 
 _START = re.compile(rb"\x01\r\r\n\d{3,5} ?\r\r\n")
@@ -32,19 +31,18 @@ _HEADING = re.compile(
 )
 _END = b"\r\r\n\x03"
 _TEXT_END = b"\xff\xff\n\0"
-"""What ends a plain text: the flag of a page's end (ICD 2620001, figure 3-16), and a line's end to whole halfwords."""
+"""End of a plain text: the flag of a page's end (ICD 2620001, figure 3-16), and a line's end to whole halfwords."""
 _ZLIB = b"\x78"
-"""First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2); a message's is 0, as no code is as large."""
+"""First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2); a message begins with 0, as codes are small."""
 _STORED = 64
-"""A frame that does not compress is larger by less (RFC 1951, 3.2.4: 5 bytes a block)."""
+"""Above the growth of a frame that does not compress (RFC 1951, 3.2.4: 5 bytes a block)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bulletin:
-    """An object without its frame. `product` and `site` are the two halves of the AWIPS identifier.
+    """An object without its frame. `product` and `site` are the halves of the AWIPS identifier.
 
-    is_closed: the end of its transmission or text is there, so that nothing was cut off. is_text: plain text, not a
-    message.
+    is_closed: it has the end of its transmission or text, so that it is not cut. is_text: plain text, not a message.
     """
 
     wmo: str
@@ -56,29 +54,32 @@ class Bulletin:
     is_text: bool
 
     def time_near(self, moment: datetime) -> datetime:
-        """Time of the heading (day, hour, minute of UTC) in the month that brings it nearest to `moment`.
+        """Return the heading's time (day, hour, minute of UTC), in the month nearest to `moment`.
 
-        Raises ReadError(INVALID_TIME_RANGE) when it is none.
+        Raises ReadError(INVALID_TIME_RANGE) for an invalid time.
         """
         day, hour, minute = (int(self.wmo.split(" ")[2][place : place + 2]) for place in (0, 2, 4))
-        first, found = moment.replace(day=1), []
+        first, candidates = moment.replace(day=1), []
         for month in (first - timedelta(days=1), first, first + timedelta(days=31)):
             try:
-                found.append(datetime(month.year, month.month, day, hour, minute, tzinfo=UTC))
+                candidates.append(datetime(month.year, month.month, day, hour, minute, tzinfo=UTC))
             except ValueError:
                 continue  # the month has no such day
-        if not found:
+        if not candidates:
             raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the heading's time is none: {self.wmo}")
-        return min(found, key=lambda time: abs(time - moment))
+        return min(candidates, key=lambda time: abs(time - moment))
 
 
 def read_bulletin(data: bytes) -> Bulletin:
-    """Take an object out of its frame. Raises ReadError(UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT)."""
-    sent = _START.match(data)
-    if sent and not data.endswith(_END):
+    """Return an object without its frame.
+
+    Raises ReadError(UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT).
+    """
+    start = _START.match(data)
+    if start and not data.endswith(_END):
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the object begins as a transmission and does not end as one")
-    heading = _heading(data, sent.end() if sent else 0)
-    message = data[heading.end() : len(data) - len(_END) if sent else len(data)]
+    heading = _heading(data, start.end() if start else 0)
+    message = data[heading.end() : len(data) - len(_END) if start else len(data)]
     is_zlib = message.startswith(_ZLIB)
     if is_zlib:
         plain = _inflated(message)
@@ -89,30 +90,30 @@ def read_bulletin(data: bytes) -> Bulletin:
     wmo = heading["wmo"].decode("ascii")
     # Notices in plain text (WMO-No. 386, attachment II-5, table B1, NO); radar data are SD, their status NX.
     is_text = wmo.startswith("NO")
-    ends = is_text and message.endswith(_TEXT_END)
+    has_end = is_text and message.endswith(_TEXT_END)
     return Bulletin(
         wmo=wmo,
         product=heading["product"].decode("ascii"),
         site=heading["site"].decode("ascii"),
-        message=message.removesuffix(_TEXT_END) if ends else message,
+        message=message.removesuffix(_TEXT_END) if has_end else message,
         is_zlib=is_zlib,
-        is_closed=sent is not None or ends,
+        is_closed=start is not None or has_end,
         is_text=is_text,
     )
 
 
 def _heading(data: bytes, start: int) -> re.Match[bytes]:
-    found = _HEADING.match(data[: start + HEADING_BYTES], start)
-    if found is None:
+    match = _HEADING.match(data[: start + HEADING_BYTES], start)
+    if match is None:
         raise ReadError(
             MetadataIssue.UNREADABLE_FORMAT,
             f"no WMO heading with an AWIPS identifier at byte {start}: {data[start : start + 32]!r}",
         )
-    return found
+    return match
 
 
 def _inflated(data: bytes) -> bytes:
-    """Inflate frame after frame; what follows the last one was sent as it is."""
+    """Inflate frame after frame; the bytes behind the last one are not compressed."""
     plain = bytearray()
     place = 0
     for _ in range(MAX_FRAMES):
@@ -133,6 +134,6 @@ def _inflated(data: bytes) -> bytes:
 
 
 def _control_block_bytes(data: bytes) -> int:
-    """Size in bytes of NOAAPort's communications control block: the bits 01 and 14 bits of halfwords; 0 for none."""
+    """Return the bytes of NOAAPort's control block: bits 01, 14 bits of halfwords; 0 for none."""
     word = int.from_bytes(data[:2], "big")
     return 2 * (word & 0x3FFF) if word >> 14 == 1 else 0

@@ -1,14 +1,13 @@
-"""The message of a NEXRAD Level III object: header, product description, blocks, and whether it is whole.
+"""The message of a NEXRAD Level III object: header, description, blocks, completeness.
 
 ICD 2620001 (RPG to Class 1 User): message header (figure 3-3), product description block and the symbology, graphic and
 tabular blocks that it points at (figure 3-6), bzip2 after the description (figure 3-6, note 3, and appendix D), general
-status message (figure 3-17). A message says its length, its blocks say theirs and follow each other to its end, and a
-compressed one says how much it holds: all three must hold of the bytes. The header's count of blocks need not: a real
-storm total with a tabular block does not count it.
+status message (figure 3-17). A message states its length, its blocks state theirs and follow each other to its end, and
+a compressed message states its unpacked size: all three must match the bytes. The header's count of blocks need not: a
+real storm total with a tabular block does not count it.
 
 Belongs here: the fields as values, and the table of products; `nexrad_l3_products.csv` states its sources in its first
-lines. Does not belong here: what stands around the message (`nexrad_l3_bulletin.py`) and what it means to the catalog
-(`nexrad_level3.py`).
+lines. Does not belong here: the frame of the message (`nexrad_l3_bulletin.py`) and the Item (`nexrad_level3.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from kfm_dagster.readers.unpacked import Unpacked
 GENERAL_STATUS = 2
 FREE_TEXT = 75
 TDWR = range(180, 188)
-"""Codes that terminal Doppler weather radars alone have (ICD 2620063, table III)."""
+"""Codes of terminal Doppler weather radars only (ICD 2620063, table III)."""
 CLASSIFICATIONS = (165, 177)
-"""Codes whose values are classes of hydrometeors."""
+"""Codes with classes of hydrometeors as values."""
 HYDROMETEORS: Mapping[int, str] = {
     0: "below-threshold",
     10: "biological",
@@ -53,12 +52,12 @@ HYDROMETEORS: Mapping[int, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductKind:
-    """What all objects of a product have in common.
+    """Common values of all objects of a product.
 
-    mnemonic: empty where the ICDs have none. range_m: metres from the radar; None for a profile over it, a text or
-    its state. unit: of its values, empty where it has none. begin, end: numbers (1 to 10) of the product-dependent
-    parameters with date and minute of an accumulation's begin or end. minutes: its length where no begin is stated;
-    length: the parameter that has it.
+    mnemonic: empty if the ICDs have none. range_m: metres from the radar; None for a profile over it, a text or its
+    state. unit: of its values, empty without values. begin, end: numbers (1 to 10) of the product-dependent parameters
+    with date and minute of an accumulation's begin or end. minutes: its length if no begin is stated; length: number of
+    the parameter with the length.
     """
 
     code: int
@@ -74,7 +73,7 @@ class ProductKind:
 
 @cache
 def product_kinds() -> Mapping[int, ProductKind]:
-    """All products by code."""
+    """Return all products by code."""
     return {
         int(row["code"]): ProductKind(
             code=int(row["code"]),
@@ -97,9 +96,9 @@ def _places(text: str) -> tuple[int, int] | None:
 
 
 MAX_UNPACKED_BYTES = 8 * 1024 * 1024
-"""Super-resolution products hold up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real ones claim up to 0.5."""
+"""Super-resolution products have up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real ones up to 0.5."""
 BLOCKS = ("symbology", "graphic", "tabular")
-"""In the order of their numbers and of their offsets (figure 3-6)."""
+"""Blocks in the order of their numbers and their offsets (figure 3-6)."""
 
 _HEADER = struct.Struct(">hHiihhh")
 _DESCRIPTION = struct.Struct(">hiihhhhhhHiHihhhh32x7h2x3I")
@@ -111,13 +110,13 @@ _DIVIDER = -1
 _BZIP2 = 1
 """Compression method (figure 3-6, note 3)."""
 _WITHOUT_BLOCKS = frozenset({62, 73, 74, 75, 77, 82, *range(100, 112)})
-"""Texts: pages or lines stand where the offsets point at, without a block's header (figure 3-16)."""
+"""Codes of texts: the offsets point at pages or lines without a block's header (figure 3-16)."""
 _DAY_MINUTES = 1_440
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """The product description block. Thousandths of a degree, feet above mean sea level, times in UTC.
+    """The product description: thousandths of a degree, feet above mean sea level, UTC.
 
     parameters: the ten product-dependent halfwords, signed. elevation_number: 0 for a product of the whole volume.
     """
@@ -135,9 +134,9 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """A message. `time` is that of its header; None where it has none, as in archives of the 1990s.
+    """A message. `time` is from its header; None without one, as in archives of the 1990s.
 
-    unchecked: why the message may not be whole although its length is right; None where everything fits.
+    unchecked: why the message may not be whole although its length is right; None if everything fits.
     """
 
     code: int
@@ -153,7 +152,7 @@ class Message:
 
 
 def decode_message(data: bytes) -> Message:
-    """Decode a message and hold its lengths against each other.
+    """Decode a message and compare its lengths.
 
     Raises ReadError: TRUNCATED_OBJECT, UNREADABLE_FORMAT, RESOURCE_LIMIT, INVALID_TIME_RANGE.
     """
@@ -170,9 +169,9 @@ def decode_message(data: bytes) -> Message:
 
 
 def accumulation(description: Description, kind: ProductKind) -> tuple[datetime | None, datetime | None]:
-    """Return begin and end of what a product accumulates; None where it states none.
+    """Return begin and end of a product's accumulation; None if not stated.
 
-    The end alone is that of a length that the product always has, or states (173).
+    With an end alone the begin follows from the product's fixed length, or its stated one (173).
     """
     begin, end = (_date_and_minute(description, places) for places in (kind.begin, kind.end))
     minutes = description.parameters[kind.length - 1] if kind.length else kind.minutes or 0
@@ -191,7 +190,7 @@ def _date_and_minute(description: Description, places: tuple[int, int] | None) -
 
 
 def _status(data: bytes, code: int, time: datetime | None, radar_id: int, surplus: str | None) -> Message:
-    """Figure 3-17: the block's length leaves out its divider and itself; 82 bytes, 178 since build 14."""
+    """Decode figure 3-17; the length excludes divider and itself: 82 bytes, 178 since build 14."""
     if len(data) < _HEADER_BYTES + _STATUS.size:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes are less than a general status message")
     divider, length, mode, _, vcp = _STATUS.unpack_from(data, _HEADER_BYTES)
@@ -255,7 +254,7 @@ def _product(data: bytes, code: int, time: datetime | None, radar_id: int, surpl
 
 
 def _unpacked(data: bytes, parameters: Sequence[int]) -> bytes:
-    """Unpack what follows the description: parameter 8 is the method, 9 and 10 are the size in bytes."""
+    """Unpack the data behind the description: parameter 8 is the method, 9 and 10 the bytes."""
     method, high, low = parameters[7:]
     size = (high & 0xFFFF) << 16 | (low & 0xFFFF)
     if method != _BZIP2:
@@ -263,7 +262,7 @@ def _unpacked(data: bytes, parameters: Sequence[int]) -> bytes:
     if size > MAX_UNPACKED_BYTES:
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"{size} bytes unpacked; {MAX_UNPACKED_BYTES} at most are read")
     decompressor = bz2.BZ2Decompressor()
-    # One byte more than it says: whoever has that many has not ended.
+    # One byte more than stated: data of that length are too long.
     stream = Unpacked(iter([data[_DESCRIPTION_END:]]), decompressor, step=size + 1, limit=size + 1)
     plain = stream.read(0, size + 1)
     if len(plain) < size and not stream.complete:
@@ -274,8 +273,8 @@ def _unpacked(data: bytes, parameters: Sequence[int]) -> bytes:
 
 
 def _blocks(message: bytes, offsets: Sequence[int]) -> tuple[tuple[str, ...], str | None]:
-    """Names of the blocks that are there, and what does not fit; offsets are halfwords from the message's start."""
-    found: list[str] = []
+    """Return the blocks' names and any fault; offsets are halfwords from the message's start."""
+    names: list[str] = []
     end = _DESCRIPTION_END
     for number, (name, offset) in enumerate(zip(BLOCKS, offsets, strict=True), 1):
         if not offset:
@@ -285,11 +284,11 @@ def _blocks(message: bytes, offsets: Sequence[int]) -> tuple[tuple[str, ...], st
             raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the {name} block lies past the message's end")
         divider, identity, length = _BLOCK.unpack_from(message, start)
         if (divider, identity) != (_DIVIDER, number):
-            return tuple(found), f"no {name} block stands at byte {start}, where the description says"
+            return tuple(names), f"no {name} block stands at byte {start}, where the description says"
         if start + length > len(message):
             raise ReadError(
                 MetadataIssue.TRUNCATED_OBJECT, f"the {name} block ends {start + length - len(message)} bytes too late"
             )
-        found.append(name)
+        names.append(name)
         end = max(end, start + length)
-    return tuple(found), f"{len(message) - end} bytes belong to no block" if end < len(message) else None
+    return tuple(names), f"{len(message) - end} bytes belong to no block" if end < len(message) else None

@@ -1,9 +1,9 @@
-"""The reader of NEXRAD Level II archive volumes: where records lie, agreement with the key, STAC properties.
+"""Reader of NEXRAD Level II volumes: their records, agreement with the key, STAC properties.
 
 Belongs here: a volume from its header to its first radial (ICD 2620010, Archive II/User: volume header, LDM records,
-messages), gzip around it, the bounds on what hostile bytes may cost, and what head and end mean to the catalog. Does
-not belong here: what the fields of a record mean (`nexrad_messages.py`), what the end of a volume says
-(`nexrad_end.py`), and where the radar stands (`nexrad_radar.py`).
+messages), gzip around it, the bounds for hostile bytes, and the Item's fields of head and end. Does not belong here:
+the fields of a record (`nexrad_messages.py`), the end of a volume (`nexrad_end.py`), and the position of the radar
+(`nexrad_radar.py`).
 
 Cost: one to three range requests of 128 KiB for the head and one of up to 256 KiB for the end; a gzipped volume is read
 whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
@@ -57,29 +57,29 @@ MAX_READS = 16
 METADATA_BYTES = 134 * FRAME_BYTES
 """The first LDM record: messages 15, 13, 18, 3, 5 and 2 (ICD 2620010, 7.3.5); fewer frames before 2008."""
 RADIAL_BYTES = 16 * 1024
-"""A type 31 radial takes 7 to 10 KB in real volumes; a bzip2 block gives more only for more time."""
+"""A type 31 radial takes 7 to 10 KB in real volumes; unpacking more of a bzip2 block costs time."""
 MAX_HEAD_BYTES = 2 * METADATA_BYTES
 MAX_RECORDS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Volume:
-    """What a volume's head and its end say. `compression` is that of the object as stored."""
+    """Head and end of a volume. `compression` is that of the stored object."""
 
     header: VolumeHeader
     compression: str
     radial: Radial
-    """The first one."""
+    """The first radial."""
     end: VolumeEnd
     pattern: Pattern | None
     status: tuple[str | None, str | None, str | None]
     """State, operability and build of the radar's software."""
     frequency_mhz: int | None
-    """Of the transmitter, from the adaptation data (message 18)."""
+    """Frequency of the transmitter, from the adaptation data (message 18)."""
 
 
 def read_volume(source: ByteSource) -> Volume:
-    """Read a volume's head and end. Raises ReadError(UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, ...)."""
+    """Read head and end. Raises ReadError (UNREADABLE_FORMAT, TRUNCATED_OBJECT and others)."""
     stored = BlockCache(source, block_bytes=READ_BYTES, max_blocks=MAX_READS)
     gzipped = stored.read(0, 2) == b"\x1f\x8b"
     plain: Bytes = stored
@@ -106,7 +106,7 @@ def read_volume(source: ByteSource) -> Volume:
 
 
 def _head(found: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]:
-    """Return the first radial, and the bodies of the messages before it by type, of each the last."""
+    """Return the first radial, and by type the body of the last message before it."""
     bodies: dict[int, bytes] = {}
     for kind, body in found:
         if kind in {1, 31}:
@@ -116,15 +116,15 @@ def _head(found: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]
 
 
 def _pieces(source: Bytes, start: int, end: int) -> Iterator[bytes]:
-    """Yield [start, end) piece by piece, each within one block of the cache, so that only what is used is requested."""
+    """Yield [start, end) in pieces within one block of the cache, to request only used blocks."""
     return pieces(source, start, end, step=READ_BYTES, first=READ_BYTES - start % READ_BYTES)
 
 
 def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, bytes]]:
-    """Messages of the first LDM records (ICD 2620010, 7.3.4).
+    """Yield the messages of the first LDM records (ICD 2620010, 7.3.4).
 
-    `end` is the volume's size in bytes where that is known: a record past it means an object cut short, even where
-    the first radial is still within it.
+    `end` is the volume's size in bytes if known: a record past it means an object cut short, even when the first radial
+    is within it.
     """
     offset = HEADER_BYTES
     for index in range(MAX_RECORDS):
@@ -150,26 +150,26 @@ PROPERTIES = RADAR_PROPERTIES | {
     "bands", "nexrad:vcp", "nexrad:elevations", "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status",
     "nexrad:operability-status", "nexrad:gate-spacing-m",
 }  # fmt: skip
-"""What a volume can have."""
+"""Properties of a volume."""
 FIRST_BYTES = READ_BYTES
-"""Of a volume, by its first request."""
+"""Bytes of a volume that its first request reads."""
 
 TIME_TOLERANCE = timedelta(seconds=60)
-"""Between the key's time, the volume header's and the first radial's.
+"""Most time between the key, the volume header and the first radial.
 
-The key follows one of the others, and those two lie up to 11.5 s apart, in real volumes; the next volume of a site
-follows after 3 minutes at the earliest, so that one minute cannot confuse two.
+In real volumes the key has one of the other two times, which are up to 11.5 s apart; the next volume of a site follows
+after 3 minutes at the earliest, so that one minute cannot confuse two.
 """
 LONGEST_VOLUME = timedelta(minutes=30)
-"""From the first radial to the last: patterns take 4 to 10 minutes (Federal Meteorological Handbook 11, part C)."""
+"""First radial to last: patterns take 4 to 10 minutes (Federal Meteorological Handbook 11, part C)."""
 
 
 def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
-    """Read the head of a volume; `request.groups` must have `site`, `date` (YYYYMMDD) and `time` (HHMMSS).
+    """Read the head and end of a volume. Conforms to `Reader`.
 
-    `start` is that of the volume header or the first radial, whichever comes first; `end` is the last radial's, and the
-    start again where that is not known (`nexrad:end-known`). `datetime` is the start: the key's whole second may lie
-    before it. A volume that may be incomplete has a finding COMPLETENESS_UNCHECKED.
+    `request.groups` must have `site`, `date` (YYYYMMDD), `time` (HHMMSS). `start` is the earlier of volume header and
+    first radial; `end` is the last radial's, or the start if unknown (`nexrad:end-known`). `datetime` is the start: the
+    key's whole second may be before it. A volume that may be incomplete has a finding COMPLETENESS_UNCHECKED.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
     INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position and the cuts.
@@ -225,14 +225,14 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
 def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     radial, end, (state, operability, build) = volume.radial, volume.end, volume.status
     planned = volume.pattern.elevations if volume.pattern else ()
-    made = planned[: end.radial.cut] if end.radial else planned
-    # A binary angle: what points below the horizon counts from the full turn. Several cuts may have one angle.
-    angles = sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in made})
+    recorded = planned[: end.radial.cut] if end.radial else planned
+    # Binary angles below the horizon count from the full turn. Several cuts may have one angle.
+    angles = sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in recorded})
     check_cuts(kind, angles)
     optional = {
-        # An all-zero message 5 is real (2005): the radial's own pattern number comes first.
+        # Volumes of 2005 have a message 5 of zeros: the radial's own pattern number has priority.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
-        # What is known of the whole has the short names; what is not says whose it is.
+        # Values of the whole volume have the short names; values of a part name the part.
         "bands": moment_bands(end.moments or radial.moments) or None,
         "nexrad:moments": list(end.moments) if end.moments else None,
         "nexrad:first-radial-moments": None if end.moments else list(radial.moments),

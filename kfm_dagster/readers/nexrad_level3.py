@@ -1,13 +1,13 @@
-"""The reader of NEXRAD and TDWR Level III products: agreement with the key, footprint, STAC properties.
+"""Reader of NEXRAD and TDWR Level III: agreement with the key, footprint, STAC properties.
 
-Belongs here: what a product's description means to the catalog. Does not belong here: how an object is laid out
+Belongs here: the Item's fields by a product's description. Does not belong here: the layout of an object
 (`nexrad_l3_bulletin.py`, `nexrad_l3_message.py`).
 
-Cost: an object is read whole, because only then is it known to be: one request of 256 KiB, which nearly all real
-objects fit in, and a second one for the rest of up to 4 MiB. bzip2 is unpacked outside the GIL.
+Cost: an object is read whole, because only a complete read proves it whole: one request of 256 KiB, enough for nearly
+all real objects, and a second one for the rest of up to 4 MiB. bzip2 is unpacked outside the GIL.
 
 Footprint: a disc of the product's range around the radar. A product without a range is a Point, the radar's position:
-a VAD wind profile is of the air above it, a status message of the radar itself, and a text names no area at all.
+a VAD wind profile is of the air above it, a status message of the radar itself, and a text has no area.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ PROPERTIES = frozenset({
     "nexrad:latitude", "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:compression",
     "nexrad:blocks", "nexrad:accumulation-start", "nexrad:accumulation-end", "bands",
 })  # fmt: skip
-"""What an object can have."""
+"""Properties of an object."""
 READ_BYTES = 256 * 1024
-"""One block of a range request; real objects take 0.1 to 160 KB."""
+"""Block of a range request; real objects take 0.1 to 160 KB."""
 FIRST_BYTES = READ_BYTES
-"""Of an object, by its first request."""
+"""Bytes of an object that its first request reads."""
 MAX_BLOCKS = 16
 MAX_OBJECT_BYTES = MAX_BLOCKS * READ_BYTES
 
 TIME_TOLERANCE = timedelta(seconds=60)
-"""Between the key's time and the object's, as with Level II."""
+"""Most time between the key and the object, as with Level II."""
 LONGEST_GENERATION = timedelta(hours=1)
-"""From a volume scan's start to its products: 6 s to 4.5 minutes in real ones, and a scan takes 10 minutes at most."""
+"""Volume scan's start to its products: 6 s to 4.5 minutes in real objects, and a scan takes at most 10 minutes."""
 ELEVATIONS = (-1.0, 45.0)
-"""What an elevation angle can be, degrees (ICD 2620001, table V)."""
+"""Bounds of an elevation angle in degrees (ICD 2620001, table V)."""
 _FEET = 0.3048
 _MODES = {0: "maintenance", 1: "clear air", 2: "precipitation"}
 """ICD 2620001, figures 3-6 and 3-17: operational mode."""
@@ -75,7 +75,7 @@ _MODES = {0: "maintenance", 1: "clear air", 2: "precipitation"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Content:
-    """What an object says beside its heading, of whichever form it is."""
+    """Content of an object beside its heading, in any of its forms."""
 
     code: int
     start: datetime
@@ -88,13 +88,13 @@ class _Content:
 
 
 def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
-    """Read an object; `request.groups` must have `site`, `product` (three letters each) and `stamp` (Y_m_d_H_M_S).
+    """Read an object. Conforms to `Reader`.
 
-    start, end and datetime are the start of the volume scan (with SAILS that of the elevation); of an accumulation they
-    are its begin, end and end again; for a general status message the message's time, for a plain text that of its
-    heading. `processing:datetime` is when the product was generated. An object of which more or less is there than its
-    lengths say has a finding COMPLETENESS_UNCHECKED, and so has a plain text, which says no length, without the end of
-    its transmission.
+    `request.groups` must have `site`, `product` (three letters each) and `stamp` (Y_m_d_H_M_S). start, end and datetime
+    are the start of the volume scan (with SAILS of the elevation), of an accumulation its begin, end and end again, of
+    a general status message its time, of a plain text the heading's. `processing:datetime` is the time of generation.
+    An object with more or fewer bytes than its lengths has a finding COMPLETENESS_UNCHECKED, and so has a plain text,
+    without a length, when the end of its transmission is missing.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INVALID_TIME_RANGE for the bytes,
     TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
@@ -121,7 +121,7 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
 
 
 def _check_identifier(bulletin: Bulletin, groups: Mapping[str, str]) -> None:
-    """Hold the key's site and product against those of the AWIPS identifier (ldm-alchemy, upload_nids.py: make_key)."""
+    """Compare the key with the AWIPS identifier (ldm-alchemy, upload_nids.py: make_key)."""
     stated, key = (bulletin.site, bulletin.product), (groups["site"], groups["product"])
     if stated != key:
         raise ReadError(
@@ -131,7 +131,7 @@ def _check_identifier(bulletin: Bulletin, groups: Mapping[str, str]) -> None:
 
 
 def _text(bulletin: Bulletin, nominal: datetime) -> _Content:
-    """Read a free text message that is nothing but text; its own end, or its transmission's, proves it whole."""
+    """Read a free text message; its own end, or its transmission's, proves it whole."""
     if not bulletin.message.strip() or not bulletin.message.isascii():
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{bulletin.wmo} is no plain text")
     start = bulletin.time_near(nominal)
@@ -148,14 +148,14 @@ def _message(message: Message, nominal: datetime) -> _Content:
     description = message.description
     if description is None:
         return _status(message, nominal)
-    made, sent = description.generation_time, message.time
-    if sent is not None and abs(sent - made) > LONGEST_GENERATION:
+    generated, sent = description.generation_time, message.time
+    if sent is not None and abs(sent - generated) > LONGEST_GENERATION:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
             f"the header says {rfc3339(sent, timespec='seconds')}, the product was generated at "
-            f"{rfc3339(made, timespec='seconds')}; expected both within {LONGEST_GENERATION.seconds} s",
+            f"{rfc3339(generated, timespec='seconds')}; expected both within {LONGEST_GENERATION.seconds} s",
         )
-    # Unidata names an object by its volume's start; any time from there to the product's generation is its own.
+    # Unidata names an object by its volume's start; any time from there to the product's generation is valid.
     start = description.volume_time
     _check_time(nominal, start, min(max(start, description.generation_time), start + LONGEST_GENERATION))
     begin, end = _accumulation(description)
@@ -222,19 +222,19 @@ def _properties(bulletin: Bulletin, content: _Content, position: Position) -> di
 
 
 def _known(radar: RadarKind, site: Site | None, kind: ProductKind | None) -> dict[str, Any]:
-    """Return what the tables say of the radar and the product."""
-    known = {
+    """Return the properties of radar and product by the tables."""
+    optional = {
         "nexrad:site": site.icao if site else None,
         "nexrad:site-name": site.name if site else None,
         "nexrad:product-name": kind.name if kind else None,
         "nexrad:mnemonic": (kind.mnemonic or None) if kind else None,
         "nexrad:range-m": kind.range_m if kind else None,
     }
-    return {"platform": radar.name, "instruments": [radar.name]} | _there(known)
+    return {"platform": radar.name, "instruments": [radar.name]} | _there(optional)
 
 
 def _bands(bulletin: Bulletin, kind: ProductKind | None) -> dict[str, Any]:
-    """Return the band of a product with values, by the product's AWIPS name; nothing for the others."""
+    """Return the band of a product with values, by its AWIPS name; empty for other products."""
     if kind is None or not kind.unit:
         return {}
     band: dict[str, Any] = {"name": bulletin.product, "description": kind.name, "unit": kind.unit}
@@ -266,7 +266,7 @@ def _of_description(message: Message, description: Description) -> dict[str, Any
 
 
 def _elevation(description: Description) -> float | None:
-    """Angle in degrees: parameter 3 in tenths, where the product is of one elevation and not of the whole volume."""
+    """Return the degrees (parameter 3, in tenths) of one elevation; None for a whole volume."""
     angle = description.parameters[2] / 10
     return angle if description.elevation_number > 0 and ELEVATIONS[0] <= angle <= ELEVATIONS[1] else None
 

@@ -1,7 +1,7 @@
-"""NEXRAD Level II records: their framing as LDM records and messages, and the fields that they hold.
+"""NEXRAD Level II records: their framing as LDM records and messages, and their fields.
 
 Belongs here: the two framings of ICD 2620010 (7.3.4 and 7.3.5), and the fields of single records of ICD 2620010
-(Archive II/User) and ICD 2620002 (RDA/RPG), as values. Does not belong here: which records of an object are read
+(Archive II/User) and ICD 2620002 (RDA/RPG), as values. Does not belong here: the choice of an object's records
 (`nexrad_level2.py`, `nexrad_end.py`, `nexrad_chunk.py`).
 """
 
@@ -20,11 +20,11 @@ from kfm_dagster.readers.unpacked import Bytes, Unpacked
 
 HEADER_BYTES = 24
 MAX_CUTS = 32
-"""Elevation cuts of a volume coverage pattern (ICD 2620002, table XI)."""
+"""Most elevation cuts of a volume coverage pattern (ICD 2620002, table XI)."""
 MAX_BLOCKS = 10
-"""Data blocks of a radial: three of constants, seven moments (ICD 2620002, table XVII)."""
+"""Most data blocks of a radial: three of constants, seven moments (ICD 2620002, table XVII)."""
 BAND_MHZ = (2700, 3000)
-"""What a WSR-88D may transmit at (ICD 2620002, table XV); before 2008 the table was another, and this field none."""
+"""Transmitter band of a WSR-88D (ICD 2620002, table XV); before 2008 the table was different, without this field."""
 GATE_M = (50, 2000)
 """Lengths of a range gate: 250 m and 1 km in real volumes (ICD 2620002, tables III and XVII-B)."""
 MOMENTS: Mapping[str, tuple[str, str]] = {
@@ -38,7 +38,7 @@ MOMENTS: Mapping[str, tuple[str, str]] = {
 }
 """Long name and unit of the moments, in the order of their data blocks (ICD 2620002, tables III and XVII-B)."""
 INTERMEDIATE, END_OF_VOLUME = 1, 4
-"""Radial status (ICD 2620002, tables III and XVII): within a cut, and the last radial that a whole volume has."""
+"""Radial status (ICD 2620002, tables III and XVII): within a cut, and last radial of a whole volume."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_MS = 86_400_000
@@ -78,10 +78,10 @@ class VolumeHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Radial:
-    """One radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1.
+    """A radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1.
 
-    gate_spacing_m: between the range gates of the reflectivity; None where it has none or states no length of a gate.
-    reach_m: to the end of its last gate; None as above, and for type 1, whose cells always reach as far.
+    gate_spacing_m: between the range gates of the reflectivity; None without reflectivity or a valid length of a gate.
+    reach_m: to the end of its last gate; None as above, and for type 1, whose cells always have the same reach.
     """
 
     message_type: int
@@ -98,14 +98,14 @@ class Radial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """Message type 5, the volume coverage pattern (ICD 2620002, table XI): number, and target elevations in degrees."""
+    """Message type 5, the coverage pattern (ICD 2620002, table XI): number, angles in degrees."""
 
     number: int
     elevations: tuple[float, ...]
 
 
 def decode_header(data: bytes) -> VolumeHeader:
-    """ICD 2620010, 7.3.3: tape name, extension number, date, time, ICAO. Raises ReadError."""
+    """Decode name, extension, date, time and ICAO (ICD 2620010, 7.3.3). Raises ReadError."""
     if len(data) < HEADER_BYTES:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes are less than a volume header")
     magic, extension, day, milliseconds, icao = struct.unpack(">9s3sII4s", data)
@@ -120,7 +120,7 @@ def decode_header(data: bytes) -> VolumeHeader:
 
 
 def radial_status(kind: int, body: bytes) -> int:
-    """Status of a radial without its data blocks: 0, 3 and 5 begin a cut, 2 and 4 end one. Raises ReadError."""
+    """Return a radial's status: 0, 3 and 5 begin a cut, 2 and 4 end one. Raises ReadError."""
     (status,) = _unpack("B", body, 21 if kind == 31 else 13)
     return int(status)
 
@@ -131,12 +131,12 @@ def decode_radial(kind: int, body: bytes) -> Radial:
 
 
 def _radial_31(body: bytes) -> Radial:
-    """ICD 2620002, table XVII: the header's 32 bytes, then pointers to data blocks."""
+    """Decode ICD 2620002, table XVII: the header's 32 bytes, then pointers to data blocks."""
     icao, milliseconds, day, cut, count = _unpack(">4sIH12xB7xH", body, 0)
     position: Position | None = None
     vcp = 0
     gates = first = spacing = 0
-    found: set[str] = set()
+    moments: set[str] = set()
     for pointer in _unpack(f">{min(count, MAX_BLOCKS)}I", body, 32):
         block, name = _unpack(">c3s", body, pointer)
         if name == b"VOL":
@@ -144,7 +144,7 @@ def _radial_31(body: bytes) -> Radial:
             latitude, longitude, site, feedhorn, vcp = _unpack(">ffhH20xH", body, pointer + 8)
             position = Position(latitude=latitude, longitude=longitude, height_m=site + feedhorn)
         elif block == b"D":
-            found.add(_text(name))
+            moments.add(_text(name))
             if name == b"REF":
                 # Table XVII-B, after name and reserved word: gates, range to the middle of the first one, spacing.
                 gates, first, spacing = _unpack(">HhH", body, pointer + 8)
@@ -155,7 +155,7 @@ def _radial_31(body: bytes) -> Radial:
         status=radial_status(31, body),
         cut=cut,
         vcp=vcp,
-        moments=tuple(moment for moment in MOMENTS if moment in found),
+        moments=tuple(moment for moment in MOMENTS if moment in moments),
         position=position,
         gate_spacing_m=_gate(spacing),
         reach_m=round(first + spacing * (gates - 0.5)) if gates and _gate(spacing) else None,
@@ -163,7 +163,7 @@ def _radial_31(body: bytes) -> Radial:
 
 
 def _radial_1(body: bytes) -> Radial:
-    """ICD 2620002, table III: pointers to the three moments, zero where one is absent, then the pattern's number."""
+    """Decode ICD 2620002, table III: pointers to three moments, zero if absent, pattern number."""
     milliseconds, day, cut, spacing, *pointers, vcp = _unpack(">IH10xH4xH12x3H2xH", body, 0)
     return Radial(
         message_type=1,
@@ -179,7 +179,7 @@ def _radial_1(body: bytes) -> Radial:
 
 
 def decode_pattern(body: bytes) -> Pattern:
-    """ICD 2620002, table XI: 22 bytes of header, then 46 for each elevation cut, which begin with its angle."""
+    """Decode ICD 2620002, table XI: 22 bytes of header, then 46 per cut, with its angle first."""
     number, cuts = _unpack(">4xHH", body, 0)
     angles = (_unpack(">H", body, 22 + 46 * cut)[0] for cut in range(min(cuts, MAX_CUTS)))
     return Pattern(number=number, elevations=tuple(angle * 360 / 65536 for angle in angles))
@@ -188,17 +188,17 @@ def decode_pattern(body: bytes) -> Pattern:
 def decode_status(body: bytes) -> tuple[str | None, str | None, str | None]:
     """Decode message type 2, the RDA's status (ICD 2620002, table IV: halfwords 1, 2 and 10).
 
-    Return state, operability and build of the software; None for codes that the table does not define.
+    Return state, operability and build of the software; None for codes that are not in the table.
     """
     rda, operability, build = _unpack(">HH14xH", body, 0)
-    # Bit 0 of the operability says that calibration is not automatic. Builds are in hundredths: 1900 is build 19.0 and
+    # Bit 0 of the operability: calibration is not automatic. Builds are in hundredths: 1900 is build 19.0 and
     # 2210 is 22.1; older radars leave it zero.
     version = f"{build / 100:.2f}".removesuffix("0") if build else None
     return _RDA_STATUS.get(rda), _OPERABILITY.get(operability & ~1), version
 
 
 def decode_frequency(body: bytes) -> int | None:
-    """ICD 2620002, table XV: the transmitter's frequency in MHz, byte 1092 of the first segment; None out of band."""
+    """Return the frequency in MHz, byte 1092 of ICD 2620002, table XV; None out of band."""
     (frequency,) = _unpack(">i", body, 1092)
     low, high = BAND_MHZ
     return int(frequency) if low <= frequency <= high else None
@@ -222,9 +222,9 @@ def _text(data: bytes) -> str:
 
 
 def time_of(day: int, milliseconds: int) -> datetime:
-    """Add days since 1970-01-01, which is day 1, and milliseconds past midnight UTC (ICD 2620002, table II, note 1).
+    """Return the time of a day, 1970-01-01 being day 1, and milliseconds past midnight UTC.
 
-    Raises ReadError(INVALID_TIME_RANGE).
+    ICD 2620002, table II, note 1. Raises ReadError(INVALID_TIME_RANGE).
     """
     if not 1 <= day <= 0xFFFF or not 0 <= milliseconds < _DAY_MS:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"day {day}, millisecond {milliseconds} is no time")
@@ -232,7 +232,7 @@ def time_of(day: int, milliseconds: int) -> datetime:
 
 
 READ_BYTES = 128 * 1024
-"""One block of a range request; real heads take one to three, because a bzip2 block must be whole (50 to 270 KB)."""
+"""Block of a range request; real heads take one to three, because a bzip2 block must be whole (50 to 270 KB)."""
 FRAME_BYTES = 2432
 """Every message but type 31 fills one frame (ICD 2620010, 7.3.5)."""
 MAX_RECORD_BYTES = 1024 * 1024
@@ -246,9 +246,9 @@ MESSAGE_BYTES = _MESSAGE.size
 
 
 def record_size(word: bytes) -> tuple[int, bool]:
-    """Size of an LDM record in bytes, and whether it says to be the last one (ICD 2620010, 7.3.4: a negative size).
+    """Return the size of an LDM record in bytes, and whether it is marked as the last one.
 
-    Raises ReadError for a size of nothing, or of more than a record can have.
+    The mark is a negative size (ICD 2620010, 7.3.4). Raises ReadError for a size of 0 or above MAX_RECORD_BYTES.
     """
     size = int.from_bytes(word, "big", signed=True)
     if not 0 < abs(size) <= MAX_RECORD_BYTES:
@@ -260,24 +260,24 @@ def record_size(word: bytes) -> tuple[int, bool]:
 
 
 def message_at(header: bytes) -> tuple[int, int, int, int]:
-    """Type, segment, size of the body and distance to the next message in bytes, from MESSAGE_BYTES of header.
+    """Return type, segment, size of the body and distance to the next message, in bytes.
 
-    Raises ReadError for a message that is smaller than its own header.
+    `header` has MESSAGE_BYTES. Raises ReadError for a message that is smaller than its own header.
     """
     halfwords, kind, segment = _MESSAGE.unpack(header)
     if kind == 31:
         if halfwords < 8:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message of type 31 claims {halfwords} halfwords")
-        # The size counts the message header's 16 bytes and not the 12 before it.
+        # The size includes the message header's 16 bytes and not the 12 before it.
         return kind, segment, halfwords * 2 - 16, halfwords * 2 + 12
     return kind, segment, FRAME_BYTES - MESSAGE_BYTES, FRAME_BYTES
 
 
 def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
-    """Type and body of each message that matters; of message 18 only the first segment does.
+    """Yield type and body of each message of type 1, 2, 5, 31, and of 18 the first segment.
 
-    Goes on to the end of the stream, which the stream itself keeps near: see `Unpacked` and `BlockCache`.
-    Raises ReadError where the stream ends within such a message.
+    Continues to the end of the stream, which bounds the memory: see `Unpacked` and `BlockCache`.
+    Raises ReadError when the stream ends within such a message.
     """
     while len(header := stream.read(position, MESSAGE_BYTES)) == MESSAGE_BYTES:
         kind, segment, body_bytes, advance = message_at(header)
@@ -290,7 +290,7 @@ def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
 
 
 def messages_of_record(record: bytes) -> Iterator[tuple[int, bytes]]:
-    """Type and body of each message of a whole LDM record, without its size, as `messages`. Raises ReadError."""
+    """Yield type and body of the messages of an LDM record without its size. Raises ReadError."""
     stream = Unpacked(iter([record]), bz2.BZ2Decompressor(), step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
     yield from messages(stream, 0)
     if not stream.complete:

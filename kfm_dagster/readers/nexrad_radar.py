@@ -1,8 +1,8 @@
-"""The radar of a NEXRAD object: where it stands, its kind, what it reaches, and the properties that objects share.
+"""The radar of a NEXRAD object: its position, kind, reach, and the common properties.
 
-Belongs here: the tables of WSR-88D and TDWR sites, the choice between a radar's own position and its site's, and what
-differs between the two kinds. Volumes of message type 1 (1991 to 2008) and status messages carry no position. Does not
-belong here: what else their records say.
+Belongs here: the tables of WSR-88D and TDWR sites, the choice between a radar's own position and its site's, and the
+differences of the two kinds. Volumes of message type 1 (1991 to 2008) and status messages have no position. Does not
+belong here: the other content of records.
 `nexrad_sites.csv` and `nexrad_tdwr_sites.csv` state their source (NOAA NCEI's station list, public domain) and
 exceptions in their first lines.
 """
@@ -22,9 +22,9 @@ from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MOMENTS, Pattern, Position, Radial, VolumeHeader
 
 POSITION_TOLERANCE_M = 50_000
-"""Between a radar's own position and its site's: 100 m in real objects, but the table has one place a site, and the
-farthest known move is RKSG's, by 36 km. The nearest other WSR-88D is 59 km off, but for two tested in Norman; of a TDWR
-that is nearer only the name in header and radials tells."""
+"""Most metres between a radar's own position and its site's: 100 m in real objects, but the table has one place a site,
+and the farthest known move is RKSG's, by 36 km. The nearest other WSR-88D is 59 km off, but for two tested in Norman;
+a nearer TDWR differs only by the name in header and radials."""
 _WGS84 = Geod(ellps="WGS84")
 
 
@@ -38,13 +38,13 @@ class Site(Position):
 
 @cache
 def sites() -> Mapping[str, Site]:
-    """All sites of the WSR-88D network by ICAO identifier, in the order of the table."""
+    """Return the WSR-88D sites by ICAO identifier, in the order of the table."""
     return _table("nexrad_sites.csv")
 
 
 @cache
 def tdwr_sites() -> Mapping[str, Site]:
-    """All sites of Terminal Doppler Weather Radars by ICAO identifier, in the order of the table."""
+    """Return the Terminal Doppler Weather Radars by ICAO identifier, in the order of the table."""
     return _table("nexrad_tdwr_sites.csv")
 
 
@@ -54,7 +54,7 @@ def radar_site(icao: str) -> Site | None:
 
 
 def site_named(identifier: str) -> Site | None:
-    """Site of either network by its three-letter identifier: ICAO's without the first, as in AWIPS identifiers."""
+    """Return a site by its three letters: ICAO's without the first, as in AWIPS identifiers."""
     return _by_identifier().get(identifier)
 
 
@@ -77,10 +77,10 @@ def _table(name: str) -> Mapping[str, Site]:
 
 
 def radar_position(stated: Position | None, site: Site | None, name: str) -> Position:
-    """Take the radar's own position, or the site's where the object states none (or zeros).
+    """Return the radar's own position, or the site's when the object states none (or zeros).
 
-    Raises ReadError: MISSING_GEOLOCATION where there is neither, INVALID_GEOMETRY for a position that cannot be, or is
-    farther than POSITION_TOLERANCE_M from the site's.
+    Raises ReadError: MISSING_GEOLOCATION without either, INVALID_GEOMETRY for a position that is impossible, or farther
+    than POSITION_TOLERANCE_M from the site's.
     """
     if stated is None or (stated.latitude == 0 and stated.longitude == 0):
         if site is None:
@@ -88,7 +88,7 @@ def radar_position(stated: Position | None, site: Site | None, name: str) -> Pos
                 MetadataIssue.MISSING_GEOLOCATION, f"the object states no position and {name} is not in the site table"
             )
         return site
-    # Written so that NaN fails. No radar stands beyond 65 degrees; past 85 the disc would hold a pole.
+    # A NaN fails this test. No radar is beyond 65 degrees; past 85 the disc would hold a pole.
     if not (-85 <= stated.latitude <= 85 and -180 <= stated.longitude <= 180):
         raise ReadError(
             MetadataIssue.INVALID_GEOMETRY, f"the radar is said to be at {stated.latitude}, {stated.longitude}"
@@ -99,7 +99,7 @@ def radar_position(stated: Position | None, site: Site | None, name: str) -> Pos
 
 
 def position_source(position: Position, stated_by: str) -> str:
-    """Say where a position is from: `stated_by`, or the site table."""
+    """Return the source of a position: `stated_by`, or the site table."""
     return "site table" if isinstance(position, Site) else stated_by
 
 
@@ -117,7 +117,7 @@ RADAR_PROPERTIES = frozenset({
     "platform", "instruments", "processing:level", "nexrad:site", "nexrad:site-name", "nexrad:latitude",
     "nexrad:longitude", "nexrad:height-m", "nexrad:position-source",
 })  # fmt: skip
-"""What `radar_properties` gives."""
+"""Properties from `radar_properties`."""
 
 RANGE_M = 460_000
 """Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
@@ -130,7 +130,7 @@ _BINARY_DEGREES = 0.006
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RadarKind:
-    """What the radars of one kind have in common. `patterns` are numbers of volume coverage patterns."""
+    """Common values of the radars of one kind. `patterns` are numbers of coverage patterns."""
 
     name: str
     range_m: int
@@ -149,18 +149,18 @@ WSR_88D = RadarKind(
 TDWR = RadarKind(name="tdwr", range_m=416_000, highest_cut=60, patterns=frozenset({80, 90}))
 """Long range scan of 225 nautical miles, patterns of hazardous weather and monitoring (ICD 2620063)."""
 TDWR_VERSION = "08"
-"""Format version of a TDWR's volumes, as their headers and names say it (AR2V0008, _V08)."""
+"""Format version of a TDWR's volumes, in their headers and names (AR2V0008, _V08)."""
 
 
 def kind_of(icao: str, version: str = "") -> RadarKind:
-    """Return the kind of a radar by its site; of one in no table by the format version."""
+    """Return the kind of a radar by its site; for an unknown site by the format version."""
     return TDWR if icao in tdwr_sites() or version == TDWR_VERSION else WSR_88D
 
 
 def check_platform(parts: Mapping[str, VolumeHeader | Radial | None], icao: str) -> None:
-    """Hold the radar that each part names against the key's. Raises ReadError(PLATFORM_MISMATCH).
+    """Compare each part's radar with the key's. Raises ReadError(PLATFORM_MISMATCH).
 
-    Headers before 2003 leave it blank, and radials of type 1 have none.
+    The name is blank in headers before 2003, and absent in radials of type 1.
     """
     for name, part in parts.items():
         if part is not None and part.icao not in {"", icao}:
@@ -168,16 +168,16 @@ def check_platform(parts: Mapping[str, VolumeHeader | Radial | None], icao: str)
 
 
 def check_version(header: VolumeHeader, groups: Mapping[str, str]) -> None:
-    """Hold the header's format version against the one that the key names or implies. Raises ReadError."""
-    named = groups.get("version", header.version)
-    if header.version != named:
+    """Compare the header's format version with the key's, if any. Raises ReadError."""
+    version = groups.get("version", header.version)
+    if header.version != version:
         raise ReadError(
-            MetadataIssue.KEY_MISMATCH, f"the volume header says {header.magic!r}; the key is of version {named!r}"
+            MetadataIssue.KEY_MISMATCH, f"the volume header says {header.magic!r}; the key is of version {version!r}"
         )
 
 
 def pattern_findings(kind: RadarKind, number: int | None) -> tuple[tuple[MetadataIssue, str], ...]:
-    """Return a finding for the number of a coverage pattern that radars of the kind do not have; 0 is none."""
+    """Return a finding for a pattern number that radars of the kind do not have; 0 has none."""
     if not number or number in kind.patterns:
         return ()
     expected = ", ".join(map(str, sorted(kind.patterns)))
@@ -186,7 +186,7 @@ def pattern_findings(kind: RadarKind, number: int | None) -> tuple[tuple[Metadat
 
 
 def check_cuts(kind: RadarKind, angles: list[float]) -> None:
-    """Raise ReadError for a target elevation in degrees that is above what the radar's antenna reaches."""
+    """Raise ReadError for a target elevation, in degrees, above the antenna's highest."""
     if angles and max(angles) > kind.highest_cut + _BINARY_DEGREES:
         raise ReadError(
             MetadataIssue.INVALID_GEOMETRY,
@@ -195,20 +195,20 @@ def check_cuts(kind: RadarKind, angles: list[float]) -> None:
 
 
 def coverage(kind: RadarKind, place: Position, lowest: Radial | None) -> Mapping[str, Any]:
-    """Return the disc around the radar as GeoJSON: as far as its lowest cut's gates reach, else as its kind does."""
+    """Return the GeoJSON disc of the lowest cut's reach, else of the radar kind's."""
     own = lowest.reach_m if lowest is not None and lowest.cut == 1 else None
     return disc(place.latitude, place.longitude, min(own or kind.range_m, RANGE_M))
 
 
 def moment_bands(moments: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the bands of these moments, with the two codes that are no values (ICD 2620002, table XVII-B)."""
+    """Return the bands of moments, with their two codes (ICD 2620002, table XVII-B)."""
     codes = [{"value": value, "name": name, "nodata": True} for value, name in enumerate(_CODES)]
     return [
         {
             "name": moment,
             "description": MOMENTS[moment][0],
             "unit": MOMENTS[moment][1],
-            # The clutter filter's codes say which filter was applied.
+            # The clutter filter's codes name the applied filter.
             **({} if moment == "CFP" else {"classification:classes": codes}),
         }
         for moment in moments
@@ -216,14 +216,14 @@ def moment_bands(moments: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def radar_properties(kind: RadarKind, icao: str, site: Site | None, place: Position) -> dict[str, Any]:
-    """Return the radar's STAC properties; a site that is in no table has no name."""
-    named = {"nexrad:site-name": site.name} if site else {}
+    """Return the radar's STAC properties; an unknown site has no name."""
+    site_name = {"nexrad:site-name": site.name} if site else {}
     return {
         "platform": kind.name,
         "instruments": [kind.name],
         "processing:level": "L2",
         "nexrad:site": icao,
-        **named,
+        **site_name,
         "nexrad:latitude": round(place.latitude, 6),
         "nexrad:longitude": round(place.longitude, 6),
         "nexrad:height-m": place.height_m,
@@ -234,7 +234,7 @@ def radar_properties(kind: RadarKind, icao: str, site: Site | None, place: Posit
 def native_values(
     header: VolumeHeader | None, pattern: Pattern | None, first: Radial | None, last: Radial | None
 ) -> dict[str, Any]:
-    """Return what volumes and chunks say of themselves, unrounded, under pyart's names."""
+    """Return the values of a volume or chunk, unrounded, under pyart's names."""
     position = first.position if first else None
     return {
         "extension": header.extension if header else None,
