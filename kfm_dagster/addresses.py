@@ -1,4 +1,4 @@
-"""Addresses in a form that may be shown: the place of a database or store, without its secrets.
+"""Addresses in a form to show: the place of a database or store, without secrets.
 
 Belongs here: the secret parts of a DSN or URL. Does not belong here: credentials in texts of foreign software
 (`redaction.py`).
@@ -28,7 +28,7 @@ others are hidden, known or not."""
 
 
 def shown(address: str) -> str:
-    """Return a DSN, URL or folder without its password and the values of options that could be secret."""
+    """Return a DSN, URL or folder without password and values of options that could be secret."""
     if "://" not in address:
         return address
     try:

@@ -25,7 +25,7 @@ from kfm_dagster.settings import Settings
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:
-    """Assemble all from the contracts in force and the stored first day, which is read here, not at import.
+    """Assemble all from the contracts and the stored first day, which is read here, not at import.
 
     Raises KfmError for a wrong configuration, so that no run begins.
     """
@@ -53,7 +53,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
 
 
 def code_location(prepare: Callable[[Settings], object] = lambda _: None) -> Callable[..., dg.Definitions]:
-    """Return the definitions for this process's environment, which `prepare` changes when they are loaded."""
+    """Return a function that loads the definitions of the environment, after calling `prepare`."""
 
     @dg.definitions
     def location() -> dg.Definitions:

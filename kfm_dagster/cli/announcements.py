@@ -102,7 +102,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
 
 
 def _announcers(followers: Iterable[Follower], name: str | None = None) -> list[Announcer]:
-    """Return the announcers of all subscriptions, or the one named `name`. Raises ConfigurationError."""
+    """Return all announcers, or the one of the subscription `name`. Raises ConfigurationError."""
     announcers = {each.subscription.name: each for each in followers if isinstance(each, Announcer)}
     if name is None:
         return list(announcers.values())

@@ -38,7 +38,7 @@ class Named(click.ParamType[str]):
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
-        """Offer matching names; none where settings or database cannot be read, which the command itself reports."""
+        """Offer matching names; none without settings or database, which the command reports."""
         with suppress(KfmError, SQLAlchemyError, OSError):
             return [CompletionItem(name) for name in self.known(incomplete) if name.startswith(incomplete)]
         return []
@@ -52,7 +52,7 @@ class Id(Named):
         self.query = query
 
     def whole(self, tx: Transaction, typed: str) -> str:
-        """Return the id that begins with `typed`, or `typed` itself without a match. Raises AmbiguousIdError."""
+        """Return the id with the prefix `typed`, else `typed` itself. Raises AmbiguousIdError."""
         if not _TYPED.fullmatch(typed):
             return typed
         matches = tx.run(self.query, prefix=typed, limit=MATCHES_ASKED).scalars().all()
@@ -65,7 +65,7 @@ class Id(Named):
 
 
 def _ids(incomplete: str, *, query: str, beginning: str = "prefix") -> list[str]:
-    """Return the ids of `query` that begin with `incomplete`; `beginning` is the name of its parameter."""
+    """Return the ids that begin with `incomplete`; `beginning` is the parameter of `query`."""
     # Imported here, so that a fully typed command does not wait for the modules that open a database.
     from kfm_dagster.cli.session import opened_database  # noqa: PLC0415
     from kfm_dagster.settings import Settings  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`kfm console` and `kfm mcp`: the deployment in a browser, its metrics over HTTP, and answers for assistants."""
+"""`kfm console` and `kfm mcp`: pages for browsers, metrics over HTTP, tools for assistants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions on the command line: actor, reason, change reference, units, and a person's confirmation.
+"""Decisions on the command line: actor, reason, change reference, units and confirmation.
 
 Belongs here: the common parts of the governing commands. Does not belong here: the decisions themselves.
 """
@@ -26,7 +26,7 @@ confirm_option = click.option("--confirm", is_flag=True, help="Do it without ask
 
 
 def require_confirmation(question: str, *, confirmed: bool) -> None:
-    """Ask, unless already confirmed. Raises RefusedError without a terminal, click.Abort on a no."""
+    """Ask, unless confirmed. Raises RefusedError without a terminal, click.Abort on a no."""
     if confirmed:
         return
     if not sys.stdin.isatty():
@@ -78,7 +78,7 @@ override_options = _deciding(override_ref_option)
 
 
 def decision_of(settings: Settings, *, actor: str | None, reason: str, change_ref: str | None) -> Decision:
-    """Return the decision. Raises UnattributedDecisionError for an empty part, in prod without a change reference."""
+    """Return the decision. Raises UnattributedDecisionError for an empty part (change reference: in prod only)."""
     return decision_in(settings.env, actor=actor_of(settings, actor), reason=reason, change_ref=change_ref)
 
 
@@ -89,7 +89,7 @@ def proposed_line(proposal_id: int, units: int) -> str:
 
 
 def actor_of(settings: Settings, actor: str | None) -> str:
-    """Return the actor: `actor`, else KFM_ACTOR, else the user. Raises UnattributedDecisionError."""
+    """Return `actor`, else KFM_ACTOR, else the OS user. Raises UnattributedDecisionError."""
     return actor or settings.actor or _user()
 
 

@@ -1,4 +1,4 @@
-"""`kfm demo`: the whole product on one machine, on sample or on real objects; `kfm cloud`: its embedded cloud alone."""
+"""`kfm demo`: the product on one machine with samples or real objects; `kfm cloud`: its cloud."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, 
 
 
 def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
-    """Print the demo's results by dataset, with faults and skipped files; `kfm` begins the next command."""
+    """Print the results by dataset, with faults and skipped files; `kfm` begins the next command."""
     rows = [{"dataset": dataset, **counts} for dataset, counts in result.datasets.items() if any(counts.values())]
     show_rows(rows, ("dataset", *COUNTS))
     if result.earlier:

@@ -207,7 +207,7 @@ def _carry_out(
     as_json: bool,
     **decided: Any,
 ) -> ExitCode:
-    """Show the plan, ask, carry it out with a progress bar, and show the outcome of each message."""
+    """Show the plan, ask, carry it out with a progress bar, and show each message's outcome."""
     decision = decision_of(Settings.load(), **decided)
     with opened_pipeline(read_only=dry) as pipeline:
         planned = letters.plan(pipeline, selection=selection)

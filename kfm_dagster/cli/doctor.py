@@ -1,4 +1,4 @@
-"""`kfm doctor`: check a deployment and report faults with their next steps. It changes nothing."""
+"""`kfm doctor`: check a deployment, report faults with their next steps. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm explain`: the actions of each step of a run, and the reasons of skips. Changes nothing."""
+"""`kfm explain`: the actions of a run's steps, and the reasons of skips. Changes nothing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _show(account: RunReport, *, storage: str, full: bool) -> None:
 
 
 def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
-    """Return a short row: without the partition that all nodes share, and with a run's prefix only."""
+    """Return a short row, without the partition that all nodes share and with a run's prefix."""
     why, by = node.why or "", node.applied_by
     return {
         "node": node.node.removesuffix(f"@{partition}"),

@@ -1,4 +1,4 @@
-"""`kfm export`: the deployment's content as files for the rest of the platform. Only reads the database."""
+"""`kfm export`: the deployment's content as files for other systems. Only reads the database."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def graph(*, out: Path | None, as_json: bool) -> None:
 
 
 def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
-    """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by a key file or by the settings' key.
+    """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by `key` or the settings'.
 
     A key created for it is reported on stderr. Raises KfmError; then nothing has been written, except such a key where
     only the folder refuses.
@@ -144,7 +144,7 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
 
 
 def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
-    """Print the signer and time of a bundle; `folder` is the bundle's, or the one given to --out.
+    """Print a bundle's signer and time; `folder` is the bundle's, or the folder given to --out.
 
     Raises RefusedError, and ConfigurationError without a key.
     """

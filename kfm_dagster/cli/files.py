@@ -1,4 +1,4 @@
-"""Check before any work that the files and folders of a command can be written. Nothing else."""
+"""Check before any work that a command's files and folders can be written. Nothing else."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NewFile(click.Path):
 
 
 def refuse_unwritable_home(home: Path) -> None:
-    """Raise ConfigurationError where a data root cannot be created or written to; creates nothing."""
+    """Raise ConfigurationError where a data root cannot be created or written; creates nothing."""
     try:
         existing = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.exists())
         tempfile.TemporaryFile(dir=existing).close()
@@ -54,7 +54,7 @@ def refuse_unwritable_home(home: Path) -> None:
 
 
 def _try(path: Path) -> None:
-    """Raise OSError where a file cannot be written: permissions alone do not show it (root in /proc, a full disk)."""
+    """Raise OSError where a file cannot be written, whatever its permissions (/proc, a full disk)."""
     if path.is_file():
         path.open("ab").close()
     elif not path.exists():

@@ -1,4 +1,4 @@
-"""Commands that list a view, the options of its filter, and groups of options passed as one value.
+"""Commands that list a view, options of its filter, and options passed as one value.
 
 Does not belong here: the form of a table (`tables.py`).
 """

@@ -1,4 +1,4 @@
-"""`kfm gaps`: the feeds' gaps as a table or a picture, and the delays of their objects. Only reads."""
+"""`kfm gaps`: gaps of the feeds as a table or a picture, and delays of objects. Only reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm init`: bring both databases up to date and check a deployment's needs before its start."""
+"""`kfm init`: upgrade both databases and check a deployment's needs before its start."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit
 
 
 def _refuse_no_catalog(settings: Settings) -> None:
-    """Raise ConfigurationError for a place without a catalog: "none" would mean that no Item matches."""
+    """Raise ConfigurationError without a catalog: "none" would mean that no Item matches."""
     publisher = open_publisher(settings.catalog)
     if not publisher.folders("") and not publisher.names(""):
         raise ConfigurationError(
@@ -150,7 +150,7 @@ def _refuse_no_catalog(settings: Settings) -> None:
 
 
 def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted) -> None:
-    """Report properties that no Item has, with the nearest names or all: a misspelt property matches nothing."""
+    """Report properties that no Item has, with the nearest or all names: they may be misspelt."""
     from kfm_dagster.followers.geoparquet.search import properties_of  # noqa: PLC0415, see above
 
     names = properties_of(open_publisher(settings.catalog), collections)
@@ -189,7 +189,7 @@ def _row(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(text: str) -> tuple[datetime | None, datetime | None]:
-    """Return the first and last moment of a day or a moment; None twice for an open bound. Raises ValueError."""
+    """Return the first and last moment of a text; None twice for an open bound. Raises ValueError."""
     if text in {"..", ""}:
         return None, None
     moment = datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""The `kfm` command: lazily imported subcommands, with one line and an exit code for every refusal.
+"""The `kfm` command: lazy subcommands, with a line and an exit code for every refusal.
 
 Commands are imported as click documents it ("Lazily Loading Subcommands"), with two additions: `commands` itself has
 the import paths, so that suggestions, completion and walks over the commands see them; and the group's help reads
@@ -184,7 +184,7 @@ def nodd_replay() -> None:
 
 
 def stopped_by_signals() -> AbstractContextManager[None]:
-    """Stop the children on SIGTERM and a closed terminal as on Ctrl-C: they would outlive this process."""
+    """Stop on SIGTERM and SIGHUP as on Ctrl-C: otherwise children would outlive this process."""
     # Ignored signals stay ignored: nohup ignores SIGHUP on purpose.
     unhandled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     return signals_handled(dict.fromkeys(unhandled, signal.default_int_handler))

@@ -19,7 +19,7 @@ def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bo
 
 @contextmanager
 def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
-    """Show completed and known units and the waiting ones on a console; nothing before the first report.
+    """Show completed, known and waiting units on a console; nothing before the first report.
 
     So an early refusal stays one line.
     """

@@ -1,4 +1,4 @@
-"""`kfm quarantine`, `kfm release`, `kfm discard`: units that need a person's decision, and their evidence.
+"""`kfm quarantine`, `kfm release`, `kfm discard`: units that need a decision, and evidence.
 
 A decision applies to all its units or none, compares and swaps their versions, and is in the governance log. Does not
 belong here: collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
@@ -196,7 +196,7 @@ def discard(
 def _quarantined(
     pipeline: Pipeline, wal_ids: tuple[str, ...], version: int | None, *, to_status: Status, tx: Transaction
 ) -> tuple[list[NoddWalRecord], dict[WalId, int]]:
-    """Return the named records and their versions, if each is quarantined with an open case, at `version` if set."""
+    """Return records and versions of quarantined units with open cases, at `version` if set."""
     if version is not None and len(set(wal_ids)) > 1:
         raise click.UsageError("--version goes with one WAL_ID only")
     records = records_of(pipeline.ledger, wal_ids, tx)

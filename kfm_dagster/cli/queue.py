@@ -1,4 +1,4 @@
-"""`kfm queue`: create the queue of a dataset, or print the policy or Terraform module for it."""
+"""`kfm queue`: create the queue of a dataset, or print its IAM policy or Terraform module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm reconcile`: compare bucket, ledger, catalog and lineage, and repair differences by backfill and replay."""
+"""`kfm reconcile`: compare bucket, ledger, catalog and lineage, and repair differences."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def reconcile(
 
 @contextmanager
 def _opened(settings: Settings, *, repairing: bool) -> Iterator[Pipeline]:
-    """Open the deployment to compare. Raises ForeignRootError where its files are another deployment's."""
+    """Open the deployment. Raises ForeignRootError where its files are another deployment's."""
     with opened_pipeline(settings, read_only=not repairing) as pipeline:
         (hold_roots if repairing else refuse_foreign_roots)(pipeline.settings, pipeline.database)
         yield pipeline
@@ -114,7 +114,7 @@ def _window(today: date, days: int, first: datetime | None, last: datetime | Non
 
 
 def _days(registry: ContractRegistry, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:
-    """Return each day with objects of a dataset: some datasets have one day for a month or a year."""
+    """Return each day with objects of a dataset: some have one day for a month or a year."""
     return [
         (name, day) for name in datasets for day in sorted({registry.grammars[name].day_holding(day) for day in days})
     ]

@@ -18,7 +18,7 @@ from kfm_dagster.storage.database import Database
 
 @contextmanager
 def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False) -> Iterator[Pipeline]:
-    """Open the deployment of the settings, else of the environment. Raises NoLedgerError without a ledger.
+    """Open the deployment of `settings`, else of the environment. Raises NoLedgerError.
 
     With `read_only` the database takes no write and is not migrated.
     Reading must not create a ledger, and a decision must not be stored in a folder that a wrong KFM_HOME names.
@@ -38,7 +38,7 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
 
 @contextmanager
 def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[Database]:
-    """Open the database for a command that reads it, or with `recording` adds a record. Raises KfmError.
+    """Open the database for reading, and with `recording` for adding a record. Raises KfmError.
 
     Neither creates a database nor upgrades an older one.
     """
@@ -54,7 +54,7 @@ def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[
 
 
 def explanations(database: Database, run_states: RunStateStore, settings: Settings) -> Explanations:
-    """Return the explanations of runs, with re-executions from DAGSTER_HOME (default: KFM_HOME/dagster)."""
+    """Return explanations, with re-executions of DAGSTER_HOME (default: KFM_HOME/dagster)."""
     home = settings.dagster_home
     if not home.is_dir():
         return Explanations(database=database, run_states=run_states)

@@ -1,4 +1,4 @@
-"""`kfm stac`: the STAC API beside the catalog: its lag, its comparison with the catalog, and rebuilding it."""
+"""`kfm stac`: the STAC API beside the catalog: its lag, its differences, and rebuilding it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _ELLIPSIS = "…"
 
 
 def show_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool = False) -> None:
-    """Print rows: chosen columns as a table, `none` for no rows, or every field as one JSON object per line.
+    """Print rows: `columns` as a table, `none` for no rows, or all fields as JSON lines.
 
     A row is a mapping, a dataclass or a model.
     """
@@ -80,7 +80,7 @@ def show_section(title: str, rows: Sequence[Any], columns: Sequence[str]) -> Non
 
 
 class _Column:
-    """A column that is fitted to a width: `cells` are the displayed texts, `width` their columns."""
+    """A column fitted to a width: `cells` are the displayed texts, `width` their columns."""
 
     def __init__(self, name: str, cells: Sequence[str]) -> None:
         self.name = name
@@ -143,7 +143,7 @@ def _fitted(names: Sequence[str], cells: Sequence[Sequence[str]], width: int) ->
 
 
 def _without_middle(text: str, width: int) -> str:
-    """Cut the middle out of a text wider than `width`; more of its end is kept than of its beginning."""
+    """Cut the middle out of a text wider than `width`, keeping more of its end than its start."""
     if len(text) <= width:
         return text
     head = (width - 1) // 3

@@ -83,7 +83,7 @@ def ui(*, port: int, cloud: str) -> None:
 
 
 def addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, str]:
-    """Return the addresses by which web page and console link each other, unless the settings have them."""
+    """Return the addresses for links between web page and console that the settings lack."""
     own = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
     return own if settings.console_url else own | {"KFM_CONSOLE_URL": f"http://127.0.0.1:{console_port}"}
 
@@ -125,7 +125,7 @@ def _refuse_taken(port: int) -> None:
 
 
 def free_console_port(port: int) -> int:
-    """Return the port after the page's, or a free one: a console of the same home may have taken it."""
+    """Return the port after the page's, or a free one where that is taken by another console."""
     return free_port() if _is_taken(port + 1) else port + 1
 
 

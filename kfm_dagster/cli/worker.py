@@ -1,4 +1,4 @@
-"""`kfm worker`: continuous ingest in this process; `kfm drain`: empty a queue by a deployment on this machine."""
+"""`kfm worker`: continuous ingest in this process; `kfm drain`: empty a queue on this machine."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a browser, a monitor, a program or an assistant asks; it only looks. Not here: counts, Dagster's own UI."""
+"""Answers to browsers, monitors, programs and assistants. Not here: counts, Dagster's own UI."""

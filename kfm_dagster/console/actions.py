@@ -1,4 +1,4 @@
-"""Decisions that a signed-in person makes by a form, each carried out and logged as on the command line.
+"""Decisions by forms of a signed-in person, carried out and logged as on the command line.
 
 Belongs here: the form of a decision, routes that change a unit, a dataset or an alert, and the proposals that wait for
 approval. Does not belong here: signing in (`session.py`), all units of a filter (`replays.py`), and the decisions
@@ -71,7 +71,7 @@ Decide: TypeAlias = Callable[[PostedDecision], str]
 def decision_form(
     pages: Pages, path: str, decide: Decide, *, fields: tuple[str, ...] | None = (), is_override: bool = True
 ) -> Route:
-    """Return the route of a decision's form with `fields` besides the decision; None for the fields of a filter.
+    """Return the route of a decision's form with further `fields`; None for those of a filter.
 
     An override needs a change reference in prod. Answers raise HTTPException without a sign-in,
     BadRequestError, KfmError.
@@ -91,7 +91,7 @@ def decision_form(
 
 
 def routes(pages: Pages) -> list[Route]:
-    """Return the routes of signing in, and of decisions about units, datasets, alerts and proposals."""
+    """Return the routes of sign-in, and of decisions about units, datasets, alerts, proposals."""
 
     def decisions(request: Request) -> Response:
         query_of(request)
@@ -176,7 +176,7 @@ def _discard(posted: PostedDecision) -> str:
 
 
 def _seen(posted: PostedDecision, to_status: Status, tx: Transaction) -> dict[WalId, int]:
-    """Return the path's unit at the version that the form shows. Raises KfmError if the version has changed."""
+    """Return the path's unit at the version of the form. Raises KfmError if it has changed."""
     version = whole_number("version", posted.fields.get("version", ""))
     record = record_of(posted.pipeline.ledger, posted.of_path("wal_id"), tx=tx)
     return open_versions(posted.cases, [record], version=version, to_status=to_status, tx=tx)

@@ -1,4 +1,4 @@
-"""The console's web application: pages for people, metrics for Prometheus, health for monitors.
+"""The console's web application: pages, metrics for Prometheus, health for monitors.
 
 Each request is answered from a database that refuses writes; only the decision of a signed-in person uses a connection
 that accepts them. Headers forbid a page everything but showing itself. Belongs here: the common parts of all answers,
@@ -58,7 +58,7 @@ def console_app(
     depths: Callable[[], Mapping[str, int]] = lambda: NO_DEPTHS,
     deciding: Pipeline | None = None,
 ) -> Starlette:
-    """Return the application over a pipeline; `hosts` are its host names besides localhost and addresses.
+    """Return the application; `hosts` are its host names besides localhost and addresses.
 
     Decisions use `deciding`; without it the console only reads. Raises ConfigurationError for wrong tokens.
 

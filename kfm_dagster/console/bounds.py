@@ -1,4 +1,4 @@
-"""Bounds of the console: the time in which a request must arrive, and the connections and answers at a time.
+"""Bounds of the console: the time for a request to arrive, concurrent connections and answers.
 
 uvicorn keeps the connection of a client that sends half a header open for ever, and its own limit counts such
 connections as requests, so that 32 of them would block all other clients. Does not belong here: answers (`app.py`).
@@ -78,7 +78,7 @@ class BoundedConnection(H11Protocol):
 
 
 class BoundedRequests:
-    """Answers MOST_REQUESTS at a time, in the order of arrival, and 413 to a body that is too long.
+    """Answers MOST_REQUESTS at a time, in order of arrival, and 413 to a body that is too long.
 
     A request counts once it has arrived whole. It waits behind earlier requests, for WAIT_SECONDS at most, so that a
     client that sends requests in a row on many connections cannot block other clients. `exempt` paths are always

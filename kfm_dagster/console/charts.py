@@ -1,4 +1,4 @@
-"""Pictures of the console as SVG with the page's colours: bars, lines, and the state machine of a unit.
+"""Pictures of the console as SVG with the page's colours: bars, lines, a state machine.
 
 Does not belong here: scales and graphs (`drawing/`), or the transitions themselves (`ledger/state_machine.py`; a test
 makes the two agree).
@@ -83,7 +83,7 @@ def bar_chart(name: str, hours: Sequence[datetime], counts: Mapping[datetime, tu
 
 
 def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping[datetime, float]]) -> str:
-    """Return a line for each name, of seconds by hour on a logarithmic scale; the second one is dashed."""
+    """Return lines of seconds by hour on a logarithmic scale, by name; the second is dashed."""
     values = [value for of_name in lines.values() for value in of_name.values()]
     low, high = (math.floor(_log(min(values))), math.ceil(_log(max(values)))) if values else (0, 1)
     high = max(high, low + 1)

@@ -1,4 +1,4 @@
-"""A dataset's page: units by status, units ended by hour and their latency, gaps and failures. Only reads.
+"""A dataset's page: units by status, ends and latencies by hour, and failures. Only reads.
 
 Belongs here: the page, from a bounded number of rows. Does not belong here: drawing (`charts.py`).
 """
@@ -65,7 +65,7 @@ def routes(pages: Pages) -> list[Route]:
 def _times(
     database: Database, dataset: str, *, since: datetime
 ) -> tuple[Mapping[datetime, tuple[int, int]], dict[datetime, float], dict[datetime, float]]:
-    """Return the succeeded and other units of each hour, and the median and 95th percentile of their seconds."""
+    """Return succeeded and other units by hour, and the median and 95th percentile of seconds."""
     with database.snapshot() as view:
         stages = view.run(
             "console.settled", stage=f"{dataset}.settle", since=since - timedelta(hours=6), limit=MOST_RUNS

@@ -1,4 +1,4 @@
-"""Histories: all records of one unit, and each node's actions in one run with their reasons. Only reads.
+"""Histories: all records of a unit, and the nodes' actions and reasons in a run. Only reads.
 
 Does not belong here: lists (`lists.py`), decisions about units.
 """

@@ -1,4 +1,4 @@
-"""Lists: units, failures, rejections with their messages, gaps with their picture, and alerts. Only reads.
+"""Lists: units, failures, rejections with messages, gaps with a picture, alerts. Only reads.
 
 Belongs here: pages of views, and the content beside their rows. Does not belong here: searching (`views/`), one unit or
 run (`histories.py`), decisions (`actions.py`).
@@ -34,7 +34,7 @@ MOST_RECORDS = 100
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
-    """Return the routes of lists; `depths` returns the number of messages on each queue, and must not wait."""
+    """Return the routes of lists; `depths` returns the messages by queue, and must not wait."""
     pipeline = pages.pipeline
 
     def dead_letters(_: RejectionFilter) -> int | None:

@@ -1,4 +1,4 @@
-"""The answers of the JSON API as tools of the Model Context Protocol, for assistants. Only reads.
+"""The JSON API as tools of the Model Context Protocol, for assistants. Only reads.
 
 Belongs here: the tools, with names and descriptions for the protocol. Does not belong here: the answers
 (`operations.py`), opening the database (`cli/console.py`). Importing it needs the extra `mcp`.

@@ -1,4 +1,4 @@
-"""The operations of the JSON API and of assistants: the views, and queries about one unit or the deployment.
+"""Operations of the JSON API and of assistants: views, and queries on a unit or deployment.
 
 Each operation is bounded and only reads. A wrong parameter raises BadFilterError or BadRequestError, an unknown dataset
 ContractError. Does not belong here: HTTP (`api.py`), the protocol of assistants (`mcp_server.py`), queries (`views/`).
@@ -60,7 +60,7 @@ class Problem(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """A query whose answer is one `row`: with a `path` a GET below BASE, with a `tool` one of assistants."""
+    """A query that returns one `row`: a GET of `path` below BASE, or an assistants' `tool`."""
 
     operation: str
     summary: str

@@ -1,4 +1,4 @@
-"""The front page: the deployment's health and what to do about it, on one screen; each number links to its units.
+"""The front page: the deployment's health and next steps, with links from numbers to units.
 
 Belongs here: the page and its pictures. Does not belong here: finding problems (`exports/deployment_status.py`).
 """
@@ -77,7 +77,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
 
 def newest_boxes(ledger: LedgerQueries) -> Iterator[dict[str, Any]]:
-    """Yield the bounding boxes of each dataset's newest Items as GeoJSON, split at the antimeridian."""
+    """Yield the boxes of each dataset's newest Items as GeoJSON, split at the antimeridian."""
     with ledger.database.snapshot() as view:
         wal_ids = [
             record.wal_id

@@ -117,7 +117,7 @@ Answer = Callable[[Request, Mapping[str, str]], Response]
 
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """Renders a deployment's pages; `pipeline` only reads, `deciding` carries out decisions, None without tokens."""
+    """Renders pages; `pipeline` only reads, `deciding` makes decisions, None without tokens."""
 
     pipeline: Pipeline
     sessions: Sessions
@@ -131,7 +131,7 @@ class Pages:
         return self.deciding
 
     def form(self, path: str, answer: Answer) -> Route:
-        """Return the route of a form; its fields are read here, each once, so that a thread can answer it."""
+        """Return the route of a form; its fields are read here, each once, for a thread's answer."""
 
         async def posted(request: Request) -> Response:
             pairs = parse_qsl(
@@ -172,7 +172,7 @@ def is_live(request: Request) -> bool:
 
 
 def parameters(request: Request) -> list[tuple[str, str]]:
-    """Return the query's parameters without `live`. Raises BadRequestError for a wrong value of `live`."""
+    """Return the query's parameters without `live`. Raises BadRequestError for a wrong `live`."""
     pairs = request.query_params.multi_items()
     if any(value != "1" for name, value in pairs if name == _LIVE):
         raise BadRequestError(observed=f"{_LIVE}={request.query_params[_LIVE][:40]!r}", expected=f"{_LIVE}=1 or none")
@@ -180,14 +180,14 @@ def parameters(request: Request) -> list[tuple[str, str]]:
 
 
 def query_of(request: Request, *known: str) -> dict[str, str]:
-    """Return a page's parameters by name, without `live`. Raises BadRequestError for an unknown one."""
+    """Return parameters by name, without `live`. Raises BadRequestError for an unknown one."""
     return given(parameters(request), known=known)
 
 
 def list_route(
     pages: Pages, view: View, path: str, template: str = "list.html", **content: Callable[[Any], Any]
 ) -> Route:
-    """Return the route of a view's list with the form of its filter; `content` adds template values by filter.
+    """Return the route of a view's list with its filter's form; `content` adds template values.
 
     Its answers raise BadFilterError, BadRequestError, and KfmError for an unknown dataset.
     """
@@ -220,7 +220,7 @@ def row_id(request: Request, name: str) -> int:
 
 
 def validation_page(report: Mapping[str, Any]) -> str:
-    """Return the report of `validate_report` as a self-contained page that begins with REPORT_OPENING."""
+    """Return a validation report as a self-contained page that begins with REPORT_OPENING."""
     tables, span = report_tables(report), report_span(report)
     return _TEMPLATES.get_template("report.html").render(report=report, tables=tables, span=span)
 

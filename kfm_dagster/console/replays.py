@@ -1,4 +1,4 @@
-"""Decisions about all units of a filter: a replay with the engine's guards, pace and report, or a discard.
+"""Decisions about all units of a filter: a replay with guards, pace and report, or a discard.
 
 A dry run counts the eligible units before a start. The deployment's daemon admits a replay's batches, and a
 replay is paused, resumed and stopped here; a discard takes all of its units or none. Does not belong here: the engine
@@ -166,7 +166,7 @@ def _ranges(now: datetime, wanted: UnitFilter) -> dict[str, Any]:
 
 
 def named_units(parts: Parts, wanted: UnitFilter) -> list[str]:
-    """Return the ids of a filter's units. Raises BadFilterError for none, and for more than a selection names."""
+    """Return a filter's unit ids. Raises BadFilterError for none and for more than MOST_NAMED."""
     wal_ids: list[str] = []
     after: str | None = None
     for _ in range(MOST_PAGES):

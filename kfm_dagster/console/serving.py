@@ -1,4 +1,4 @@
-"""Serve the console on one address until a signal, and send its metrics to a collector, if there is one.
+"""Serve the console on one address until a signal, and send metrics to a collector, if set.
 
 Does not belong here: the answers (`app.py`).
 """
@@ -55,7 +55,7 @@ class QueueWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Poll at once and every EVERY_SECONDS until the block ends, without waiting for a poll under way."""
+        """Poll every EVERY_SECONDS until the block ends, which does not wait for a poll under way."""
         over = threading.Event()
 
         def keep() -> None:
@@ -83,7 +83,7 @@ SHUTDOWN_SECONDS = 5
 def serve(
     pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], None], deciding: Pipeline | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then raise the signal again; `ready` gets the address once the console answers.
+    """Serve until SIGINT or SIGTERM, then raise it again; `ready` gets the address once it answers.
 
     `pipeline` only reads; decisions use `deciding`, None without tokens.
 

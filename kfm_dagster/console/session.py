@@ -1,4 +1,4 @@
-"""Sessions: a person signs in with a token of KFM_CONSOLE_TOKENS, and a signed cookie keeps it for some hours.
+"""Sessions: sign-in with a token of KFM_CONSOLE_TOKENS, kept by a signed cookie for hours.
 
 The governance log records the token's name. Browsers send the cookie with no request of another site
 (SameSite=Strict). Does not belong here: decisions (`actions.py`), refusing forms of other sites (`web_guard.py`).
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[\w.@-]{1,80}", re.ASCII)
 
 
 class SignInAttempts:
-    """Sign-ins by address. An attempt counts before it is checked, so that concurrent attempts are limited, too."""
+    """Sign-ins by address. An attempt counts before its check, so that many at once are bounded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Sessions:
 
     @classmethod
     def of(cls, tokens: SecretStr | None) -> Sessions:
-        """Read NAME=TOKEN, separated by blanks. Raises ConfigurationError, without a token in its text."""
+        """Read NAME=TOKEN, separated by blanks. Raises ConfigurationError that shows no token."""
         owned: dict[str, SecretStr] = {}
         for part in (tokens.get_secret_value() if tokens else "").split():
             name, _, token = part.partition("=")
@@ -152,14 +152,14 @@ def _is_over_tls(request: Request) -> bool:
 
 
 def came_from(request: Request) -> str:
-    """Return this server's page that led to the sign-in, by the browser's Referer, or the front page."""
+    """Return this server's page that led to the sign-in, by its Referer, or the front page."""
     page = urlsplit(request.headers.get("referer", ""))
     is_own = page.netloc == request.headers.get("host") and page.path != request.url.path
     return own_path(f"{page.path}?{page.query}" if page.query else page.path) if is_own else "/"
 
 
 def own_path(path: str) -> str:
-    """Return a path of this server unchanged, and the front page for a text that could lead to another host."""
+    """Return a path of this server, or the front page for a text that could lead elsewhere."""
     # A browser reads two slashes, also with a backslash for one, as the start of another host.
     return path if re.fullmatch(r"/(?![/\\])[!-\[\]-~]*", path) else "/"
 

@@ -1,4 +1,4 @@
-"""`kfm replay compare`: whether a run would give the same result again. Only reads objects and checkpoints."""
+"""`kfm replay compare`: repeat a run and compare results. Reads objects and checkpoints only."""
 
 from __future__ import annotations
 

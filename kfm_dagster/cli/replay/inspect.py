@@ -1,4 +1,4 @@
-"""`kfm replay inspect`: units of a replay, records of a selection, or results that differ; and their fields."""
+"""`kfm replay inspect`: units of a replay, records of a selection, or differing results."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def inspect(
 
 
 def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Sequence[object]:
-    """Return results that differ from an earlier success, newest first: all, or the unpermitted ones of a replay."""
+    """Return differing results, newest first: all, or those of a replay that were not permitted."""
     ledger = engine.pipeline.ledger
     if replay_run_id is None:
         return ledger.mismatches(limit=rows)
@@ -74,7 +74,7 @@ def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> S
 
 
 def _chosen(fields: str | None, known: Sequence[str]) -> Sequence[str]:
-    """Return the fields named in `fields`. Raises click.BadParameter for a field that the rows lack."""
+    """Return the names in `fields`. Raises click.BadParameter for a field that the rows lack."""
     names = [part.strip() for part in (fields or "").split(",") if part.strip()]
     if unknown := [name for name in names if name not in known]:
         raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(known)}", param_hint="--fields")

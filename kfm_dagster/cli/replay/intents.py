@@ -1,4 +1,4 @@
-"""`kfm replay intents`: carry out intents of failed runs that no later run has applied, by their payloads."""
+"""`kfm replay intents`: carry out intents of failed runs that no later run has applied."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def global_options(command: Command) -> Command:
-    """Add --env, --config, --output and --log-level to the group or a command; `Shell` has their values."""
+    """Add --env, --config, --output and --log-level to a command; `Shell` has their values."""
     kept = functools.partial(click.option, expose_value=False, callback=_keep)
     for option in (
         kept("--log-level", type=click.Choice(LEVELS), help="What is logged to stderr. Default: warning."),
@@ -67,7 +67,7 @@ class Shell:
 
 
 def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the global options to a command, which gets their values as `shell`. Raises ConfigurationError."""
+    """Add the global options to a command, which gets a `shell`. Raises ConfigurationError."""
 
     @functools.wraps(command)
     def with_shell(**arguments: Any) -> Any:
@@ -234,7 +234,7 @@ _STARTING = (
 
 
 def starting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of starting a replay to a command: actor, reason, and whether to follow it."""
+    """Add the options of starting a replay: actor, reason, and whether to follow it."""
     for option in reversed(_STARTING):
         command = option(command)
     return command

@@ -1,4 +1,4 @@
-"""The output of the replay commands: plans, replays and their units, as a table, JSON or YAML."""
+"""The output of the replay commands: plans, replays and units, as a table, JSON or YAML."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def show_runs(found: Sequence[ReplayRun], *, output: str) -> None:
 
 
 def nothing_selected(plan: PlannedReplay) -> str:
-    """Return a line with the records that the ledger has instead of the selected ones, and the next step."""
+    """Return a line on an empty selection: the records that the ledger has, and the next step."""
     others = ", ".join(f"{count} {status}" for status, count in plan.others.items())
     step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm wal list shows what there is")
     return f"nothing is selected; of these datasets and times there are {others or 'no records'}; next: {step}"
