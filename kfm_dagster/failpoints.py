@@ -1,4 +1,4 @@
-"""Failpoints: the named points at which this process can be cut off from the world, and their handler.
+"""Failpoints: the points at which this process can be cut off from the world.
 
 Every commit and every external call has a failpoint before it and one after it: between the two the world has changed
 and this process may not know. Fault injection acts here (`fault_injection`), as TiKV's fail points do. Belongs here:
@@ -121,7 +121,7 @@ def hit(failpoint: Failpoint) -> None:
 
 
 def install(handler: Handler | None, *, clock_skew: timedelta = timedelta()) -> None:
-    """Call `handler` at every failpoint from now on, in all threads of this process, and skew the pipeline's clock.
+    """Call `handler` at every failpoint from now on, in all threads, and skew the pipeline's clock.
 
     None removes the handler. Only `fault_injection` calls this.
     """
@@ -145,7 +145,7 @@ def failpoint_context(**labels: str) -> Iterator[None]:
 
 
 def with_context(work: Callable[[Given], Made]) -> Callable[[Given], Made]:
-    """Return `work` under the current labels, for a thread of a pool, which starts without labels."""
+    """Return `work` under the current labels, for a pool's thread, which starts without any."""
     labels = _labels.get()
     if not labels:
         return work

@@ -79,7 +79,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 
 
 def redact(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
-    """Return one line of at most `limit` characters without credentials, e-mail addresses or a stack trace.
+    """Return a line of at most `limit` characters without credentials, e-mails and stack traces.
 
     A stack trace keeps its last line, which names the exception. Removed texts show as `[redacted]`.
     """
@@ -104,7 +104,7 @@ def is_own(error: BaseException) -> bool:
 
 
 def redacted_error(error: BaseException) -> BaseException:
-    """Return an exception to raise or log instead: it and its causes redacted, with their tracebacks.
+    """Return an exception to raise or log instead: redacted, with its causes and tracebacks.
 
     Logs and Dagster's events have the text of each cause. An error of the package is kept.
     """

@@ -404,7 +404,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **given: Any) -> Self:
-        """Read the environment once; `given` values win. Raises ConfigurationError naming every wrong one.
+        """Read the environment once; `given` wins. Raises ConfigurationError with all wrong values.
 
         A misspelt variable has no effect, which is logged once with the name that was probably meant. Other unknown
         variables are ignored: Kubernetes sets some for every service (KFM_SERVICE_HOST).
@@ -417,7 +417,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def current(cls, **given: str) -> Settings:
-        """Return the result of `load`, cached by environment: reading takes 10 ms, and ticks and steps repeat it."""
+        """Return `load()`, cached by environment: it takes 10 ms, and ticks and steps repeat it."""
         return _current(frozenset(os.environ.items()), tuple(given.items()))
 
     @classmethod
@@ -522,7 +522,7 @@ def _current(_environment: frozenset[tuple[str, str]], given: tuple[tuple[str, s
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process within the block; children, Dagster and AWS clients read them."""
+    """Set environment variables within the block; children, Dagster and AWS clients read them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -550,7 +550,7 @@ def _log_misspelt(settings: Iterable[str]) -> None:
 
 
 def _cannot_be_split(url: str) -> bool:
-    """Return whether a URL's password would be read as part of its host or port, and be shown as such."""
+    """Return whether a URL's password would be read, and shown, as part of its host or port."""
     try:
         parts = urlsplit(url)
         return parts.netloc.count("@") > 1 or (parts.port or 0) < 0

@@ -1,4 +1,4 @@
-"""The guard of a web server: pages of other sites can read and change nothing through a visitor's browser.
+"""The guard of a web server: pages of other sites read and change nothing through browsers.
 
 Browsers state the host that a request is for (Host) and the page that it comes from (Origin, Sec-Fetch-Site). Belongs
 here: refusals by these headers, for the console and for the Dagster UI. Does not belong here: the visitor's identity
@@ -37,7 +37,7 @@ def host_names(settings: Settings) -> frozenset[str]:
 
 
 class WebGuard:
-    """ASGI middleware for HTTP and WebSocket. `changes_by` is the only media type for requests that change state."""
+    """ASGI middleware for HTTP and WebSocket; state changes need the media type `changes_by`."""
 
     def __init__(self, app: ASGIApp, *, hosts: Iterable[str], changes_by: str | None = None) -> None:
         self._app = app
@@ -81,7 +81,7 @@ class WebGuard:
 
 
 def _is_address(name: str) -> bool:
-    """Return whether a host is an IP address, which unlike a name cannot be redirected (DNS rebinding)."""
+    """Return whether a host is an IP address, which DNS rebinding cannot redirect."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -90,7 +90,7 @@ def _is_address(name: str) -> bool:
 
 
 def _follows_a_link(scope: Scope, headers: Headers) -> bool:
-    """Return whether a person follows a link of another site: the page is then shown by itself, not in a frame."""
+    """Return whether a person follows a link of another site, which is not shown in a frame."""
     return (
         scope["type"] == "http"
         and scope["method"] in READS

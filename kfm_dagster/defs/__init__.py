@@ -1,1 +1,1 @@
-"""The Dagster face: the only importers of dagster. Take it off and every operator still runs."""
+"""The Dagster definitions: the only importers of dagster. Every operator runs without them."""

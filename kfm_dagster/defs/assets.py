@@ -1,4 +1,4 @@
-"""Assets: each (dataset, operator) as an op, lifted into a software-defined asset; all derived from the contracts.
+"""Assets: each (dataset, operator) as an op in a software-defined asset, by the contracts.
 
 Belongs here: a running stage as Dagster sees it, too: its gates as results, its output for the IO manager, its
 failure as Dagster's. Does not belong here: recording a stage (`io_manager.py`).
@@ -73,7 +73,7 @@ def queue_asset() -> dg.AssetSpec:
 def dataset_assets(
     registry: ContractRegistry, *, days: dg.PartitionsDefinition, code_version: str, settings: Settings
 ) -> list[dg.AssetsDefinition]:
-    """Return the chain of every dataset: envelopes > integrity > metadata > stac_items > provenance > ledger.
+    """Return all chains: envelopes > integrity > metadata > stac_items > provenance > ledger.
 
     A dataset of radar volumes has `path_arrival` beside it, downstream of its metadata.
     """
@@ -120,7 +120,7 @@ def _described(
 
 
 def _freshness_policy(contract: DatasetContract, settings: Settings) -> dg.FreshnessPolicy | None:
-    """Return the policy that shows a dataset as late: a warning after two of its intervals, a failure after four.
+    """Return the policy for late datasets: a warning after two intervals, a failure after four.
 
     None without an interval of new Items: for a sample of a feed, or a contract with neither freshness nor schedule.
     """
@@ -206,7 +206,7 @@ def _run_stage(
     wal: WalResource,
     stage_io: StageIOManager,
 ) -> Iterator[Any]:
-    """Yield a stage's gate results and its output for the IO manager. Raises dagster.Failure or RetryRequested."""
+    """Yield gate results and the output for the IO manager. Raises Failure or RetryRequested."""
     refuse_foreign_roots(stage_io.pipeline)
     key = context.asset_key
     day = partial(wal.get().day, dataset=dataset_of(key), partition=context.partition_key)

@@ -1,4 +1,4 @@
-"""A Celery worker for the steps of runs: Dagster's own task, in an application configured like the executor.
+"""A Celery worker for the steps of runs: Dagster's task, configured like the executor.
 
     python -m kfm_dagster.defs.celery_worker --concurrency 2
 
@@ -23,7 +23,7 @@ from kfm_dagster.settings import Settings
 
 
 def worker_app(settings: Settings) -> Any:
-    """Return Celery's application for the executor's steps. Raises ConfigurationError without broker or package."""
+    """Return Celery's application. Raises ConfigurationError without broker or package."""
     if settings.celery_broker is None:
         raise ConfigurationError(
             "there is no broker to take steps from", observed=f"{BROKER} is not set", next_step=f"export {BROKER}=..."

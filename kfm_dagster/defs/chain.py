@@ -1,4 +1,4 @@
-"""Names in Dagster: the assets and ops of the chain's nodes, by dataset, and the days that partition them.
+"""Names in Dagster: assets and ops of the chain's nodes, by dataset, and their partitions.
 
 Does not belong here: which day is the first (`ingest/window.py`).
 """
@@ -47,7 +47,7 @@ def slug(dataset: str) -> str:
 
 
 def daily_partitions(first_day: date) -> dg.DailyPartitionsDefinition:
-    """Return the days (UTC) of every dataset from `first_day` on, today included: its objects arrive today.
+    """Return the days (UTC) from `first_day` to today, whose objects arrive today.
 
     One definition, so that a run can cover several datasets. A unit belongs to the day of its key's own time, so that
     a day's objects can be listed by prefix.

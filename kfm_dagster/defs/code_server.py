@@ -1,4 +1,4 @@
-"""The code server of one machine: Dagster's own, with runs that do not load the definitions again.
+"""The code server of one machine: Dagster's own, with runs that skip loading definitions.
 
 `dagster api grpc` starts each run as a new Python process, which first spends seconds of a processor on importing
 Dagster and the definitions. Here one process only imports them, and forks for each run. A run is still a process of
@@ -40,7 +40,7 @@ class RunProcess(ForkServerProcess):
     """A forked process, which is alive until it ends, whatever becomes of the process that it was forked from."""
 
     def is_alive(self) -> bool:
-        """Tell whether it runs. Dagster reports a run as failed whose process does not."""
+        """Return whether it runs. Dagster reports a run as failed whose process does not."""
         if super().is_alive():
             return True
         return self.exitcode == UNKNOWN_EXIT and self.pid is not None and run_processes.is_running(self.pid)

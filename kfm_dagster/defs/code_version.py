@@ -1,4 +1,4 @@
-"""The code's fingerprint and SQL statements, fixed as of now in this process and in all its forks.
+"""The code's fingerprint and SQL statements, fixed as of now in this process and its forks.
 
 Imported for this effect alone, by the process from which `code_server.py` forks runs. A run executes the code that was
 imported when the server started; fingerprint and statements that are read only in the run would be those of an update

@@ -1,4 +1,4 @@
-"""The metadata of a materialisation: outcome, failing units, links, a picture of the footprints, counts, evidence.
+"""Metadata of a materialisation: outcome, failing units, links, footprints, counts, evidence.
 
 A day's page shows its latest materialisation, and a later run may have had no part in the failures of an earlier one.
 So the stage's outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of it
@@ -120,13 +120,13 @@ def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, accoun
 
 
 def _day_by(noun: str, day: DayReport) -> str:
-    """Return the day's sentence as of this step: its page still shows it when later steps have ended."""
+    """Return the day's sentence as of this step: its page shows it after later steps, too."""
     at_work = day.counts[Status.IN_PROGRESS] and noun != Settle.asset
     return f"{day_sentence(day)} when this step ended; {Settle.asset} has the end" if at_work else day_sentence(day)
 
 
 def _lead(outcome: str, day: str, account: NodeAccount | None, *, cause: str | None) -> dict[str, Any]:
-    """Return the first entries of a page: the stage's outcome with its reason, if it has one; then the day."""
+    """Return the first entries of a page: the stage's outcome and any reason, then the day."""
     why = {"cause": cause, "forced": account.forced if account else None}
     return {"outcome": outcome, **{name: text for name, text in why.items() if text}, "day": day}
 
@@ -141,7 +141,7 @@ def _run_counts(noun: str, batch: StageBatch, failing: Sequence[Envelope]) -> di
 
 
 def arrivals_metadata(artifacts: Artifacts, batch: StageBatch) -> dict[str, Any]:
-    """Return the metadata of a `path_arrival` besides its units: the table's rows and their plot."""
+    """Return the metadata of `path_arrival` besides its units: the table's rows and a plot."""
     summary = batch.state.validation_summary
     table = product_of(summary)
     shown: dict[str, Any] = {"rows": summary["rows"], "table": table.uri, "paths": product_of(summary, "paths").uri}
@@ -157,7 +157,7 @@ def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
 
 
 def _failed_earlier(noun: str, failing: Sequence[Envelope]) -> int:
-    """Count the units that left the chain before this operator and were therefore not evaluated by it."""
+    """Count the units that left the chain before this operator, which did not evaluate them."""
     maker = node_of(noun)
     section = maker.section if maker else None
     return 0 if section is None else sum(1 for unit in failing if getattr(unit, section) is None)
@@ -170,7 +170,7 @@ def _link(catalog: str) -> dg.PathMetadataValue | dg.UrlMetadataValue:
 
 
 def _evidence(known: Mapping[str, str | None], account: NodeAccount | None) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return the metadata entry `evidence`: `known`, the values of the node's account, and its inputs."""
+    """Return the metadata entry `evidence`: `known`, the node's account, and its inputs."""
     of_account = {} if account is None else {name: getattr(account, name) for name in _OF_ACCOUNT}
     rows = [[name, str(value)] for name, value in {**known, **of_account}.items() if value is not None]
     parts = [markdown_table(["what", "value"], rows)]

@@ -1,4 +1,4 @@
-"""The sensor of work that is due by the clock: days to list, radar beams, alerts. No message waits for this work."""
+"""The sensor of work due by the clock: listings, radar beams, alerts. No message waits for it."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -35,7 +35,7 @@ Due = tuple[Sequence[dg.RunRequest], str]
 def due_sensor(
     *, interval_seconds: int, days: dg.PartitionsDefinition, pipeline: PipelineResource, jobs: Sequence[Any]
 ) -> dg.SensorDefinition:
-    """Return the sensor, switched on; it requests `jobs`: ingest and, where it exists, the job of radar beams."""
+    """Return the sensor, switched on; it requests `jobs`: ingest and any job of radar beams."""
 
     @dg.sensor(
         name="nodd_due",

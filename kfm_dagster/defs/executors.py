@@ -1,4 +1,4 @@
-"""Where the steps of a run execute: in the run's own process, or in Celery workers (KFM_CELERY_BROKER).
+"""Executors of a run's steps: the run's own process, or Celery workers (KFM_CELERY_BROKER).
 
 Belongs here: that choice, and the configuration that executor and workers share. Does not belong here: the workers'
 entry point (`celery_worker.py`), or where runs themselves are started (the run launcher of dagster.yaml).
@@ -20,7 +20,7 @@ the step does nothing twice and its run ends; a step that takes longer would be 
 
 
 def step_executor(settings: Settings) -> dg.ExecutorDefinition:
-    """Return the executor of every job. Raises ConfigurationError without the package `dagster-celery`."""
+    """Return the executor of every job. Raises ConfigurationError without `dagster-celery`."""
     if settings.celery_broker is None:
         # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
         return dg.in_process_executor

@@ -1,4 +1,4 @@
-"""How a failing tick or op ends: by one line without the texts of foreign exceptions, or by a retry."""
+"""Ends of failing ticks and ops: one line without foreign exceptions' texts, or a retry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipReason]:
-    """Skip a tick, with the reason, where a dependency is unavailable or a root is foreign. The next tick retries."""
+    """Skip a tick with its reason for an unavailable dependency or foreign root; the next retries."""
     redacting = redacted(tick)
 
     @functools.wraps(tick)
@@ -34,7 +34,7 @@ def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipR
 
 
 def refuse_foreign_roots(pipeline: PipelineResource) -> None:
-    """Raise dg.Failure, in one line, where roots are another deployment's or do not answer. Once per process."""
+    """Raise a one-line dg.Failure for foreign or silent roots, checked once per process."""
     opened = pipeline.get()
     try:
         pipeline.state().hold_roots(opened.settings, opened.database)

@@ -1,4 +1,4 @@
-"""Failing units on a page: a table with the reason first, and links to the console's page of each.
+"""Failing units on a page: a table with the reason first, and links to the console.
 
 Belongs here: the form of both, and the console's addresses. Does not belong here: the rest of a page
 (`display.py`), or selecting failing units (`ledger/reports.py`).
@@ -21,7 +21,7 @@ SHOWN_IN_PLACE = 1_000
 
 
 def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) -> dict[str, Any]:
-    """Return a run's failing units as metadata: a table, and links if the console's address is known."""
+    """Return a run's failing units as metadata: a table, and links if `console` is set."""
     rows = [
         {
             # A member of an enum that Dagster does not know, in the process that set it.
@@ -38,7 +38,7 @@ def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) ->
 
 
 def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str) -> dict[str, Any]:
-    """Return a day's failing units as metadata: a table, and links if the console's address is known."""
+    """Return a day's failing units as metadata: a table, and links if `console` is set."""
     rows = [
         {
             "code": unit.code,
@@ -53,7 +53,7 @@ def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str
 
 
 def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return links to units, each (text, wal_id), as many as the UI shows unfolded: a table's cell takes no link."""
+    """Return links to units, each (text, wal_id), up to SHOWN_IN_PLACE: table cells take none."""
     lines: list[str] = []
     for text, wal_id in named if console else ():
         # No bracket may end the link's text.

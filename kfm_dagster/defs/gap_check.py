@@ -1,4 +1,4 @@
-"""The check `feeds_are_whole` of the queue and the schedule that evaluates it: missing objects, hour by hour.
+"""The check `feeds_are_whole` of the queue and its schedule: missing objects, hour by hour.
 
 The schedule evaluates it without a run, which would cost seconds every hour. It reports the check where
 a result has changed, and once a day.

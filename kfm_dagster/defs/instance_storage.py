@@ -1,4 +1,4 @@
-"""Dagster's own storage (runs, events, schedules): created by one process at a time, opened without creating it.
+"""Dagster's own storage: created by one process at a time, and opened without creating it.
 
 Dagster creates its tables in the process that starts first; daemon and web server that start together can leave two
 alembic heads. So only `prepare` creates or migrates them: `kfm init`, or a deployment of one machine by
@@ -65,7 +65,7 @@ def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
 
 
 def opened_instance(home: Path) -> dg.DagsterInstance | None:
-    """Open the instance of a DAGSTER_HOME, set in the environment, too; None without a storage that answers."""
+    """Open the instance of a DAGSTER_HOME, also the environment's; None without a storage."""
     try:
         return dg.DagsterInstance.from_config(str(home)) if _has_runs(home) else None
     except Exception:
@@ -84,7 +84,7 @@ def instance_of(home: Path) -> Iterator[dg.DagsterInstance | None]:
 
 
 def _has_runs(home: Path) -> bool:
-    """Return whether the storage exists: Dagster would create SQLite's files, and retries PostgreSQL for seconds."""
+    """Return whether the storage exists: Dagster itself would create it, or retry for seconds."""
     storage, dsn = _storage(home), Settings.load().dagster_dsn
     if not storage:
         return (home / "history" / "runs.db").is_file()
@@ -144,7 +144,7 @@ def _answering(dsn: str) -> Iterator[sa.Engine]:
 
 
 def main() -> None:
-    """Prepare the folder of the argument, with its own `dagster.yaml`, for a deployment of one machine."""
+    """Prepare the argument's folder, with its `dagster.yaml`, for a deployment of one machine."""
     try:
         prepare(Path(sys.argv[1]))
     except KfmError as error:

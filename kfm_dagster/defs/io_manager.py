@@ -1,4 +1,4 @@
-"""The IO manager: stores each operator's output, writes its run-state, and recalls the earlier output on a skip."""
+"""The IO manager: stores operators' outputs and run-states, and recalls outputs on a skip."""
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
@@ -55,7 +55,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         return account_of(self.pipeline.get(), stage.kind, stage.run_id)
 
     def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
-        """Commit the stage; the materialisation has the outcomes of its units, an observation reports a skip.
+        """Commit the stage; the materialisation has its units' outcomes, an observation any skip.
 
         The cause of a skip is in the log, in the event and in the run's tags.
         """
@@ -123,7 +123,7 @@ def root_run_id(run: dg.DagsterRun) -> str:
 
 
 def _stages_skipped(context: dg.OutputContext, dataset: str, *, this: bool) -> int:
-    """Count a dataset's stages that the run has skipped: the earlier ones by their observations, and `this` one.
+    """Count a dataset's skipped stages of the run: earlier ones by observations, and `this`.
 
     The memory of a process has its own steps only, and several processes may share a run's steps.
     """

@@ -1,4 +1,4 @@
-"""Jobs: one over all datasets for the sensors, one per dataset for people, those beside the chains, daily listings."""
+"""Jobs: over all datasets for sensors, per dataset for people, beside chains, daily listings."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -29,7 +29,7 @@ _BY_HAND = {LANE_TAG: Lane.BULK.value}
 
 
 def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
-    """Return `ingest` (every dataset) and `ingest_<dataset>` (one); both run without configuration."""
+    """Return `ingest` (all datasets) and `ingest_<dataset>`; both run without configuration."""
     keys = {contract.id: asset_keys(contract.id) for contract in registry}
     every = dg.define_asset_job(
         INGEST_JOB,
@@ -51,7 +51,7 @@ def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefini
 
 
 def path_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
-    """Return the job of the assets beside the chains of radar volumes; none without such a dataset."""
+    """Return the job of assets beside the chains of radar volumes; none without such a dataset."""
     keys = [asset_key(contract.id, PathArrivals.asset) for contract in radars(registry)]
     job = dg.define_asset_job(
         PATH_JOB,
@@ -74,7 +74,7 @@ def gap_job(check: dg.AssetCheckKey) -> "dg.UnresolvedAssetJobDefinition":
 
 
 def evidence_job() -> dg.JobDefinition:
-    """Return the job that collects evidence: as a job, it delays no tick and no ingest when a store does not answer."""
+    """Return the job that collects evidence: a silent store then delays no tick and no run."""
 
     @dg.op(
         name="collect_evidence",

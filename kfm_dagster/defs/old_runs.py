@@ -1,4 +1,4 @@
-"""Old runs of Dagster: selecting those that nothing needs any more, and removing a run with its events and logs.
+"""Old runs of Dagster: select runs that nothing needs, and remove them with events and logs.
 
 The ledger has a run's units under its root run, which holds the claims. Belongs here: what Dagster keeps
 of a run. Does not belong here: the age (`retention/policy.py`), or ticks, which Dagster's own daemon purges.
@@ -91,14 +91,14 @@ class OldRuns:
         return self.instance.get_asset_keys()
 
     def _is_newest(self, run: dg.DagsterRun) -> bool:
-        """Return whether a run is its day's newest, which the next run's key contains (`run_storage.py`)."""
+        """Return whether a run is its day's newest, which is in the next run key (`run_storage.py`)."""
         day = run.tags.get(PARTITION_TAG)
         if day is not None and day not in self._newest:
             self._newest[day] = newest_run(self.instance, day)
         return day is not None and self._newest[day] == run.run_id
 
     def _maker(self, asset: dg.AssetKey, partition: str | None) -> str | None:
-        """Return the run of an asset's newest materialisation for a day, by which the UI shows the day as filled."""
+        """Return the run of an asset's newest materialisation for a day, which fills it in the UI."""
         if (asset, partition) not in self._makers:
             filters = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[partition] if partition else None)
             records = self.instance.fetch_materializations(filters, limit=1).records
@@ -108,7 +108,7 @@ class OldRuns:
 
 @contextmanager
 def old_runs_of(home: Path, database: Database) -> Iterator[OldRuns | None]:
-    """Open the runs of a DAGSTER_HOME; None where it does not exist. Raises DatabaseUnavailableError."""
+    """Open the runs of a DAGSTER_HOME; None without the folder. Raises DatabaseUnavailableError."""
     if not home.is_dir():
         yield None
         return

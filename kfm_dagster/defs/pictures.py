@@ -1,4 +1,4 @@
-"""Pictures of a materialisation for Dagster's Markdown: footprints on a map, and a day's arrivals.
+"""Pictures of a materialisation as Markdown: footprints on a map, and a day's arrivals.
 
 The event log stores a picture with each materialisation, so that it has at most some twenty kilobytes. Belongs here:
 sizes and captions, and the plot of how much later than in a vacuum each beam ends. Does not belong here: the map
@@ -22,7 +22,7 @@ _SIZE = Size(width=WIDTH, min_height=240, max_height=480, lines=10)
 
 
 def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a map of the geometries' outer rings and points as Markdown, or None where there is nothing to draw."""
+    """Return a map of the geometries' outer rings and points as Markdown; None without any."""
     picture = draw(geometries, _SIZE)
     if picture is None:
         return None
@@ -40,7 +40,7 @@ STEPS = 4
 
 
 def arrival_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a plot of delay over elevation as Markdown, a curve for each site; None where there is nothing to draw.
+    """Return a plot of delay over elevation as Markdown, a curve for each site; None without rows.
 
     rows: those of the table of arrivals. Each site's first volume is drawn: its others differ in their pattern only.
     """

@@ -1,4 +1,4 @@
-"""Re-executions, read from the Dagster instance of a DAGSTER_HOME. Reading creates no instance and no storage.
+"""Re-executions, read from the Dagster instance of a DAGSTER_HOME without creating it.
 
 Does not belong here: opening that instance (`instance_storage.py`); the results of a run
 (`exports/explanations/explanation.py`).
@@ -24,13 +24,13 @@ ROOTS_ASKED = 500
 
 
 class InstanceReexecutions:
-    """The re-executions of one DAGSTER_HOME: none where Dagster has not run yet, or does not start."""
+    """The re-executions of a DAGSTER_HOME: none where Dagster has not run, or does not start."""
 
     def __init__(self, dagster_home: Path) -> None:
         self._home = dagster_home
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
-        """Return at most `limit` re-executions by an id's prefix, in its order. Raises DatabaseUnavailableError."""
+        """Return at most `limit` re-executions by id prefix, sorted. Raises DatabaseUnavailableError."""
         with self._asked() as instance:
             if instance is None:
                 return []
@@ -57,7 +57,7 @@ class InstanceReexecutions:
 
 
 def _all(instance: dg.DagsterInstance) -> Iterator[str]:
-    """Yield the id of each re-execution: Dagster lists the values of a tag, and finds runs by a value."""
+    """Yield each re-execution's id: Dagster lists a tag's values, and finds runs by a value."""
     roots = sorted({root for _, values in instance.get_run_tags([ROOT_TAG]) for root in values})
     for start in range(0, len(roots), ROOTS_ASKED):
         yield from instance.get_run_ids(dg.RunsFilter(tags={ROOT_TAG: roots[start : start + ROOTS_ASKED]}))

@@ -1,4 +1,4 @@
-"""The job `retention`, which is `kfm retention run`, and the schedule that requests it once a day."""
+"""The job `retention`, which is `kfm retention run`, and its daily schedule."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 

@@ -46,7 +46,7 @@ def _pid(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process of this machine runs. A zombie, not yet waited for by its parent, does not."""
+    """Return whether a process of this machine runs; a zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

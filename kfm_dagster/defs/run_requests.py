@@ -63,7 +63,7 @@ def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[d
 
 
 def evidence_runs(cases: QuarantineCases, *, at: datetime) -> list[dg.RunRequest]:
-    """Return the request for a run of the job where cases lack evidence, with the oldest case in its key."""
+    """Return the request of the job where cases lack evidence, keyed by the oldest case."""
     turn = int(at.timestamp()) // EVIDENCE_SECONDS
     return [
         dg.RunRequest(run_key=f"{oldest.wal_id}@{oldest.version}/{turn}", job_name=EVIDENCE_JOB)

@@ -41,7 +41,7 @@ def run_slots(instance: dg.DagsterInstance) -> int | None:
 
 
 def active_runs(instance: dg.DagsterInstance, *, claimed: Collection[str]) -> ActiveRuns:
-    """Count the queued and running runs by partition and lane, and the runs among them that have yet to claim.
+    """Count active runs by partition and lane, and the runs among them that have yet to claim.
 
     `claimed` are the root run ids that hold claims.
     """
@@ -107,7 +107,7 @@ class DeadRuns:
 def cooling_down(
     context: dg.SensorEvaluationContext, *, now: datetime, interval_seconds: int
 ) -> Callable[[str, Lane], bool]:
-    """Return a function: whether a partition's runs of a lane keep failing, so that the next one must wait.
+    """Return a predicate: whether the next run of a partition and lane must wait after failures.
 
     The pause doubles with every failure in a row: a fault that fails every run (a database that is down, a disk that
     is full) must not keep the machine busy starting runs. A failing listing delays no live run.

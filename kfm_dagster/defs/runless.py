@@ -1,4 +1,4 @@
-"""Runless reports: a resident worker's results as asset events of a Dagster instance, without a run.
+"""Runless reports: a resident worker's results as asset events of Dagster, without a run.
 
 One event for each asset and batch, because an event takes 10 to 15 ms. Belongs here: reaching the instance, and
 handling failed reports. Does not belong here: the metadata of a materialisation (`display.py`).
@@ -26,7 +26,7 @@ PAUSE_SECONDS = 60.0
 
 
 class RunlessReports:
-    """Reports batches to the instance of a DAGSTER_HOME. A failed report is a warning, and fails no unit."""
+    """Reports batches to a DAGSTER_HOME's instance. A failed report is a warning only."""
 
     def __init__(self, dagster_home: Path, pipeline: Pipeline, *, warn: Callable[[str], None]) -> None:
         self._home = dagster_home

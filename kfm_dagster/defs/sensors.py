@@ -48,7 +48,7 @@ def ingest_sensors(
     wal: WalResource,
     jobs: "Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]",
 ) -> list[dg.SensorDefinition]:
-    """Return the sensors, switched on. They request runs of `days`, and report units that wait in other days.
+    """Return the sensors, switched on. They request runs of `days`, and report units of others.
 
     `jobs` are the jobs that `nodd_ledger` requests: ingest, and evidence.
 
@@ -121,7 +121,7 @@ def ingest_sensors(
 
 
 def _to_log(context: dg.SensorEvaluationContext, level: int) -> Callable[[str], None]:
-    """Return a function that writes to the tick's log, whose storage Dagster opens at the first line only."""
+    """Return a function that writes to the tick's log, which Dagster opens at the first line."""
 
     def write(line: str) -> None:
         context.log.log(level, line)
@@ -138,7 +138,7 @@ def _plan(
     days: dg.PartitionsDefinition,
     off: KillSwitchPolicy,
 ) -> list[PlannedRun]:
-    """Plan runs over `chosen` pending units of `days` that no switch holds, within the limits of the lanes."""
+    """Plan runs over `chosen` pending units of `days` that no switch holds, within lane limits."""
     with requested.lock:
         if not pipeline.ledger.pending_by_partition():
             chosen(())

@@ -1,4 +1,4 @@
-"""The web server of the Dagster UI: Dagster's own command, guarded against pages of other sites.
+"""The Dagster UI's web server: Dagster's command, guarded against pages of other sites.
 
 Dagster's server has no login, and accepts a mutation from any page open in a visitor's browser. Run as
 

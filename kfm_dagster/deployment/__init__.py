@@ -1,1 +1,1 @@
-"""A whole deployment on one machine: daemon, code server, web server, and a database server where one is asked for."""
+"""A deployment: one on this machine, its checks, and the queues that it needs."""

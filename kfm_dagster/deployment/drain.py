@@ -1,4 +1,4 @@
-"""Drain: run until the queue is empty, every unit is terminal, and replays, backfills and beams are done.
+"""Drain: run until the queue is empty, units are terminal, and bulk work and beams are done.
 
 Belongs here: the outcome of every unit, too. Does not belong here: its display (`cli/demo.py`).
 """
@@ -109,7 +109,7 @@ QUIET_POLLS = 3
 
 
 def _unlisted(ledger: Ledger) -> tuple[list[UnlistedDays], dict[str, list[UnlistedDays]]]:
-    """Return the backfill days that the deployment will list, and the days held for a person, by reason."""
+    """Return the backfill days to be listed, and the days held for a person, by reason."""
     off = KillSwitchPolicy.now(ledger.switches)
     coming: list[UnlistedDays] = []
     held: dict[str, list[UnlistedDays]] = {}
@@ -169,7 +169,7 @@ def say_what_is_held(ledger: Ledger, say: Callable[[str], None]) -> None:
 
 
 def flush_lineage(lineage: Lineage, say: Callable[[str], None]) -> None:
-    """Publish the lineage of the last runs' last steps: once a deployment has ended, no sensor does."""
+    """Publish the lineage of the last steps: once a deployment has ended, no sensor does."""
     if (error := lineage.flush()) is not None:
         say(f"lineage waits for its backend: {error}")
 

@@ -1,4 +1,4 @@
-"""A whole deployment on one machine: code server, daemon and, on request, web server and console, as processes.
+"""A deployment on one machine: processes of code server, daemon, web server and console.
 
 The commands are those of production, with loopback ports and a DAGSTER_HOME below KFM_HOME; the process that waits
 for them is their supervisor. It ends only processes that it started, by pid.
@@ -105,7 +105,7 @@ class Deployment:
         return f"http://127.0.0.1:{self.console_port}"
 
     def start(self) -> None:
-        """Start every part and wait until it answers. Raises DependencyUnavailableError with the log's name."""
+        """Start every part and await its answer. Raises DependencyUnavailableError naming the log."""
         private_folder(self.dagster_home)
         (self.dagster_home / "dagster.yaml").write_text(self._dagster_yaml, encoding="utf-8")
         port = free_port()
@@ -136,7 +136,7 @@ class Deployment:
             self._wait("console", lambda: _serves(f"{self.console_url}/healthz"))
 
     def tend(self) -> None:
-        """Restart parts that died, as a supervisor would, and the code server when the partitions begin earlier.
+        """Restart parts that died, and the code server when the partitions begin earlier.
 
         Raises DependencyUnavailableError when parts keep dying.
         """
@@ -296,7 +296,7 @@ def _serves(url: str) -> bool:
 
 
 def _paths_from_here(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the path variables of `Settings` as absolute paths: the servers work in another folder."""
+    """Return the path variables of `Settings`, made absolute: servers work in another folder."""
     fields = Settings.model_fields.items()
     names = [f"KFM_{name.upper()}" for name, field in fields if Path in {field.annotation, *get_args(field.annotation)}]
     return {name: str(Path(environment[name]).absolute()) for name in names if environment.get(name)}

@@ -32,7 +32,7 @@ THUMBNAIL = Size(width=240, min_height=120, max_height=240, lines=4)
 
 
 def draw(geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool = True) -> tuple[str, int, int] | None:
-    """Return a map of the geometries' outer rings and points, and the numbers of distinct and of drawn outlines.
+    """Return a map of outer rings and points, and the numbers of distinct and drawn outlines.
 
     None where there is nothing to draw.
 

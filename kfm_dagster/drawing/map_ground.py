@@ -1,4 +1,4 @@
-"""The window of a map, and its ground: land, and borders of countries and of the states of the USA.
+"""The window of a map, and its ground: land, and borders of countries and of US states.
 
 `map_ground.txt` states its sources, which are in the public domain, and its form in its first lines. Does not belong
 here: the drawing above the ground (`footprints.py`).
@@ -42,7 +42,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MapWindow:
-    """An equirectangular projection, true to scale at its middle latitude. Degrees, and pixels for width and height."""
+    """An equirectangular projection, true at its middle latitude; width and height in pixels."""
 
     west: float
     north: float
@@ -97,7 +97,7 @@ _LAND, _STATE = "land", "state"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Line:
-    """A ring of land, or a border. `places` are rows of longitude and latitude, `east` and `west` their bounds."""
+    """A ring of land, or a border: `places` are longitude, latitude; `west`, `east` their bounds."""
 
     kind: str
     places: npt.NDArray[np.float64]
@@ -129,7 +129,7 @@ def ground(window: MapWindow) -> str:
 
 
 def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
-    """Yield the lines that may be visible, each with its shift in degrees: a window may cross the antimeridian."""
+    """Yield potentially visible lines with shifts in degrees: windows may cross the antimeridian."""
     with_states = window.width / (window.east - window.west) >= STATES_FROM
     for line in _lines():
         if line.kind == _STATE and not with_states:
@@ -140,7 +140,7 @@ def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
 
 
 def _path(line: shapely.Geometry) -> str:
-    """Return a line's path: a start, then steps from point to point; a minus separates as well as a blank."""
+    """Return a line's path: a start, then steps; a minus separates as well as a blank."""
     points = np.rint(shapely.get_coordinates(shapely.simplify(line, TOLERANCE)) / STEP).astype(int)
     x, y = points[0]
     return f"M{x} {y}l" + " ".join(f"{dx} {dy}" for dx, dy in np.diff(points, axis=0)).replace(" -", "-")

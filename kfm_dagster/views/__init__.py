@@ -1,1 +1,1 @@
-"""Views: lists of what is recorded, each by a filter, a row and a query, from which every face is derived."""
+"""Views: lists of records, each with a filter, a row and a query, used by all interfaces."""

@@ -35,7 +35,7 @@ class IngestedDataset:
 
 
 def gaps(parts: Parts, wanted: GapFilter, _: str | None, limit: int) -> Page:
-    """Return gaps; `after` is set where there are more. Raises ContractError for an unknown dataset."""
+    """Return gaps; `after` is set if there are more. Raises ContractError for an unknown dataset."""
     require_contract(parts, wanted.dataset)
     since = parts.clock() - timedelta(days=wanted.days)
     rows = Gaps(database=parts.database).list(

@@ -1,4 +1,4 @@
-"""Rejections and ignored records: records of messages that gave no unit, the newest first. Only reads.
+"""Rejections and ignored records: messages without units, newest first. Only reads.
 
 Does not belong here: storing them (`ledger/rejections.py`, `ledger/ignored.py`).
 """
@@ -44,14 +44,14 @@ def _counts(parts: Parts, wanted: IgnoredFilter, _: str | None, __: int) -> Page
 
 
 def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: int) -> Page:
-    """Return a page of rejections; its `after` is the start of the next page. Raises BadFilterError."""
+    """Return a page of rejections; its `after` starts the next page. Raises BadFilterError."""
     place = place_of(after, _CURSOR, _place)
     rows = Deliveries(parts.database, clock=parts.clock).rejected(wanted, after=place, limit=limit + 1)
     return Page(rows=rows[:limit], after=_cursor(rows[limit - 1]) if len(rows) > limit else None)
 
 
 def rejected_message(deliveries: Deliveries, landing: Landing, message_id: str) -> str:
-    """Return the original text of a message with a rejected record. Raises UnknownNameError, ArtifactError."""
+    """Return a rejected message's original text. Raises UnknownNameError, ArtifactError."""
     digest = deliveries.rejected_landing(message_id)
     if digest is None:
         raise UnknownNameError(

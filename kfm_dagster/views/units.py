@@ -1,4 +1,4 @@
-"""Units: pages of a filter's matches, the newest first, their count, and failures by group. Only reads.
+"""Units: pages of matches, newest first, their count, and failures by group. Only reads.
 
 A query examines a bounded number of rows, however large the ledger is. A part of a key has no index, so a page may
 reach its bound before it is full; `Page.after` continues from there. Does not belong here: matching rows
@@ -80,7 +80,7 @@ class FailureGroup:
 
 
 def search_units(parts: Parts, wanted: UnitFilter, after: str | None, limit: int) -> Page:
-    """Return a page of units as mappings of UNIT_COLUMNS, newest event first; its `after` starts the next page.
+    """Return a page of UNIT_COLUMNS mappings, newest event first; its `after` starts the next.
 
     Raises BadFilterError for a wrong `after`, and KfmError for an unknown dataset.
     """
@@ -117,7 +117,7 @@ def count_units(parts: Parts, wanted: UnitFilter) -> UnitCount:
 
 
 def failure_groups(parts: Parts, wanted: FailureFilter) -> list[FailureGroup]:
-    """Return the groups of a dataset's failed and quarantined units since a time, most units first.
+    """Return groups of a dataset's failed and quarantined units since a time, most units first.
 
     Raises KfmError for an unknown dataset.
     """

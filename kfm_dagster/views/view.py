@@ -1,4 +1,4 @@
-"""A view: rows, their filter and query. Commands, pages, the JSON API and the assistant's tools derive from it.
+"""A view: rows, filter and query, from which commands, pages, API and tools are derived.
 
 Belongs here: the common parts of views. Does not belong here: the views (the other modules), displaying them.
 """
@@ -60,7 +60,7 @@ class Paging(Filter):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A list: `name` is its path and key in answers, `query` takes a filter, the page's start and a row limit.
+    """A list: `name` is its path and key, `query` takes a filter, the page's start and a limit.
 
     `end` is the answer's member after the rows: the address of the next page, or whether the rows are complete.
     `columns` are those of tables, `links` the console's pages by column, `tool` and `operation` the names for
@@ -104,7 +104,7 @@ class View:
 
 
 def place_of(after: str | None, shape: re.Pattern[str], make: Callable[..., T]) -> T | None:
-    """Return the start of a page, built by `make` from the groups of `shape` in `after`; None for the first page.
+    """Return a page's start, built by `make` from the groups of `shape`; None for the first page.
 
     Raises BadFilterError.
     """
@@ -123,7 +123,7 @@ def require_contract(parts: Parts, dataset: str | None) -> None:
 
 
 def json_row(row: Any) -> dict[str, Any]:
-    """Return a mapping, dataclass or model as JSON values, nested rows too; times are texts of RFC 3339."""
+    """Return a mapping, dataclass or model as JSON values, nested rows too; times by RFC 3339."""
     if isinstance(row, BaseModel):
         return row.model_dump(mode="json")
     values = row if isinstance(row, Mapping) else {field.name: getattr(row, field.name) for field in fields(row)}

@@ -1,1 +1,1 @@
-"""`kfm doctor`: what a deployment needs, asked without changing anything, and for each finding what to do (BEY-11)."""
+"""`kfm doctor`: read-only checks of a deployment, with a next step for each finding (BEY-11)."""

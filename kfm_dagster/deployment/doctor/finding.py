@@ -1,6 +1,6 @@
-"""A finding of `kfm doctor`, and how checks run: side by side, each bounded in time, none able to end the others.
+"""Findings of `kfm doctor`, and its checks: concurrent, bounded in time, and independent.
 
-Does not belong here: what is checked (the other modules), or how findings are shown (`cli/doctor.py`).
+Does not belong here: the checks (the other modules), or displaying findings (`cli/doctor.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One result of a check; a warning or fault has what was observed and expected, and the next step."""
+    """A result of a check; warnings and faults have observed, expected and the next step."""
 
     verdict: Health
     what: str

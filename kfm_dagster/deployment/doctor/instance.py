@@ -180,7 +180,7 @@ def _heartbeats(settings: Settings, home: Path) -> Sequence[tuple[str, datetime]
 
 
 def _processes(home: Path) -> list[int]:
-    """Return the process ids of this machine's daemons with this DAGSTER_HOME, as far as /proc shows them."""
+    """Return the process ids of daemons with this DAGSTER_HOME, as far as /proc shows them."""
     pids: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Messages: queue and dead-letter queue with their rules, the senders' certificates, and the clock.
+"""Messages: queue, dead-letter queue and their rules, senders' certificates, and the clock.
 
 Does not belong here: creating a queue (`deployment/provisioning/`), or its messages (`kfm dlq`).
 """
@@ -202,7 +202,7 @@ def check_senders(
     answers: Callable[[str], bool] | None = None,
     now: datetime | None = None,
 ) -> Iterator[Diagnosis]:
-    """Check for stored certificates, else that their hosts answer. Raises KfmError for a wrong setting."""
+    """Check stored certificates, else that hosts answer. Raises KfmError for a wrong setting."""
     if not settings.verifies_signatures:
         yield from _unverified(settings)
         return
@@ -245,7 +245,7 @@ def _valid(folder: Path, now: datetime) -> int:
 
 
 def _hosts(settings: Settings, registry: ContractRegistry) -> list[str]:
-    """Return the hosts of SNS's certificates, one for each topic's region; the embedded cloud has its own."""
+    """Return the hosts of SNS's certificates by the topics' regions, or the embedded cloud's."""
     if settings.sns_trusted_url:
         return [settings.sns_trusted_url]
     return [f"https://sns.{region}.amazonaws.com/" for region in sorted({arn.split(":")[3] for arn in registry.topics})]
@@ -285,7 +285,7 @@ def check_clock(
 
 
 def recorded_readings(settings: Settings, since: datetime) -> Sequence[ClockReading]:
-    """Return the runs' readings of this clock; none where the ledger does not answer, which is another finding."""
+    """Return the recorded readings; none without a ledger, which is another finding."""
     if missing_file(settings) is not None:
         return ()
     with suppress(KfmError, SQLAlchemyError), ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Stores: the ledger's database, its backups and retention, files and buckets, and free space on the disks."""
+"""Stores: the ledger's database, backups, retention, files, buckets, and free disk space."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_database(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def missing_file(settings: Settings) -> str | None:
-    """Return the path of the ledger's file where it is missing: opening the database would create it."""
+    """Return the path of a missing ledger file, which opening the database would create."""
     url = make_url(settings.database_url)
     is_missing = url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file()
     return str(url.database) if is_missing else None
@@ -62,7 +62,7 @@ def _role(settings: Settings) -> Diagnosis:
 
 
 def check_retention(settings: Settings) -> Iterator[Diagnosis]:
-    """Check the role of retention. Raises KfmError for a wrong policy or a database that does not answer."""
+    """Check retention's role. Raises KfmError for a wrong policy or a silent database."""
     kinds = ", ".join(RetentionPolicy.load(settings.configs_dir).ages)
     if not kinds:
         yield ok("everything is kept: retention.yaml names no kind")
@@ -90,7 +90,7 @@ _GUIDE = "docs/backup.md"
 
 
 def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Diagnosis]:
-    """Check the newest backup and the database's own archive. Raises KfmError where the store does not answer."""
+    """Check the newest backup and the database's archive. Raises KfmError for a silent store."""
     if settings.backup_url:
         yield _newest(settings.backup_url, clock())
     if settings.database_url.startswith("sqlite"):
@@ -167,7 +167,7 @@ def check_store(name: str, setting: str, place: str) -> Iterator[Diagnosis]:
 
 
 def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) -> Iterator[Diagnosis]:
-    """Check that a provider's bucket can be read. Raises DependencyUnavailableError where it cannot."""
+    """Check that a provider's bucket can be read. Raises DependencyUnavailableError."""
     what = f"bucket {bucket} of {contract.id}"
     try:
         with answering(what, "KFM_ANONYMOUS or the credentials"):

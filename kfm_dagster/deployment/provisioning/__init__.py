@@ -1,1 +1,1 @@
-"""`kfm queue create`: queue, dead-letter queue, policies and subscriptions of a dataset, made once (BEY-12)."""
+"""`kfm queue create`: queues, policies and subscriptions of a dataset, created once (BEY-12)."""

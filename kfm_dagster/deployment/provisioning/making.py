@@ -1,4 +1,4 @@
-"""Create a planned queue: missing parts are created, differences reported, and corrected only with `update`.
+"""Create a planned queue's missing parts; report differences, and correct them with `update`.
 
 A repetition changes nothing. Does not belong here: the plan itself (`plan.py`).
 """

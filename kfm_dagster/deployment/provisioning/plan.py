@@ -1,4 +1,4 @@
-"""The plan of a dataset's queue: attributes, senders, subscriptions, and the rights of its reader. Pure.
+"""The plan of a dataset's queue: attributes, senders, subscriptions, reader's rights. Pure.
 
 `deploy/terraform/queue` is the same for Terraform; a test compares both. Does not belong here: reading or
 changing AWS (`making.py`).
@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuePlan:
-    """The plan of a dataset's queue; `subscriptions` map a topic to its filter policy, None for no filter."""
+    """The plan of a dataset's queue; `subscriptions` are topic > filter policy or None."""
 
     dataset: str
     queue: str
@@ -45,7 +45,7 @@ class QueuePlan:
 
     @classmethod
     def of(cls, contract: DatasetContract, registry: ContractRegistry, settings: Settings) -> QueuePlan:
-        """Plan by contract and settings. Raises ConfigurationError for a dataset that no topic announces."""
+        """Plan by contract and settings. Raises ConfigurationError for a dataset without topics."""
         topics = [topic.arn for topic in contract.notifications.topics]
         if not topics:
             raise ConfigurationError(
@@ -91,7 +91,7 @@ class QueuePlan:
 
 
 def filter_policy(registry: ContractRegistry, arn: str) -> Document | None:
-    """Return a subscription's filter: keys of the datasets that share the topic; None to pass everything."""
+    """Return a subscription's filter: keys of the topic's datasets; None to pass everything."""
     contracts = registry.topics[arn]
     if registry.shapes[arn] != "s3-event":
         return None
