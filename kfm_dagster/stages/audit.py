@@ -1,10 +1,10 @@
-"""The stage audit: one line per transition, gate, stop, retry, checkpoint, compensation, override and replay (PCS-15).
+"""The stage audit: one line per event of a stage (`AuditKind`), in a hash chain (PCS-15).
 
-The lines form one chain: each carries the SHA-256 of itself and of the line before, so that a line changed, taken out,
-put in or moved is found by a reader (`verify_chain`), in the database as in an exported `audit.jsonl`. A row
-of the database is a move with all that went well before it, or one line of what did not.
-What is cut off at the end only shows against a head that was kept elsewhere, e.g. in a signed release.
-Belongs here: writing, reading and checking lines. Does not belong here: what happened (`store.py`, `run_contract.py`).
+The lines form one chain: each has the SHA-256 of itself and of the line before, so that a reader (`verify_chain`)
+detects a changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. A database row has
+a move with the passed gates and checkpoints before it, or one line of a failure. A truncated end shows only against a
+head that was stored elsewhere, e.g. in a signed release.
+Belongs here: writing, reading and checking lines. Does not belong here: the events (`store.py`, `run_contract.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.traces import span
 
 GENESIS = "0" * 64
-"""What the first line has for the hash of the one before."""
+"""Previous hash of the first line."""
 PAGE = 5_000
-"""Lines read at a time."""
+"""Rows per query."""
 
 
 @unique
@@ -45,7 +45,7 @@ class AuditKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditEvent:
-    """One thing that happened to an attempt of a stage; `event` names it: a move, a gate, a stop."""
+    """One event of a stage's attempt; `event` is its name: a move, a gate, a stop."""
 
     run_id: str
     stage: str
@@ -56,7 +56,7 @@ class AuditEvent:
 
 
 class AuditLog:
-    """Appends to the chain and reads it. One writer at a time; `append` locks the chain until its transaction ends."""
+    """Appends to the chain and reads it. `append` locks the chain until its transaction ends."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -64,7 +64,7 @@ class AuditLog:
 
     @span("kfm.audit", {})
     def append(self, events: Iterable[AuditEvent], *, tx: Transaction) -> None:
-        """Write events in their order, in one statement; nothing happens for none."""
+        """Write events in their order, in one statement; without events, do nothing."""
         blocks = list(_blocks(events))
         if not blocks:
             return
@@ -84,7 +84,7 @@ class AuditLog:
         tx.run("stages.append_audit", batch=batch)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield every line from the first on, as `audit.jsonl` has them."""
+        """Yield every line from the first on, as in `audit.jsonl`."""
         seq = 0
         while True:
             with self._database.snapshot() as tx:
@@ -95,11 +95,11 @@ class AuditLog:
             seq = rows[-1].seq
 
     def since(self, moment: datetime, *, tx: Transaction) -> list[dict[str, Any]]:
-        """Return the lines that were written since then, in their order."""
+        """Return the lines written since then, in their order."""
         return list(_lines(tx.run("stages.audit_since", since=moment)))
 
     def head(self, *, tx: Transaction) -> tuple[int, str]:
-        """Return how many lines there are, and the hash of the last one."""
+        """Return the number of lines, and the hash of the last one."""
         row = tx.run("stages.audit_head").one_or_none()
         return (0, GENESIS) if row is None else (row.seq, row.hash)
 
@@ -110,20 +110,20 @@ class AuditLog:
 
 
 def as_jsonl(lines: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield lines as `audit.jsonl` holds them: JSON with sorted keys, one to a line."""
+    """Yield lines as in `audit.jsonl`: JSON with sorted keys, one per line."""
     for line in lines:
         yield orjson.dumps(line, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
 def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None) -> int:
-    """Return how many lines there are. Raises KfmError at the first that does not follow from those before.
+    """Return the number of lines. Raises KfmError at the first line that breaks the chain.
 
-    With a `head` that was kept elsewhere, lines missing at the end are found, too.
+    A `head` that was stored elsewhere detects missing lines at the end, too.
     """
     count, previous = 0, GENESIS
     for count, line in enumerate(lines, start=1):
-        without = {name: value for name, value in line.items() if name != "hash"}
-        if (line.get("seq"), line.get("previous_hash"), line.get("hash")) != (count, previous, _hash(without)):
+        body = {name: value for name, value in line.items() if name != "hash"}
+        if (line.get("seq"), line.get("previous_hash"), line.get("hash")) != (count, previous, _hash(body)):
             raise KfmError(
                 "the audit has been changed",
                 observed=f"line {count} does not follow from the line before it",
@@ -142,9 +142,9 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None)
 
 
 def _blocks(events: Iterable[AuditEvent]) -> Iterator[list[AuditEvent]]:
-    """Yield the events that stand in one row: of one attempt, and all but the last a gate that passed or a checkpoint.
+    """Yield the events of each row: one attempt's, all but the last passed gates or checkpoints.
 
-    What went wrong and what moved is looked for by kind, so it stands by itself.
+    Failures and moves are queried by kind, so each ends its row.
     """
     block: list[AuditEvent] = []
     for event in events:
@@ -183,6 +183,6 @@ def _lines(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
         attempt = {"at": rfc3339(row.at), "run_id": row.run_id, "stage": row.stage, "attempt": row.attempt}
         for seq, part in enumerate([*earlier, last], start=row.seq - len(earlier)):
             line = {"seq": seq, **attempt, **part, "previous_hash": previous}
-            # What the row has for its last line is its own word, that the others are held against.
+            # The row stores its last line's hash, against which the computed ones are checked.
             previous = row.hash if seq == row.seq else _hash(line)
             yield {**line, "hash": previous}

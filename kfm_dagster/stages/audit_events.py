@@ -1,4 +1,4 @@
-"""What the audit tells of verdicts. Does not belong here: the chain of lines (`audit.py`), or the rules (`gates/`)."""
+"""Audit lines of verdicts. Does not belong here: the chain (`audit.py`), rules (`gates/`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kfm_dagster.stages.machine import GateDecision
 from kfm_dagster.stages.store import StageAttempt
 
 UNITS_NAMED = 100
-"""Units at fault that a line of audit names; it counts them all."""
+"""Units at fault that an audit line names; it counts them all."""
 
 
 def gate_events(attempt: StageAttempt, decision: GateDecision) -> Iterable[AuditEvent]:
-    """Yield the lines of audit about verdicts: one per gate that applies, one per stop of the stage."""
+    """Yield the audit lines of verdicts: one per applicable gate, one per stop of the stage."""
     for verdict in decision.verdicts:
         if verdict.applies:
             yield attempt.event(AuditKind.GATE, verdict.gate.value, _details(verdict, decision))

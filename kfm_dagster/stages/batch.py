@@ -1,6 +1,6 @@
-"""What a stage hands on: the envelopes of a batch, the record that names them, and why the stage was skipped if it was.
+"""A stage's output: the envelopes of a batch, their record, and why the stage was skipped.
 
-Belongs here: the value. Does not belong here: how it comes about (`run_contract.py`), or its form at rest
+Belongs here: the value. Does not belong here: how it is produced (`run_contract.py`), or its stored form
 (`envelope_table.py`).
 """
 
@@ -57,17 +57,17 @@ class StoredEnvelopes(Sequence[Envelope]):
 
 @dataclass(frozen=True, kw_only=True)
 class StageBatch:
-    """A node's output: envelopes, the record that names it, and why it was skipped if it was."""
+    """A node's output: envelopes, the record that names it, and why the node was skipped."""
 
     envelopes: Sequence[Envelope]
     state: RunState
     skipped: SkipCause | None = None
     applied_by: str | None = None
-    """Run whose work a skip for CONTENT_APPLIED relies on."""
+    """Run whose output a skip for CONTENT_APPLIED reuses."""
     stored_bytes: int | None = None
     """Size of the stored output; None where an earlier release stored it."""
     decision: GateDecision | None = field(default=None, compare=False)
-    """What the gates said of it, for the stage that made it and the next one; None for what was read back."""
+    """The gates' decision, for the stage that computed the batch and the next one; None for a stored batch."""
 
     @property
     def restricted(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""The pipeline card: `state_machine.yaml`, `replay_plan.yaml` and `alerts.yaml` of `configs/`, checked and obeyed.
+"""The pipeline card: `state_machine.yaml`, `replay_plan.yaml`, `alerts.yaml` of `configs/`.
 
-A wrong file is refused with file, line and reason, before anything runs. Belongs here: the models of the first
-two, and that all agree. Does not belong here: what a stage does with them (`machine.py`), how a gate judges (`gates/`),
-or what the alerts' file says (`alerts/plan.py`).
+A wrong file is refused with file, line and reason, before anything runs. Belongs here: the models of the first two, and
+the check that all agree. Does not belong here: their effect on stages (`machine.py`), the rules of gates (`gates/`), or
+the model of the alerts' file (`alerts/plan.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ POSSIBLE: Mapping[tuple[StageState, StageState], frozenset[str]] = {
     (StageState.RUNNING, StageState.FAILED): frozenset({*Gate, *Stop}),
     (StageState.FAILED, StageState.ROLLED_BACK): frozenset({"has_checkpoint", "do_compensate"}),
 }
-"""The only transitions there are (PCS-01; the database refuses every other), and what each may depend on."""
+"""All transitions (PCS-01; the database refuses any other), and the names that their conditions may use."""
 
 
 @unique
@@ -160,7 +160,7 @@ class StateMachine(Strict):
     evidence: DedupeEvidence | None = None
 
     def condition(self, origin: StageState, to: StageState) -> Condition | None:
-        """Return the condition of a transition, or None where the card does not have it."""
+        """Return the condition of a transition, or None if the card lacks it."""
         return next((t.condition for t in self.transitions if (t.origin, t.to) == (origin, to)), None)
 
     @property
@@ -178,7 +178,7 @@ class StateMachine(Strict):
     @field_validator("transitions")
     @classmethod
     def _each_once(cls, value: list[Transition]) -> list[Transition]:
-        ways = [(one.origin, one.to) for one in value]
+        ways = [(transition.origin, transition.to) for transition in value]
         if twice := [f"{origin} > {to}" for origin, to in ways if ways.count((origin, to)) > 1]:
             raise ValueError(f"{twice[0]} is there twice")
         needed = [way for way in POSSIBLE if way[1] is not StageState.ROLLED_BACK and way not in ways]
@@ -264,13 +264,13 @@ class Card(BaseModel):
 
     @classmethod
     def load(cls, folder: Path | None = None) -> Card:
-        """Read a folder's files, or those of this release. Raises CardError with file, line and reason."""
+        """Read a folder's files, or this release's. Raises CardError with file, line and reason."""
         root = own_folder() if folder is None else folder
         if not root.is_dir():
             raise CardError(
                 "KFM_CONFIGS_DIR is no folder", observed=str(root), next_step="create it or unset the variable"
             )
-        # What a folder does not have is this release's: it says only what differs.
+        # Files that a folder lacks are this release's, so that it needs only the changed ones.
         plan, alerts = (at if (at := root / name).exists() else own_folder() / name for name in (REPLAY_PLAN, ALERTS))
         files = {STATE_MACHINE: _read(root / STATE_MACHINE), REPLAY_PLAN: _read(plan)}
         machine, replay_plan = str(root / STATE_MACHINE), str(plan)
@@ -285,7 +285,7 @@ class Card(BaseModel):
         return card
 
     def refuse_unknown_stages(self, known: Sequence[str]) -> None:
-        """Refuse checkpoints of stages that there are not. Raises CardError with file, line and reason."""
+        """Refuse checkpoints of unknown stages. Raises CardError with file, line and reason."""
         for position, name in enumerate(self.machine.checkpoints):
             if name not in known:
                 raise refusal(

@@ -1,11 +1,11 @@
-"""Conditions of a transition as the pipeline card writes them: `deps_succeeded && G1..G3`, `G1..G8 && !S1..S5`.
+"""Conditions of transitions in the card: `deps_succeeded && G1..G3`, `G1..G8 && !S1..S5`.
 
     expression = term ("||" term)*        term = factor ("&&" factor)*        factor = "!" factor | atom
     atom = "(" expression ")" | ("any" | "all") "(" range ")" | range        range = NAME (".." NAME)?
 
 A range of gates holds when every gate in it passed, a range of stops when any stop in it is triggered; `any(...)` and
-`all(...)` say it otherwise. Python's own parser reads the structure, with every range as a text. Belongs here: the
-grammar. Does not belong here: which transitions there are (`card.py`).
+`all(...)` override this. Python's own parser reads the structure, with every range as a text. Belongs here: the
+grammar. Does not belong here: the possible transitions (`card.py`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _Test = Callable[[Collection[str]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition, read. `names` are all gates, stops and words in it."""
+    """A parsed condition. `names` are all gates, stops and words in it."""
 
     text: str
     names: frozenset[str]
     holds: _Test
-    """Whether it holds: asked with the gates that passed, the stops that are triggered and the words that are true."""
+    """Whether it holds, given the passed gates, the triggered stops and the true words."""
 
     @property
     def gates(self) -> frozenset[Gate]:
@@ -41,7 +41,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read a condition. Raises ValueError for what is none."""
+        """Parse a condition. Raises ValueError for an invalid text."""
         names: set[str] = set()
         python = " ".join(_PYTHON.get(token) or repr(token) for token in _TOKEN.findall(text))
         try:

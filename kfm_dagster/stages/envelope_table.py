@@ -1,8 +1,7 @@
-"""Envelopes at rest: a batch as an Arrow table and as Parquet, and back without loss.
+"""Stored envelopes: a batch as an Arrow table and as Parquet, and back without loss.
 
-A column is a leaf of the envelope (`contracts/envelope_codec.py`), so that set questions (gates, reports) can be asked
-in SQL; open-ended members (geometry, properties, issues) are JSON text. Times are UTC with microseconds. Row order is
-kept.
+A column is a leaf of the envelope (`contracts/envelope_codec.py`), so that gates and reports can query sets in SQL;
+open-ended members (geometry, properties, issues) are JSON text. Times are UTC with microseconds. Row order is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from kfm_dagster.contracts import envelope_codec
 from kfm_dagster.contracts.envelope import Envelope
 
-# pyarrow's own allocator keeps what batches once took, 45 MiB in a run of 5,000 units; the system's gives it back.
+# pyarrow's own allocator keeps the memory of earlier batches, 45 MiB in a run of 5,000 units; the system's frees it.
 pa.set_memory_pool(pa.system_memory_pool())
 
 _TYPES: dict[Any, pa.DataType] = {
@@ -33,7 +32,7 @@ _TYPES: dict[Any, pa.DataType] = {
 
 SCHEMA = pa.schema(
     [
-        # A section may be absent, and then all of it is null.
+        # A section may be absent; then all its columns are null.
         pa.field(leaf.name, _TYPES[leaf.kind], nullable=section.optional or not leaf.required)
         for section in envelope_codec.sections()
         for leaf in section.leaves
@@ -48,7 +47,7 @@ def to_table(envelopes: Iterable[Envelope]) -> pa.Table:
 
 
 def to_parquet(envelopes: Iterable[Envelope]) -> bytes:
-    """Encode a batch; the same batch gives the same bytes under one pyarrow release."""
+    """Encode a batch; equal batches give equal bytes under one pyarrow release."""
     sink = pa.BufferOutputStream()
     pq.write_table(to_table(envelopes), sink, compression="zstd", write_statistics=False)
     return bytes(sink.getvalue())

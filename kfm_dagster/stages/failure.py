@@ -1,6 +1,6 @@
-"""Why a stage fails or may not start, and the class of it (pipeline card, chapter 7, section IV).
+"""Failures and refusals of stages, with their class (pipeline card, chapter 7, section IV).
 
-Belongs here: the errors, and how any error is classed. Does not belong here: what follows (`lifecycle.py`).
+Belongs here: the errors, and the classification of any error. Does not belong here: what follows (`lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StageRefusedError(KfmError):
     decision: GateDecision | None = None
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return the lines of audit that tell of it: one stop, named by its class."""
+        """Return its audit lines: one stop, named by its class."""
         return [attempt.event(AuditKind.STOP, self.error_class.value, {"reason": str(self.observed)})]
 
 
@@ -55,7 +55,7 @@ class StageStoppedError(StageRefusedError):
         )
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return a line for each gate that was looked at, and for each stop; of an upstream that is not there, one."""
+        """Return a line for each evaluated gate and each stop; for a missing upstream, one."""
         if self.decision is None or not self.decision.failing:
             return [attempt.event(AuditKind.STOP, "deps_succeeded", {"reason": str(self.observed)})]
         return list(gate_events(attempt, self.decision))
@@ -99,9 +99,9 @@ class StageFailedError(KfmError):
 
 
 def classify(error: BaseException) -> ErrorClass:
-    """Tell what the card refused and what is wrong with the input from an internal error.
+    """Return the class of an error: of a refusal by the card, of wrong input, or internal.
 
-    A store that refuses, or a bucket that is not there, is wrong input: no attempt of the run's helps, but a person.
+    A store that refuses, and a missing bucket, are wrong input: they need a person, not another attempt.
     """
     if isinstance(error, (StageRefusedError, StageFailedError)):
         return error.error_class
@@ -110,7 +110,7 @@ def classify(error: BaseException) -> ErrorClass:
 
 
 def may_be_of_a_unit(error: BaseException) -> bool:
-    """Tell whether one unit of a batch can be the cause of an error: of no refusal of ours, and of no dependency."""
+    """Tell whether one unit can cause an error: not so for our refusals and for dependencies."""
     cause = error.cause if isinstance(error, StageFailedError) else error
     if isinstance(cause, DBAPIError):
         return refusal_of(cause) is not None
@@ -118,9 +118,9 @@ def may_be_of_a_unit(error: BaseException) -> bool:
 
 
 def at_fault(error: BaseException, units: Collection[WalId]) -> frozenset[WalId]:
-    """Return which of a batch's units an error is of: those that gates name, or all where it is of the whole batch.
+    """Return the units at fault: the ones that gates name, or all if the error is of the batch.
 
-    None of them where another process, an earlier rollback or a stage before this one is in the way.
+    No unit is at fault where another process, an earlier rollback or an earlier stage is the cause.
     """
     cause = error.cause if isinstance(error, StageFailedError) else error
     if isinstance(cause, (StageMoveError, RolledBackError)):

@@ -1,9 +1,9 @@
-"""The lifecycle: moves a stage under the run contract by what the card makes of its gates, and writes down why.
+"""The lifecycle: moves a stage by the card's decisions on its gates, and audits the reasons.
 
     open pending > gates of the entry > running > compute > gates of the output > succeeded, with the output's commit
-    what fails on the way: failed > compensation > rolled_back
+    on failure: failed > compensation > rolled_back
 
-Belongs here: which state follows, the audit of it, retries. Does not belong here: the order around it
+Belongs here: the next state, its audit, retries. Does not belong here: the order around it
 (`run_contract.py`), the rules (`machine.py`), or the gates (`gates/`).
 """
 
@@ -38,7 +38,7 @@ from kfm_dagster.telemetry.traces import span
 
 _LOG = logging.getLogger(__name__)
 Record = Callable[[Transaction], None]
-"""Writes what else is to be known of a failure, in the transaction of the stage."""
+"""Writes further records of a failure, in the transaction of the stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class StageLifecycle:
     clock: Callable[[], datetime]
 
     def synchronise(self, node: StageNode) -> str | None:
-        """Say why the output will be [Restricted], or None where the clock is locked.
+        """Return why the output will be [Restricted], or None if the clock is locked.
 
-        Raises UnlockedClockError where the card has an unlocked clock reject the stage.
+        Raises UnlockedClockError where the card rejects stages under an unlocked clock.
         """
         why = node.unlocked()
         if why is not None and self.card.clock.unlocked == "reject":
@@ -75,9 +75,9 @@ class StageLifecycle:
         force: str | None,
         tx: Transaction,
     ) -> StageAttempt:
-        """Open the next attempt and let it run; `force` says why it may not hand on what was applied before.
+        """Open the next attempt and move it to running; `force` is the reason to recompute.
 
-        Raises StageMoveError, StageStoppedError (`refuse` keeps that one).
+        Raises StageMoveError, StageStoppedError (`refuse` records the latter).
         """
         attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
         decision = self._of_entry(node, upstream)
@@ -89,7 +89,7 @@ class StageLifecycle:
     def refuse(
         self, node: StageNode, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError, record: Record
     ) -> None:
-        """Keep of a stage that may not start that it was asked for, and why it stays pending; `record` tells others."""
+        """Audit the refusal of a stage, whose attempt stays pending, and call `record`."""
         with self.database.transaction() as tx:
             attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
             self.store.audit.append(refused.audit_events(attempt), tx=tx)
@@ -97,7 +97,7 @@ class StageLifecycle:
 
     @span("kfm.gates", {})
     def evaluate_gates(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], GateDecision]:
-        """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
+        """Evaluate an output; return it with marked units at fault. Raises StageStoppedError."""
         current = {unit.wal_id for unit in batch if unit.failure is None}
         decision = decide(node.gates(batch, of=node.kind), self.card, units=current, whole=node.leaves_effects)
         if ending(decision, self.card) is not StageState.SUCCEEDED:
@@ -113,9 +113,9 @@ class StageLifecycle:
         of_node: Sequence[AuditEvent] = (),
         tx: Transaction,
     ) -> None:
-        """Let an attempt succeed together with its output, whose digest and, at a checkpoint, whose place it keeps.
+        """Move an attempt to succeeded, with its output's digest and, at a checkpoint, its URI.
 
-        `of_node`: what the node itself tells the audit.
+        `of_node`: the node's own audit lines.
         """
         lines = [*of_node, *(() if decision is None else gate_events(attempt, decision))]
         state = batch.state
@@ -148,10 +148,10 @@ class StageLifecycle:
         received: StageBatch | None,
         record: Record,
     ) -> None:
-        """Let a running attempt fail, undo what it left outside the database, and roll it back where the card says.
+        """Move a running attempt to failed, undo its outside effects, and roll it back by the card.
 
-        `record` writes down besides that it failed. Where the attempt runs no more, the process that took the stage
-        over answers for it, and nothing is done.
+        `record` writes further records. If the attempt is not running any more, another process has taken the stage
+        over, and nothing is done.
         """
         lines = error.audit_events(attempt) if isinstance(error, StageRefusedError) else ()
         failed = None
@@ -166,18 +166,18 @@ class StageLifecycle:
             _LOG.warning("%s", gone)
             return
         except Exception as missed:
-            # Run-state outside the database follows the commit: the attempt has failed then, which compensation asks.
+            # Run-state outside the database follows the commit: the attempt has failed, as compensation requires.
             why = redacted_error(missed)
             _LOG.exception("the failure of %s could not be written down", node.kind, exc_info=why)
         if failed is not None:
             self._roll_back(node, failed, received)
 
     def close(self, run_ids: Iterable[str], *, limit: int = 1_000) -> int:
-        """Let the attempts of dead runs fail; return how many there were."""
+        """Move the attempts of dead runs to failed; return their number."""
         closed = 0
         with self.database.transaction() as tx:
             for attempt in self.store.unfinished(run_ids, limit=limit, tx=tx):
-                # A worker that was only taken for dead may have ended its stage since.
+                # A worker that was only considered dead may have ended its stage since.
                 with suppress(StageMoveError), tx.nested():
                     lost = {"reason": "its run is dead"}
                     self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
@@ -185,29 +185,29 @@ class StageLifecycle:
         return closed
 
     def note(self, run_id: str, stage: str, event: str, *, tx: Transaction) -> None:
-        """Give the audit a line about a stage that is not moved; none where the stage was never started."""
+        """Append an audit line about an unmoved stage; do nothing if the stage was never started."""
         if (newest := self.store.newest(run_id, stage, tx=tx)) is not None:
             self.store.audit.append([newest.event(AuditKind.STOP, event)], tx=tx)
 
     def retry_in(self, run_id: str, stage: str, error_class: ErrorClass, *, tries: int = 1) -> float | None:
-        """Return the seconds after which a stage that failed so is tried again, or None when it is not.
+        """Return the seconds until the retry of a stage with this failure, or None for no retry.
 
-        `tries` are those that the caller knows of: one that may not start stays the same attempt.
+        `tries` are the caller's own count: a stage that may not start stays the same attempt.
         """
         policy = self.card.retry_policy
         if error_class not in policy.retry_on:
             return None
         attempts: list[StageAttempt] = []
-        # What failed before its attempt was opened, or with the database, the caller alone has counted.
+        # Only the caller has counted failures before an attempt was opened, or of the database.
         with suppress(DBAPIError, DatabaseUnavailableError), self.database.snapshot() as tx:
             attempts = self.store.of_run(run_id, stage=stage, tx=tx)
         attempt = max(attempts, key=attrgetter("attempt"), default=None)
         if attempt is not None and attempt.state is StageState.SUCCEEDED:
             return None
-        made = tries if attempt is None else max(attempt.attempt, tries)
-        if made > policy.max_retries:
+        number = tries if attempt is None else max(attempt.attempt, tries)
+        if number > policy.max_retries:
             return None
-        wait = backoff_seconds(policy.delays, key=f"{run_id}/{stage}", attempt=made)
+        wait = backoff_seconds(policy.delays, key=f"{run_id}/{stage}", attempt=number)
         late = bool(attempts) and self.clock() + timedelta(seconds=wait) > attempts[0].opened_at + policy.deadline
         return None if late else wait
 
@@ -219,7 +219,7 @@ class StageLifecycle:
 
     @span("kfm.gates", {})
     def _of_entry(self, node: StageNode, upstream: StageBatch | None) -> GateDecision:
-        """Judge what a stage is given by the gates that the card asks for; what was judged as an output stands."""
+        """Evaluate a stage's input by the card's gates, unless it was evaluated as an output."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
         if upstream is None or upstream.reused or condition is None:
             return decide(of_every_gate((), maker=node.kind), self.card)
@@ -232,11 +232,11 @@ class StageLifecycle:
         if upstream is None:
             return True
         newest = self.store.newest(upstream.state.run_id, upstream.state.dataset_id, tx=tx)
-        # A stage that an earlier release ran has no row.
+        # Stages that an earlier release ran have no row.
         return newest.state is StageState.SUCCEEDED if newest else upstream.state.outcome is not Outcome.FAILED
 
     def _roll_back(self, node: StageNode, failed: StageAttempt, received: StageBatch | None) -> None:
-        # What a stage goes back to is what its upstream saved; before the first one there is nothing.
+        # A stage rolls back to its upstream's checkpoint; the first stage needs none.
         try:
             with self.database.transaction() as tx:
                 has_checkpoint = received is None
@@ -259,26 +259,26 @@ class StageLifecycle:
         has_checkpoint: bool,
         tx: Transaction,
     ) -> None:
-        """Compensate while the claims are held, so that nobody relies on an effect when it is undone."""
+        """Compensate while the claims are held, so that no other run relies on an undone effect."""
         newest = self.store.newest(failed.run_id, failed.stage, tx=tx)
         if newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
-            return  # The next attempt has begun, and what stands is its own.
+            return  # The next attempt has begun, and the effects are its own.
         if received is not None and node.count_owned(tx) < len(received.envelopes):
-            left = {"reason": "its units are another run's, or done"}
-            self.store.audit.append([failed.event(AuditKind.COMPENSATION, "left", left)], tx=tx)
+            details = {"reason": "its units are another run's, or done"}
+            self.store.audit.append([failed.event(AuditKind.COMPENSATION, "left", details)], tx=tx)
             return
         undone = node.compensate(tx=tx)
-        told = [failed.event(AuditKind.COMPENSATION, "done", undone or {})]
+        lines = [failed.event(AuditKind.COMPENSATION, "done", undone or {})]
         if may_roll_back(self.card, has_checkpoint=has_checkpoint, do_compensate=undone is not None):
-            self.store.move(failed, StageState.ROLLED_BACK, compensation=undone or {}, told=told, tx=tx)
+            self.store.move(failed, StageState.ROLLED_BACK, compensation=undone or {}, told=lines, tx=tx)
         elif undone:
-            self.store.audit.append(told, tx=tx)
+            self.store.audit.append(lines, tx=tx)
 
 
 def _marked(unit: Envelope, decision: GateDecision) -> Envelope:
     verdict = decision.leaving.get(unit.wal_id)
     if verdict is None or unit.failure is not None:
         return unit
-    what = next(finding.what for finding in verdict.findings if finding.wal_id == unit.wal_id)
-    issue = Issue(code=GateIssue[verdict.gate].value, severity=Severity.FAILED, message=what)
+    message = next(finding.what for finding in verdict.findings if finding.wal_id == unit.wal_id)
+    issue = Issue(code=GateIssue[verdict.gate].value, severity=Severity.FAILED, message=message)
     return unit.evolve(gate_issues=(*unit.gate_issues, issue))

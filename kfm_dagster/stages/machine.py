@@ -1,7 +1,7 @@
-"""What the pipeline card makes of verdicts: may a stage start, how does it end, which units leave, what is restricted.
+"""The card's decisions on verdicts: a stage's start and end, leaving units, restrictions.
 
-Pure. Belongs here: the rules of chapter 7, sections III and IX. Does not belong here: where states are kept
-(`store.py`), or how a gate judges (`gates/`).
+Pure. Belongs here: the rules of chapter 7, sections III and IX. Does not belong here: where states are stored
+(`store.py`), or the rules of the gates (`gates/`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.gates.verdict import STOPS, Gate, OnFailure, Stop, Verdict
 
 _CLASSES: Mapping[Gate, ErrorClass] = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
-"""The class of a gate's failure; of every other gate it is E_GATE."""
+"""The class of a gate's failure; any other gate has E_GATE."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateDecision:
-    """What a stage's verdicts come to under the card."""
+    """The card's decision on a stage's verdicts."""
 
     verdicts: tuple[Verdict, ...]
     passed: frozenset[Gate]
-    """Gates that the stage has passed: nothing was found, the units at fault left, or the degraded path was taken."""
+    """Passed gates: without findings, or the units at fault left, or the degraded path was taken."""
     stops: frozenset[Stop]
     leaving: Mapping[WalId, Verdict] = field(default_factory=dict)
-    """Unit > the first gate that makes it leave the chain."""
+    """Unit > verdict of the first gate that removes it from the chain."""
     restricted: frozenset[Gate] = frozenset()
     """Gates whose degraded path was taken: the output is [Restricted]."""
 
@@ -44,7 +44,7 @@ class GateDecision:
 
 
 def review_codes(card: StateMachine) -> frozenset[str]:
-    """Return the codes of the gates by which a unit that leaves goes to a person at once."""
+    """Return the codes of the gates whose removed units go to a person at once."""
     return frozenset(
         GateIssue[gate].value for gate in Gate if _CLASSES.get(gate, ErrorClass.E_GATE) in card.human_review
     )
@@ -53,17 +53,17 @@ def review_codes(card: StateMachine) -> frozenset[str]:
 def decide(
     verdicts: Iterable[Verdict], card: StateMachine, *, units: Collection[WalId] = (), whole: bool = False
 ) -> GateDecision:
-    """Weigh verdicts by the card. With `whole` no unit can leave alone, because its effect has left the database.
+    """Decide on verdicts by the card; with `whole` (outside effects) no unit can leave alone.
 
-    units: those in the chain. A fault that all of them share, where they are several, is the batch's: its stop is
-    triggered (chapter 7, sections III and IX).
+    units: the units in the chain. A fault of all of them, if there are several, is the batch's and triggers its stop
+    (chapter 7, sections III and IX).
     """
-    said = tuple(verdicts)
+    evaluated = tuple(verdicts)
     passed: set[Gate] = set()
     stops: set[Stop] = set()
     restricted: set[Gate] = set()
     leaving: dict[WalId, Verdict] = {}
-    for verdict in said:
+    for verdict in evaluated:
         action = card.gates.on_failure(verdict.gate)
         if verdict.passed:
             passed.add(verdict.gate)
@@ -77,7 +77,7 @@ def decide(
         elif verdict.gate in STOPS:
             stops.add(STOPS[verdict.gate])
     return GateDecision(
-        verdicts=said,
+        verdicts=evaluated,
         passed=frozenset(passed),
         stops=frozenset(stops),
         leaving=leaving,
@@ -97,7 +97,7 @@ def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: boo
 
 
 def ending(decision: GateDecision, card: StateMachine) -> StageState:
-    """Return how a running stage ends: a stop is looked for first, and what may not succeed has failed."""
+    """Return how a running stage ends: failed by a stop, or if it may not succeed."""
     facts = {*decision.passed, *decision.stops}
     failed = card.condition(StageState.RUNNING, StageState.FAILED)
     succeeded = card.condition(StageState.RUNNING, StageState.SUCCEEDED)
@@ -114,6 +114,6 @@ def may_roll_back(card: StateMachine, *, has_checkpoint: bool, do_compensate: bo
 
 
 def idempotency_key(card: StateMachine, parts: Mapping[str, str]) -> str:
-    """Return SHA-256, in hex, of the card's parts in its order, each on a line of its own."""
+    """Return the SHA-256, in hex, of the card's parts in its order, one per line."""
     text = "\n".join(f"{name}={parts[name]}" for name in card.key_parts)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a stage runs: an idempotent node over a batch of envelopes, with a default for each optional ability.
+"""The node of a stage: an idempotent node over a batch, with default abilities.
 
 Does not belong here: the protocol of nodes (`idempotent_node/node.py`), or the chain (`ingest/node.py`).
 """
@@ -49,30 +49,30 @@ class StageNode(ABC):
 
     @abstractmethod
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        """Return every gate's verdict on the output of the node of kind `of`: this one's, or its upstream's."""
+        """Return the gates' verdicts on the output of kind `of`: this node's, or its upstream's."""
 
     def inputs(self) -> Sequence[ManifestEntry]:
-        """Return what the node consumes besides the batch."""
+        """Return the node's inputs besides the batch."""
         return ()
 
     def references(self) -> Sequence[InputReference]:
-        """Return what run-state compares within a run, besides the batch."""
+        """Return the inputs that run-state compares within a run, besides the batch."""
         return [InputReference(uri=entry.uri, checksum=entry.checksum) for entry in self.inputs()]
 
     def context(self) -> Mapping[str, Any]:
-        """Return what a replay needs to make the node again and that changes no result."""
+        """Return further values that a replay needs to rebuild the node; they change no result."""
         return {}
 
     def unlocked(self) -> str | None:
-        """Return why the clock is not right enough to write by, or None when it is (E_SYNC)."""
+        """Return why the clock is not locked, or None when it is (E_SYNC)."""
         return None
 
     def working(self) -> AbstractContextManager[None]:
-        """Keep the run's leases for as long as the block lasts."""
+        """Renew the run's leases during the block."""
         return nullcontext()
 
     def transform(self) -> list[Envelope]:
-        """Compute the output: the batch as it is, for a node that only makes it durable."""
+        """Compute the output; by default the batch as it is."""
         return list(self.received)
 
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # noqa: ARG002, a default
@@ -80,14 +80,14 @@ class StageNode(ABC):
         return made
 
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
-        """Undo the effects of `transform`; return what was undone, or None when it cannot be.
+        """Undo the effects of `transform`; return a summary, or None where this is impossible.
 
         The database's part is the caller's transaction; it may be repeated until that is committed.
         """
         return {}
 
     def count_owned(self, tx: Transaction) -> int:  # noqa: ARG002, a default
-        """Return how many units of the batch are the run's, and lock them until the transaction ends.
+        """Lock the batch's units of this run until the transaction ends; return their number.
 
         No other run relies on the effects of these.
         """
@@ -106,7 +106,7 @@ class StageNode(ABC):
         return ValidationSummary(checks=len(batch), passed=len(batch), failed=0)
 
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry | None:  # noqa: ARG002, a default
-        """Return the units that `apply` claimed and their records' versions, for intent and lineage; None for none."""
+        """Return the units that `apply` claimed with their records' versions, or None."""
         return None
 
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:  # noqa: ARG002, a default

@@ -1,7 +1,7 @@
-"""The port to run-state, keyed by (dataset_id, run_id): asked for a skip before a node works, told of every outcome.
+"""The port to run-state, by (dataset_id, run_id): decides skips and records every outcome.
 
-Whatever a stage leaves in run-state goes through here, with the output that the record names. Belongs here: what a
-record says, and what it lets a stage skip. Does not belong here: the stores (`run_state/`), or when a stage asks
+All run-state of stages passes through here, with the output that the record names. Belongs here: the content of a
+record, and which stages it lets skip. Does not belong here: the stores (`run_state/`), or when a stage calls the port
 (`run_contract.py`).
 """
 
@@ -26,7 +26,7 @@ from kfm_dagster.telemetry.totals import Total, count
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStateKey:
-    """What a record is of: a node in a run, over inputs of this hash."""
+    """Key of a record: a node in a run, over inputs of this hash."""
 
     dataset_id: str
     run_id: str
@@ -35,7 +35,7 @@ class RunStateKey:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatePort:
-    """Asks and tells one run-state store, and keeps the outputs that its records name."""
+    """Reads and writes one run-state store, and stores the outputs that its records name."""
 
     run_states: RunStateStore
     artifacts: Artifacts
@@ -43,10 +43,10 @@ class RunStatePort:
     lakefs_branch: str
 
     def skip(self, key: RunStateKey, *, is_over: Callable[[], bool]) -> StageBatch | None:
-        """Return what the node has done in this run already, where nothing is left to it. Raises RolledBackError.
+        """Return the node's earlier output in this run, if no work is left. Raises RolledBackError.
 
-        `is_over` is asked where units failed, and where the inputs were others (another contract, card or feed): it
-        tells whether no unit is this run's any more, so that its record and output stay (RSP-18).
+        `is_over` is called where units failed, and for other inputs (another contract, card or feed): it tells whether
+        the run has no units any more, so that its record and output stay (RSP-18).
         """
         earlier = self.run_states.get(key.dataset_id, key.run_id)
         if earlier is None:
@@ -62,15 +62,15 @@ class RunStatePort:
         return self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
 
     def load_output(self, dataset_id: str, run_id: str) -> StageBatch | None:
-        """Return the output that a node has in a run, or None when it has none."""
+        """Return a node's output in a run, or None."""
         state = self.run_states.get(dataset_id, run_id)
         return None if state is None or state.artifact_uri is None else self._loaded(state)
 
     def is_intact(self, output: Output) -> bool:
-        """Tell whether an output is there, and run-state still says that its run made it of these inputs.
+        """Tell whether an output exists, and run-state still has it for the same inputs.
 
-        A rollback of the data takes run-state with it where that is on their branch, or in a table restored with them;
-        APPLIED in the database then tells of an effect that is gone. Retention takes outputs that are old.
+        A rollback of the data reverts run-state, too, where it is on their branch, or in a table restored with them;
+        APPLIED in the database then describes an effect that is gone. Retention deletes old outputs.
         """
         record = output.record
         state = self.run_states.get(record["dataset_id"], record["run_id"])
@@ -81,21 +81,21 @@ class RunStatePort:
     def keep(
         self, key: RunStateKey, envelopes: Sequence[Envelope], summary: ValidationSummary, *, tx: Transaction
     ) -> StageBatch:
-        """Store an output and record its success, or how much of it failed."""
-        # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
+        """Store an output and record its outcome."""
+        # Written before the commit that names it: a rollback leaves an orphan, never a record without output.
         content = to_parquet(envelopes)
         artifact = self.artifacts.put(content, suffix="parquet")
         state = self._record(key, summary.outcome, summary.as_json(), artifact=artifact, tx=tx)
         return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content))
 
     def reuse(self, key: RunStateKey, skipped: NodeResult, *, tx: Transaction) -> StageBatch:
-        """Record as skipped what an earlier run has applied, and return its output."""
+        """Record content that an earlier run applied as skipped; return its output."""
         record, by = skipped.output.record, skipped.applied_by.payload["context"]["run_id"]
         summary = {**record["validation_summary"], "cause": SkipCause.CONTENT_APPLIED.value, "applied_by": by}
         artifact = ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"])
         state = self._record(key, Outcome.SKIPPED, summary, artifact=artifact, tx=tx)
         self.count_skip(key, tx)
-        # Nobody may ever look into them: below an unchanged batch every node hands on.
+        # They are loaded only on access: below an unchanged batch every node reuses its output.
         return StageBatch(
             envelopes=StoredEnvelopes(record["units"], lambda: from_parquet(self.artifacts.get(artifact))),
             state=state,
@@ -114,7 +114,7 @@ class RunStatePort:
         self._record(key, Outcome.FAILED, nothing.as_json(), tx=tx)
 
     def revoke(self, state: RunState, *, by: str, tx: Transaction) -> None:
-        """Record that an output stands no more; outside the database only once the transaction is committed."""
+        """Record an output as withdrawn; outside the database only after the commit."""
         self.run_states.put(state.taken_back(by=by, at=self.clock()), tx)
 
     def _record(

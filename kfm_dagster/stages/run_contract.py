@@ -1,13 +1,13 @@
-"""The run contract: what happens around every node, always in the same order.
+"""The run contract: the steps around every node, always in the same order.
 
-    inputs_hash -> run-state says success? skip -> upstream succeeded, gates of the entry: running
-      -> content_hash applied before? hand that output on
-      -> intent PENDING -> compute -> read back what it left outside the database -> gates of the output
+    inputs_hash -> run-state has a success? skip -> upstream succeeded, gates of the entry: running
+      -> content_hash applied before? reuse that output
+      -> intent PENDING -> compute -> read back its effects outside the database -> gates of the output
       -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
       on failure: class the error -> failed -> compensation -> rolled_back
 
 `StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
-second, so that nothing is stored by two ways.
+second, so that there is one way to store outputs.
 Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), what a stage adds to it
 (`staged.py`), run-state (`port.py`), how a stage moves (`lifecycle.py`), or Dagster.
 """
@@ -41,7 +41,7 @@ from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.traces import span
 
 Begin = Callable[[], AbstractContextManager[Transaction]]
-"""Begins a transaction, or gives one that is open."""
+"""Begins a transaction, or returns an open one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class StageRunner:
             return staged
 
     def commit(self, staged: StagedNode) -> StageBatch:
-        """Make a computed stage durable in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
+        """Commit a stage at once: ledger effect, output, APPLIED, checkpoint, run-state."""
         if staged.skipped is not None:
             return staged.skipped
         with failpoint_context(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
@@ -105,10 +105,10 @@ class StageRunner:
         return batch
 
     def _skip(self, staged: StagedNode, begin: Begin) -> StageBatch | None:
-        """Return what the node has done in this run already, where nothing is left to it, and count that."""
+        """Return the node's earlier output in this run, if no work is left, and count the skip."""
 
         def is_over() -> bool:
-            """Tell whether another run has every unit: worked on again, each would be refused, and so recorded."""
+            """Tell whether other runs have every unit: if rerun, each would be refused and recorded so."""
             with begin() as tx:
                 return not staged.node.holds_units(tx)
 
@@ -128,7 +128,7 @@ class StageRunner:
             staged.unlocked = self.lifecycle.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
-                # Before the audit, which a commit appends to last: neither waits for what the other one holds.
+                # Locked before the audit, to which a commit appends last: neither waits for a lock of the other.
                 self.nodes.lock_node(node.name, tx=tx)
                 staged.skipped = self._done_meanwhile(staged, tx)
                 if staged.skipped is None:
@@ -141,9 +141,9 @@ class StageRunner:
             raise StageFailedError(dataset_id=node.kind, cause=error) from redacted_error(error)
 
     def _done_meanwhile(self, staged: StagedNode, tx: Transaction) -> StageBatch | None:
-        """Ask for the skip again where another process of the run has ended the stage since it was asked for.
+        """Check for a skip again if another process of the run has ended the stage since.
 
-        Done once more, the stage would claim what is due by now, in a run that has been settled.
+        Run once more, the stage would claim units that are due by now, in a settled run.
         """
         if not self._has_succeeded(staged, tx):
             return None
@@ -156,7 +156,7 @@ class StageRunner:
     def _begin(
         self, staged: StagedNode, content: Content, snapshot: Sequence[str], force: str | None, tx: Transaction
     ) -> None:
-        """Start the stage and write down what it intends, or hand on what was applied before."""
+        """Start the stage and write its intent, or reuse the output of applied content."""
         attempt = self.lifecycle.start(
             staged.node, run_id=staged.run_id, upstream=staged.received, snapshot=snapshot, force=force, tx=tx
         )
@@ -169,10 +169,10 @@ class StageRunner:
             staged.content, staged.intent, staged.attempt = own, intent, attempt
 
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
-        """Write down that a stage failed: its attempt and run-state in one transaction.
+        """Record the failure of a stage: its attempt and run-state in one transaction.
 
-        Of one that another attempt has nothing is written: run-state is of that one. Nor in a run that is over, nor
-        where the stage has succeeded before and was not started again.
+        Nothing is written if another attempt has the stage, whose run-state it is, nor in a rolled-back run, nor if the
+        stage has succeeded before and was not started again.
         """
         if isinstance(error, RolledBackError):
             return
@@ -189,10 +189,10 @@ class StageRunner:
                         record(tx)
 
     def _own(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
-        """Return the content, or the same as content of its own where what was applied must not be handed on.
+        """Return the content, or the work as separate content if the applied output is not reusable.
 
-        It may be handed on when nothing it names is in work, when no rollback took it back, and when it was a success
-        or belongs to a batch that was handed on itself: what failed in a batch of this run is tried again.
+        An output is reusable when none of its units is in work, when no rollback withdrew it, and when it was a success
+        or its input batch was reused itself: failures in a batch of this run are retried.
         """
         reused = staged.received is not None and staged.received.reused
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
@@ -201,7 +201,7 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # What was taken back is made up for once, and then handed on again; anything else is this run's own.
+            # A withdrawn output is recomputed once, and then reused again; any other is computed for this run.
             content = again(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 
@@ -211,7 +211,7 @@ class StageRunner:
         try:
             with self.nodes.failing(staged.intent), self.database.transaction() as tx:
                 batch = self._upsert(staged, tx)
-                # Last, because the audit is one chain: an append keeps the other writers waiting.
+                # Last, because the audit is one chain: an append blocks the other writers.
                 of_node = () if batch.reused else staged.node.audit_lines(staged.attempt)
                 self.lifecycle.succeed(staged.attempt, batch, staged.decision, of_node=of_node, tx=tx)
                 return batch
@@ -226,7 +226,7 @@ class StageRunner:
         self.nodes.lock(content.content_hash, tx=tx)
         own = self._own(content, staged, tx)
         if own != content:
-            # Another worker was first, and its units are in work: what this one claims is content of its own.
+            # Another worker was first, and its units are in work: this worker's claims are separate content.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
             second, _ = self.nodes.begin(own, run_id=staged.run_id, tx=tx)
             self.nodes.meter.hand_on(intent.wal_id, second.wal_id)

@@ -1,7 +1,7 @@
-"""A node as a stage runs it: an idempotent node itself, with the batch, the gates and run-state around its own work.
+"""A node in a stage: an idempotent node that adds batch, gates and run-state to another.
 
-Belongs here: what a stage adds to each member of a node, and what is recorded of an output. Does not belong here: when
-it is done (`run_contract.py`), or what a gate's verdict leads to (`machine.py`).
+Belongs here: what a stage adds to each member of a node, and the record of an output. Does not belong here: when it is
+called (`run_contract.py`), or the consequence of a gate's verdict (`machine.py`).
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.measures import StepVolume
 
 Judged = tuple[list[Envelope], GateDecision]
-"""A batch with the units at fault marked, and what the gates said of it."""
+"""A batch with marked units at fault, and the gates' decision."""
 
 
 @dataclass(kw_only=True)
 class StagedNode:
-    """A node in a stage: `StageRunner.run` computes it, or finds it `skipped`, and `StageRunner.commit` stores it."""
+    """A node in a stage: `StageRunner.run` computes or skips it, `StageRunner.commit` stores it."""
 
     node: StageNode
     run_id: str
     received: StageBatch | None
-    """What the node before handed on; the first node of a chain has none."""
+    """The output of the node before; None for the first node of a chain."""
     lifecycle: StageLifecycle
     port: RunStatePort
 
     skipped: StageBatch | None = None
-    """The earlier output, where there was nothing to do."""
+    """The earlier output of a skipped node."""
     content: Content | None = None
     intent: Intent | None = None
     attempt: StageAttempt | None = None
     unlocked: str | None = None
-    """Why the clock was not right enough to write by, where the card lets that restrict the output."""
+    """Why the clock was not locked, where the card restricts the output for that."""
     made: Judged | None = field(default=None, repr=False)
     batch: StageBatch | None = field(default=None, repr=False)
-    """The output, once it is stored."""
+    """The stored output."""
 
     @property
     def name(self) -> str:
@@ -77,8 +77,8 @@ class StagedNode:
     @cached_property
     def key(self) -> RunStateKey:
         """What run-state has of it: its id, the run, and the hash of what it consumes within the run."""
-        given = [self.received.reference] if self.received else []
-        digest = inputs_hash([*self.node.references(), *given], self.params())
+        batch = [self.received.reference] if self.received else []
+        digest = inputs_hash([*self.node.references(), *batch], self.params())
         return RunStateKey(dataset_id=self.kind, run_id=self.run_id, inputs_hash=digest)
 
     @property
@@ -89,12 +89,12 @@ class StagedNode:
         return {"dataset": dataset, "operator": operator, "partition": partition, "run": self.run_id}
 
     def inputs(self) -> Sequence[ManifestEntry]:
-        """Return what the node consumes, and the batch."""
-        given = self.received and self.received.reference
-        return [*self.node.inputs(), *([ManifestEntry(uri=given.uri, checksum=given.checksum)] if given else [])]
+        """Return the node's inputs and the batch."""
+        batch = self.received and self.received.reference
+        return [*self.node.inputs(), *([ManifestEntry(uri=batch.uri, checksum=batch.checksum)] if batch else [])]
 
     def params(self) -> Mapping[str, Any]:
-        """Return the node's parameters and the gates of the card, which decide as they do what leaves the chain."""
+        """Return the node's parameters and the card's gates, which also decide which units leave."""
         return {**self.node.params(), "card_gates": self.lifecycle.card.gates.model_dump(mode="json")}
 
     def context(self) -> Mapping[str, Any]:
@@ -102,56 +102,56 @@ class StagedNode:
         return {**self.node.context(), "dataset_id": self.kind, "run_id": self.run_id}
 
     def transform(self) -> Judged:
-        """Compute, and have the gates judge it. Raises StageStoppedError."""
+        """Compute, and evaluate the gates. Raises StageStoppedError."""
         with self.node.working():
             computed = transformed(self.node)
             return self.lifecycle.evaluate_gates(self.node, computed)
 
     def apply(self, tx: Transaction, made: Judged, /) -> Effect:
-        """Store the batch and record what came of it, with the node's own tables."""
+        """Store the batch and its record, with the node's own tables."""
         computed, decision = made
         envelopes = self.node.apply(tx, computed)
         summary = self._with_gates(self.node.summarize(envelopes), made)
-        kept = self.port.keep(self.key, envelopes, summary, tx=tx)
-        self.batch = replace(kept, decision=_evaluated(decision))
-        volume = StepVolume(rows_out=len(envelopes), bytes_out=kept.stored_bytes)
+        stored = self.port.keep(self.key, envelopes, summary, tx=tx)
+        self.batch = replace(stored, decision=_evaluated(decision))
+        volume = StepVolume(rows_out=len(envelopes), bytes_out=stored.stored_bytes)
         if self.received is not None:
             volume = replace(volume, rows_in=len(self.received.envelopes), bytes_in=self.received.stored_bytes)
         claimed = self.node.claimed(envelopes)
-        lineage = self._lineage(kept, claimed)
-        return Effect(record=_record_of(kept), lineage=lineage, volume=volume, claimed=claimed)
+        lineage = self._lineage(stored, claimed)
+        return Effect(record=_record_of(stored), lineage=lineage, volume=volume, claimed=claimed)
 
     def _lineage(self, kept: StageBatch, claimed: ManifestEntry | None) -> dict[str, Any]:
-        """Return PROV-O nodes: the output, and what it was made from, under the digest by which another output has it.
+        """Return PROV-O nodes: the output and its sources, by the digests that other outputs have.
 
-        From the content, as it was hashed: a node that lists a bucket would find another one by now.
+        The sources are those of the hashed content: a node that lists a bucket would get a newer listing by now.
         """
-        # The ledger is asked before the claim, and answers with it.
+        # The ledger entry precedes the claim; the claim's entry of the same URI replaces it.
         entries = (*(self.content.inputs if self.content else ()), *((claimed,) if claimed else ()))
-        found = {entry.uri: entry for entry in entries}
-        sources = {_entity(entry): entry for entry in found.values()}
+        by_uri = {entry.uri: entry for entry in entries}
+        sources = {_entity(entry): entry for entry in by_uri.values()}
         output = {
             "id": f"urn:sha256:{kept.state.artifact_sha256}",
             "type": ["Entity", "kfm:StageOutput"],
             "kfm:node": self.name,
             "wasDerivedFrom": sorted(sources),
         }
-        made_from = [
-            {"id": one, "type": ["Entity", "kfm:Content"], "kfm:uri": entry.uri}
-            for one, entry in sorted(sources.items())
+        derived = [
+            {"id": identifier, "type": ["Entity", "kfm:Content"], "kfm:uri": entry.uri}
+            for identifier, entry in sorted(sources.items())
         ]
-        return {"prov": [output, *made_from]}
+        return {"prov": [output, *derived]}
 
     def _with_gates(self, summary: ValidationSummary, made: Judged) -> ValidationSummary:
-        """Count the units that a gate made leave as failed, and say what restricts the output."""
+        """Count units that a gate removed as failed, and add the restrictions of the output."""
         envelopes, decision = made
         left = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in decision.leaving)
-        why: set[str] = {
+        reasons: set[str] = {
             *decision.restricted,
             *(self.received.restricted if self.received else ()),
             *({ErrorClass.E_SYNC.value} if self.unlocked else ()),
         }
-        extra = {**summary.extra, **({"restricted": sorted(str(one) for one in why)} if why else {})}
+        extra = {**summary.extra, **({"restricted": sorted(str(name) for name in reasons)} if reasons else {})}
         return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
 
 
@@ -160,14 +160,14 @@ def _entity(entry: ManifestEntry) -> str:
 
 
 def _evaluated(decision: GateDecision) -> GateDecision | None:
-    """Return a decision for the next stage to rely on, unless no gate had anything to look at."""
+    """Return a decision for the next stage, or None if no gate applied."""
     return decision if any(verdict.applies for verdict in decision.verdicts) else None
 
 
 def _record_of(batch: StageBatch) -> dict[str, Any]:
-    """Return what `node_output` keeps of a stage: enough to hand its output on.
+    """Return the record of a stage in `node_output`, sufficient to reuse its output.
 
-    `product` of a summary is the file that a node makes besides its batch; lineage names it as the step's output.
+    `product` of a summary is a file that a node writes besides its batch; lineage names it as the step's output.
     """
     state = batch.state
     product = state.validation_summary.get("product")

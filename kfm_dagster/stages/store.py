@@ -1,7 +1,7 @@
-"""Stages in the database: one row per attempt of (run, stage), moved only with the line of audit that tells of it.
+"""Stages in the database: a row per attempt of (run, stage), moved only with its audit line.
 
 Belongs here: opening, moving and reading attempts. Does not belong here: when a stage moves (`machine.py`), or the
-guards, which are the database's (`sql/schema`).
+guards in the database (`sql/schema`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StageMoveError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAttempt:
-    """One attempt of a stage. `input_hashes`: what it was given; `restricted`: why its output is."""
+    """One attempt of a stage. `restricted` are the reasons that restrict its output."""
 
     run_id: str
     stage: str
@@ -44,7 +44,7 @@ class StageAttempt:
     compensation: Mapping[str, Any] | None = None
 
     def event(self, kind: AuditKind, event: str, details: Mapping[str, Any] | None = None) -> AuditEvent:
-        """Return a line of audit about this attempt."""
+        """Return an audit line of this attempt."""
         return AuditEvent(
             run_id=self.run_id,
             stage=self.stage,
@@ -68,40 +68,40 @@ class StageStore:
         return max(self.of_run(run_id, stage=stage, tx=tx), key=attrgetter("attempt"), default=None)
 
     def of_run(self, run_id: str, *, stage: str | None = None, tx: Transaction) -> list[StageAttempt]:
-        """Return every attempt of a run's stages, or of one of them, in the order they were opened."""
+        """Return every attempt of a run's stages, or of one stage, in the order of opening."""
         return tx.rows(StageAttempt, "stages.of_run", run_id=run_id, stage=stage)
 
     def since(self, moment: datetime, *, tx: Transaction) -> list[StageAttempt]:
-        """Return every attempt that was opened since then, oldest first."""
+        """Return every attempt opened since then, oldest first."""
         return tx.rows(StageAttempt, "stages.opened_since", since=moment)
 
     def unfinished(self, run_ids: Iterable[str], *, limit: int, tx: Transaction) -> list[StageAttempt]:
-        """Return the attempts of these runs that are at work, oldest first."""
+        """Return the unfinished attempts of these runs, oldest first."""
         names = sorted(set(run_ids))
         return tx.rows(StageAttempt, "stages.unfinished", run_ids=names, limit=limit) if names else []
 
     def unfinished_runs(self) -> list[str]:
-        """Return the runs with an attempt at work."""
+        """Return the runs with an unfinished attempt."""
         with self._database.snapshot() as view:
             return list(view.run("stages.unfinished_runs").scalars())
 
     def open(
         self, run_id: str, stage: str, *, idempotency_key: str, input_hashes: Sequence[str], tx: Transaction
     ) -> StageAttempt:
-        """Open the next attempt, pending. One that a dead worker left running has failed and is closed first.
+        """Open the next attempt, pending; first mark a dead worker's running attempt as failed.
 
-        One that was refused is tried again as it is: the same attempt, with a line of audit that tells of the retry.
+        A refused attempt is retried as it is: the same attempt, with an audit line about the retry.
 
-        Raises StageMoveError when an attempt after a failure has another key or other inputs than that one.
+        Raises StageMoveError when an attempt after a failure has another key or other inputs than the failed one.
         """
         before = self.newest(run_id, stage, tx=tx)
         if before is not None and before.state is StageState.RUNNING:
-            lost = {"reason": "its worker is gone, or gave way to another attempt"}
-            before = self.move(before, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
+            details = {"reason": "its worker is gone, or gave way to another attempt"}
+            before = self.move(before, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=details, tx=tx)
         if before is not None:
             _refuse_other(before, idempotency_key, input_hashes)
             if before.state is StageState.PENDING:
-                # It was refused: an attempt that may start is running when others see it.
+                # It was refused: other transactions see a permitted attempt only as running.
                 self._audit_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
                 return before
         opened = StageAttempt(
@@ -148,18 +148,18 @@ class StageStore:
         told: Iterable[AuditEvent] = (),
         tx: Transaction,
     ) -> StageAttempt:
-        """Move an attempt, with the audit of the move and before it of what led to it (`told`).
+        """Move an attempt; append the lines `told` to the audit, and then the move's.
 
-        Raises StageMoveError for a move that does not exist, and when the attempt is no more where it was: another
-        attempt has taken its place.
+        Raises StageMoveError for an impossible move, and when the attempt has left its state: another attempt has taken
+        its place.
         """
         if (attempt.state, to) not in POSSIBLE:
             raise StageMoveError("there is no such move of a stage", observed=f"{attempt.state} > {to}")
-        why = None if restricted is None else sorted(str(one) for one in restricted)
-        said = {**(details or {}), **({"error_class": error_class.value} if error_class else {})}
-        if why:
-            said["restricted"] = why
-        move = attempt.event(AuditKind.TRANSITION, f"{attempt.state.value}>{to.value}", said)
+        reasons = None if restricted is None else sorted(str(name) for name in restricted)
+        members = {**(details or {}), **({"error_class": error_class.value} if error_class else {})}
+        if reasons:
+            members["restricted"] = reasons
+        move = attempt.event(AuditKind.TRANSITION, f"{attempt.state.value}>{to.value}", members)
         self.audit.append([*told, move], tx=tx)
         at = self._clock()
         moved = tx.run(
@@ -171,7 +171,7 @@ class StageStore:
             state=to.value,
             at=at,
             error_class=error_class.value if error_class else None,
-            restricted=why,
+            restricted=reasons,
             checkpoint_uri=checkpoint_uri,
             output_sha256=output_sha256,
             compensation=compensation,
@@ -189,7 +189,7 @@ class StageStore:
             started_at=at if to is StageState.RUNNING else attempt.started_at,
             ended_at=None if to is StageState.RUNNING else at,
             error_class=error_class or attempt.error_class,
-            restricted=attempt.restricted if why is None else tuple(why),
+            restricted=attempt.restricted if reasons is None else tuple(reasons),
             checkpoint_uri=checkpoint_uri or attempt.checkpoint_uri,
             output_sha256=output_sha256 or attempt.output_sha256,
             compensation=compensation or attempt.compensation,

@@ -1,7 +1,7 @@
-"""Gate G1, schema completeness: every section that the stage should have made is there, in its form.
+"""Gate G1, schema completeness: every section that the stage should add exists, in its form.
 
-What a contract lets through as suspect is let through here: an issue says that it is missing. Does not belong here:
-whether values are possible (`dimensions.py`), or who is to be told (`stages/card.py`).
+Members that a contract permits as suspect are permitted here, too: an issue names each missing one. Does not belong
+here: whether values are possible (`dimensions.py`), or the consequences (`stages/card.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Faults = Iterator[str]
 
 
 def schema_completeness(subject: Subject) -> Verdict:
-    """Look at every unit that has not failed, and name each that lacks something."""
+    """Check every unit that has not failed, and name the incomplete ones."""
     due = subject.sections
     rule = "every unit has " + ", ".join(("its identity", *due))
     if not subject.current:
@@ -81,9 +81,9 @@ def _metadata(unit: Envelope, subject: Subject) -> Faults:
         return
     if metadata.status not in _PASSED:
         yield f"metadata is {metadata.status}"
-    told = {issue.code for issue in metadata.issues}
-    yield from _properties(metadata, subject.contract, told)
-    if metadata.geometry is None and metadata.bbox is None and told & _NO_GEOMETRY:
+    codes = {issue.code for issue in metadata.issues}
+    yield from _properties(metadata, subject.contract, codes)
+    if metadata.geometry is None and metadata.bbox is None and codes & _NO_GEOMETRY:
         return
     if (fault := subject.footprints[id(metadata.geometry)].fault) is not None:
         yield fault
@@ -94,10 +94,10 @@ def _metadata(unit: Envelope, subject: Subject) -> Faults:
 
 def _properties(metadata: Metadata, contract: DatasetContract, told: set[str]) -> Faults:
     properties = metadata.stac_properties
-    # metadata-extract has asked for them before a sensitive area took some away.
+    # metadata-extract has checked them before masking removed some.
     excused = MetadataIssue.INCOMPLETE_PRODUCT_METADATA in told or MASKING in properties
-    wanted = [] if excused else contract.metadata_extract.required
-    yield from (f"property {name} is missing" for name in wanted if properties.get(name) is None)
+    required = [] if excused else contract.metadata_extract.required
+    yield from (f"property {name} is missing" for name in required if properties.get(name) is None)
     if not isinstance(properties.get("datetime"), str) and MetadataIssue.INVALID_TIME_RANGE not in told:
         yield "property datetime is missing"
 

@@ -1,10 +1,9 @@
-"""Gate G6, coverage: of the partition against the products that the contract expects, hour by hour.
+"""Gate G6, coverage: the partition's objects against the contract's products, hour by hour.
 
-An hour is expected once it is over and has settled, and where the deployment was to have it: since the product was
-first announced to it, or all day where the day was listed. So a warning says that something which should be here is
-not. Surplus in one hour makes up for no hole in another, and a product that is there for none that is missing. Does not
-belong here: counting (`facts.py`), the hours (`contracts/cadence.py`), and the table of what is missing
-(`ledger/gaps.py`).
+An hour is expected once it is over and has settled, from the product's first announcement to this deployment on, or all
+day where the day was listed. So a warning means that objects are missing which should be here. Surplus in one hour does
+not compensate for a hole in another, nor one product for another. Does not belong here: counting (`facts.py`), the
+hours (`contracts/cadence.py`), and the table of gaps (`ledger/gaps.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 
 
 def coverage(subject: Subject) -> Verdict:
-    """Hold each product's share of the objects that are due against the threshold."""
+    """Compare each product's share of the due objects with the threshold."""
     least = subject.rules.G6.min_coverage
     rule = f"coverage of each product >= {least:g}"
     if subject.sampled:
@@ -52,7 +51,7 @@ def _nothing_is_due(*, followed: bool) -> str:
 
 
 def _share(hours: Sequence[ProductHour]) -> float:
-    """Return the share of the expected objects that is there; what is more than an hour's counts for no other."""
+    """Return the share of expected objects that exist; surplus counts for no other hour."""
     return _found(hours) / sum(hour.expected for hour in hours)
 
 
@@ -62,6 +61,6 @@ def _found(hours: Sequence[ProductHour]) -> int:
 
 def _finding(name: str, hours: Sequence[ProductHour]) -> Finding:
     short = [hour.hour.hour for hour in hours if not hour.whole]
-    wanted = sum(hour.expected for hour in hours)
-    text = f"{name}: {_found(hours)} of {wanted} objects, {len(short)} of {len(hours)} hours"
+    expected = sum(hour.expected for hour in hours)
+    text = f"{name}: {_found(hours)} of {expected} objects, {len(short)} of {len(hours)} hours"
     return Finding(what=f"{text} short, the first {short[0]:02} UTC")

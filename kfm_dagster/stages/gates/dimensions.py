@@ -1,9 +1,9 @@
-"""Gate G4, dimensional closure: every number extracted has a unit that fits its dimension, and a value that can be.
+"""Gate G4, dimensional closure: extracted numbers have fitting units and possible values.
 
-A quantity is a numeric field of a unit of ingest. It closes when its declared unit (the contract's, or ours for what we
-make ourselves) has the dimension that STAC or the contract expects, is the unit that STAC or the projection prescribes,
-and its values are finite and in range. p_dim is the share of quantities that close. Does not belong here: what a unit
-is (`units.py`).
+A quantity is a numeric field of a unit of ingest. It closes when its declared unit (the contract's, or ours for our own
+fields) has the dimension that STAC or the contract expects, is the unit that STAC or the projection prescribes, and its
+values are finite and in range. p_dim is the share of quantities that close. Does not belong here: what a unit is
+(`units.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standard:
-    """What a standard says of a field: the unit that its values are in, and what they can be."""
+    """A standard's definition of a field: the unit of its values, and their range."""
 
     unit: str
     minimum: float = -math.inf
@@ -45,8 +45,8 @@ STANDARDS: Mapping[str, Standard] = {
     "eo:snow_cover": Standard(unit="percent", minimum=0, maximum=100),
     "bands.eo:center_wavelength": Standard(unit="um", minimum=0),
     "bands.eo:full_width_half_max": Standard(unit="um", minimum=0),
-    # STAC 1.1.0, common metadata, and raster extension 2.0.0: counts of a packing, and what makes values of them, which
-    # is in the band's own unit.
+    # STAC 1.1.0, common metadata, and raster extension 2.0.0: counts of a packing, and their scale and offset, which
+    # are in the band's own unit.
     "bands.nodata": Standard(unit="1"),
     "bands.raster:scale": Standard(unit="1"),
     "bands.raster:offset": Standard(unit="1"),
@@ -63,7 +63,7 @@ STANDARDS: Mapping[str, Standard] = {
     # Satellite extension 1.2.0.
     "sat:absolute_orbit": Standard(unit="1", minimum=1),
     "sat:relative_orbit": Standard(unit="1", minimum=1),
-    # RFC 7946, section 4, and file extension 2.1.0: what metadata-extract and integrity-check make.
+    # RFC 7946, section 4, and file extension 2.1.0: fields by metadata-extract and integrity-check.
     "bbox.longitude": _LONGITUDE,
     "bbox.latitude": _LATITUDE,
     "geometry.longitude": _LONGITUDE,
@@ -84,7 +84,7 @@ OURS = frozenset({
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closure:
-    """A field's declaration held against what is expected of it; without a fault its dimension closes."""
+    """A field's declared and expected dimension and range; without a fault the dimension closes."""
 
     unit: str | None
     expected: str | None
@@ -103,7 +103,7 @@ class _Count:
 
 @dataclass(slots=True)
 class Closing:
-    """What became of every quantity of a batch: counts by field, and what is wrong with single units."""
+    """The closure of a batch's quantities: counts by field, and faults by unit."""
 
     counts: dict[str, _Count] = field(default_factory=dict)
     faults: dict[WalId, list[str]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Closing:
 
 
 def dimensional_closure(subject: Subject) -> Verdict:
-    """Hold p_dim against the threshold, and name what does not close: fields of the batch, values of units."""
+    """Compare p_dim with the threshold; name the batch's fields and units' values at fault."""
     least = subject.rules.G4.min_p_dim
     rule = f"p_dim >= {least:g}"
     closing = close(subject)
@@ -146,12 +146,12 @@ def dimensional_closure(subject: Subject) -> Verdict:
 
 
 def p_dim_against(p_dim: float | None, least: float) -> dict[str, Any]:
-    """Return the members of a dimensional report that hold a share against its threshold; no quantity fails none."""
+    """Return a dimensional report's members on p_dim and its threshold; ok without quantities."""
     return {"p_dim": p_dim, "min_p_dim": least, "ok": p_dim is None or p_dim >= least}
 
 
 def dim_report(subject: Subject) -> dict[str, Any]:
-    """Return what `check_dim_report.json` says of a stage, as JSON values; a governed dataset goes by its public id."""
+    """Return a stage's `check_dim_report.json` as JSON values, under the public dataset id."""
     closing = close(subject)
     return {
         "dataset": subject.contract.public_id,
@@ -214,7 +214,7 @@ def _close_unit(
 
 
 def closure_of(contract: DatasetContract, path: str) -> Closure:
-    """Hold the declaration of a field against what STAC or the contract expects of it."""
+    """Compare a field's declaration with the expectation of STAC or the contract."""
     declared = _declared(contract, path)
     standard = STANDARDS.get(path)
     unit = standard.unit if standard and path in OURS else declared.unit if declared else None
@@ -248,7 +248,7 @@ def _declared(contract: DatasetContract, path: str) -> Quantity | None:
 
 
 def _expected(path: str, declared: Quantity | None, standard: Standard | None) -> str | None:
-    """Dimension that a field should have. That of the projection's fields is held against each projection, later."""
+    """Return a field's expected dimension; a projection's fields are compared with it later."""
     if standard is not None:
         return dimension_of(standard.unit)
     if declared is not None and declared.dimension is not None:
@@ -269,25 +269,25 @@ def _mismatch(unit: str, observed: str, expected: str | None, standard: Standard
 
 
 def _numbers(value: Any) -> Sequence[float]:
-    """Numbers of a field: a number, or a list that holds nothing else; a truth value is none."""
+    """Return a field's numbers: a number, or a list of only numbers; booleans do not count."""
     if type(value) in _NUMBER:
         return (value,)
-    return value if value and all(type(one) in _NUMBER for one in value) else ()
+    return value if value and all(type(item) in _NUMBER for item in value) else ()
 
 
 def _own_numbers(extracted: Extracted, subject: Subject) -> list[tuple[str, Sequence[float]]]:
-    """Quantities that this package makes itself: footprint and size. What is no footprint at all is G1's finding."""
+    """Return our own quantities, footprint and size. An invalid footprint is G1's finding."""
     metadata, integrity = extracted.metadata, extracted.unit.integrity
-    found: list[tuple[str, Sequence[float]]] = []
+    quantities: list[tuple[str, Sequence[float]]] = []
     if len(box := _numbers(metadata.bbox or ())) == 4:
         west, south, east, north = box
-        found += [("bbox.longitude", (west, east)), ("bbox.latitude", (south, north))]
+        quantities += [("bbox.longitude", (west, east)), ("bbox.latitude", (south, north))]
     measured = subject.footprints[id(metadata.geometry)]
     if measured.fault is None:
-        found += [("geometry.longitude", measured.longitudes), ("geometry.latitude", measured.latitudes)]
+        quantities += [("geometry.longitude", measured.longitudes), ("geometry.latitude", measured.latitudes)]
     if integrity is not None and integrity.actual_size_bytes is not None:
-        found.append(("file:size", (integrity.actual_size_bytes,)))
-    return found
+        quantities.append(("file:size", (integrity.actual_size_bytes,)))
+    return quantities
 
 
 def _out_of_range(closure: Closure, values: Sequence[float]) -> str | None:
@@ -309,7 +309,7 @@ def _not_of_axes(closure: Closure, projection: Any) -> str | None:
 
 @lru_cache(maxsize=256)
 def _axis_unit(wkt2: str) -> str | None:
-    """Return the unit of a projection's first axis, as `units.txt` calls it; None when the text is no projection."""
+    """Return the unit of a projection's first axis, as in `units.txt`; None for an invalid text."""
     try:
         axes = pyproj.CRS.from_wkt(wkt2).axis_info
     except CRSError:

@@ -1,4 +1,4 @@
-"""All gates of a stage, in order. Does not belong here: a rule, or what follows from a verdict (`stages/card.py`)."""
+"""All gates of a stage, in order. Not here: rules, and consequences (`stages/card.py`)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Rule = Callable[[Subject], Verdict]
 
 
 def no_path(subject: Subject) -> Verdict:
-    """G3 of a stage that makes no path quantity."""
+    """Return G3's verdict for a stage without path quantities."""
     return Verdict.not_applicable(Gate.G3, "path arrays agree", f"{subject.stage} makes no path")
 
 
 def no_covariance(subject: Subject) -> Verdict:
-    """G7 of a stage that makes no covariance."""
+    """Return G7's verdict for a stage without covariances."""
     return Verdict.not_applicable(Gate.G7, "covariance is positive definite", f"{subject.stage} makes no covariance")
 
 
@@ -41,9 +41,9 @@ RULES: Mapping[Gate, Rule] = {
 def evaluate(
     subject: Subject, *, gates: tuple[Gate, ...] = tuple(Gate), rules: Mapping[Gate, Rule] | None = None
 ) -> tuple[Verdict, ...]:
-    """Return a verdict of each gate asked for, in order. `rules` replace those of this package.
+    """Return the verdicts of these gates, in order. `rules` override this package's.
 
-    Pure but for what the subject was given: the order of the units does not change a verdict.
+    Depends on the subject alone: the order of the units does not change a verdict.
     """
     chosen = {**RULES, **(rules or {})}
     return tuple(chosen[gate](subject) for gate in gates)

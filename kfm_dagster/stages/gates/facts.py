@@ -1,7 +1,7 @@
-"""Facts of ledger and catalog that gates are evaluated with; one statement each, whatever the size of the batch.
+"""Facts of ledger and catalog for the gates; one statement each, whatever the batch's size.
 
-Belongs here: asking, inside the caller's transaction. Does not belong here: judging the answers (`coverage.py`,
-`uniqueness.py`).
+Belongs here: queries inside the caller's transaction. Does not belong here: the rules over their results
+(`coverage.py`, `uniqueness.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kfm_dagster.storage.database import Transaction
 
 
 def partition_facts(contract: DatasetContract, partition: str, *, tx: Transaction) -> PartitionFacts | None:
-    """Count what the ledger has of a partition (`YYYY-MM-DD`); None for a contract that expects nothing.
+    """Count the objects of a partition (`YYYY-MM-DD`); None for a contract without coverage.
 
-    It reads the partition's records, 50,000 of them on a full day of imagery: once in a run is enough.
+    This reads the partition's records, 50,000 of them on a full day of imagery: once in a run is enough.
     """
     if contract.coverage is None:
         return None
@@ -35,7 +35,7 @@ def partition_facts(contract: DatasetContract, partition: str, *, tx: Transactio
 def catalog_owners(
     contract: DatasetContract, units: Iterable[Envelope], *, tx: Transaction
 ) -> tuple[CatalogOwner, ...]:
-    """Return whose Items stand, or stood before, under the Item ids of a registered batch."""
+    """Return the units of current and former Items under the Item ids of a registered batch."""
     registered = (unit.stac for unit in units if unit.stac is not None)
     item_ids = sorted({stac.item_id for stac in registered if stac.item_id is not None})
     if not item_ids:

@@ -1,8 +1,8 @@
-"""Gate G5, freshness: how old a live unit's event was when the run took the unit up. Bulk work is exempt.
+"""Gate G5, freshness: the age of a live unit's event when the run claims the unit.
 
-A backfill and a replay bring old data on purpose, and so does an archive that announces a day long past: nobody waits
-for that any more, and a feed that is silent for a day is missed by its coverage (G6). Does not belong here: the budget
-(the contract's `freshness`).
+Bulk work is exempt: a backfill and a replay bring old data on purpose, and so does an archive that announces a day long
+past, which is not urgent. A feed that is silent for a day is detected by its coverage (G6). Does not belong here: the
+budget (the contract's `freshness`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kfm_dagster.stages.gates.subject import Subject
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 
 FEED = timedelta(days=1)
-"""Data of an earlier day than the one before is an archive's, not a feed's: the slowest here is through in hours."""
+"""Data from before the previous day comes from an archive, not a feed: the slowest feed here takes hours."""
 
 
 def freshness(subject: Subject) -> Verdict:

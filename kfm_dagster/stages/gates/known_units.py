@@ -1,7 +1,7 @@
-"""What pint says of the units and dimensions that contracts and standards use, over the definitions of `units.txt`.
+"""pint's results for the units and dimensions of contracts and standards, over `units.txt`.
 
-A run asks for these only, and importing pint costs as much as all gates over a batch of a thousand units. A test asks
-pint for each again, and that none is missing. Does not belong here: asking pint (`units.py`).
+A run needs only these, and importing pint costs as much as all gates over a batch of a thousand units. A test compares
+each with pint, and checks that none is missing. Does not belong here: calling pint (`units.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIMENSION: Mapping[str, str] = {
     "[time]": "[time]",
     "[time] ** -1": "1 / [time]",
 }
-"""Dimension as a contract writes it > as pint does."""
+"""Dimension in a contract's notation > in pint's."""
 
 SAME = frozenset({("metre", "m")})
-"""Units by two names."""
+"""Pairs of names of the same unit."""

@@ -1,7 +1,7 @@
-"""What G3, G4 and G7 ask of a batch's path quantities (pipeline card, chapter 7, sections II, VIII and IX).
+"""G3, G4 and G7 over path quantities (pipeline card, chapter 7, sections II, VIII and IX).
 
-Belongs here: pure rules, from what was computed for each unit to a verdict. Does not belong here: the computation
-(`path/`), what a verdict leads to (`stages/card.py`), or the other parts of G4.
+Belongs here: pure rules, from each unit's quantities to a verdict. Does not belong here: the computation (`path/`), the
+consequence of a verdict (`stages/card.py`), or the other parts of G4.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def path_conventions(
     min_points: int = MIN_POINTS,
     sample_m: Mapping[WalId, float] = MappingProxyType({}),
 ) -> Verdict:
-    """G3: arrays of one length, of at least min_points, d ell lengths that close with the path, ell in step with them.
+    """Check G3: arrays of one length >= min_points, positive d_ell in step with ell and its extent.
 
-    paths: the beams of each unit; a unit without any has lost its path and fails. refused: units of which no path
-    could be computed (what is missing is rejected), and why. sample_m: c_ref / f_s of each unit, in metres.
+    paths: the beams of each unit; a unit without beams has lost its path and fails. refused: units whose path could not
+    be computed (missing quantities are rejected), and why. sample_m: c_ref / f_s of each unit, in metres.
     """
     rule = (
         f"len(gamma_ell) = len(d_ell) = len(n_eff) >= {min_points}, d_ell > 0, sum of d_ell = extent of ell, "
@@ -58,26 +58,26 @@ def path_conventions(
 def dimensional_closure_of_path(
     quantities: Mapping[WalId, Sequence[Mapping[str, Any]]], *, min_p_dim: float = 1.0
 ) -> Verdict:
-    """G4's part of the path: the share of quantities and equations whose dimensions are right, for each unit.
+    """Check G4 of the path: each unit's share of dimensionally correct quantities and equations.
 
-    quantities: of each unit, of its beams one by one or in arrays (`path.quantities.as_array_quantities`).
+    quantities: those of each unit, by beam or in arrays (`path.quantities.as_array_quantities`).
     """
     rule = f"p_dim of the path quantities >= {min_p_dim:g}"
     if not quantities:
         return Verdict.not_applicable(Gate.G4, rule, _NO_PATH)
     entries = {
-        wal_id: [entry for each in mappings for entry in dimensional_report(each)]
+        wal_id: [entry for mapping in mappings for entry in dimensional_report(mapping)]
         for wal_id, mappings in quantities.items()
     }
     findings = [
         Finding(wal_id=wal_id, what=_told(entry))
-        for wal_id, told in entries.items()
-        if _p_dim(told) < min_p_dim
-        for entry in told
+        for wal_id, report in entries.items()
+        if _p_dim(report) < min_p_dim
+        for entry in report
         if not entry.ok
     ]
-    findings += [Finding(wal_id=wal_id, what="no quantities") for wal_id, told in entries.items() if not told]
-    every = [entry for told in entries.values() for entry in told]
+    findings += [Finding(wal_id=wal_id, what="no quantities") for wal_id, report in entries.items() if not report]
+    every = [entry for report in entries.values() for entry in report]
     return Verdict(
         gate=Gate.G4,
         rule=rule,
@@ -89,17 +89,17 @@ def dimensional_closure_of_path(
 
 
 def path_dim_report(quantities: Mapping[WalId, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return what `check_dim_report.json` says of path quantities, as JSON values: a line each, as for extracted ones.
+    """Return the path's lines of `check_dim_report.json`, as JSON values, one per quantity.
 
     quantities: as for dimensional_closure_of_path; a value is a unit's array, or a beam's number.
     """
-    told: dict[str, list[DimensionalEntry]] = {}
+    by_quantity: dict[str, list[DimensionalEntry]] = {}
     for mappings in quantities.values():
-        for each in mappings:
-            for entry in dimensional_report(each):
-                told.setdefault(entry.quantity, []).append(entry)
+        for mapping in mappings:
+            for entry in dimensional_report(mapping):
+                by_quantity.setdefault(entry.quantity, []).append(entry)
     lines = []
-    for quantity, entries in told.items():
+    for quantity, entries in by_quantity.items():
         wrong = [entry for entry in entries if not entry.ok]
         shown = (wrong or entries)[0]
         lines.append(
@@ -124,10 +124,10 @@ def covariance_consistency(
     k_sigma: float = 2.0,
     min_share: float = 0.95,
 ) -> Verdict:
-    """G7: every covariance is symmetric and positive definite, and residuals are as small as it says.
+    """Check G7: covariances are symmetric and positive definite, and residuals within them.
 
-    covariances: of each unit, by a name that a person knows it by, matrices of any size. residuals: of each unit, in
-    standard uncertainties; `min_share` of them must lie within `k_sigma`.
+    covariances: matrices of any size of each unit, by a readable name. residuals: those of each unit, in standard
+    uncertainties; `min_share` of them must lie within `k_sigma`.
     """
     rule = f"covariances are symmetric and positive definite, {min_share:g} of residuals within {k_sigma:g} sigma"
     if not covariances:

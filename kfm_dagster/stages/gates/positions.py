@@ -1,4 +1,4 @@
-"""Positions of a GeoJSON geometry, for the gates that ask for its form (G1) and its range (G4). Not here: the rules."""
+"""Positions of a GeoJSON geometry, for its form (G1) and range (G4). Not here: the rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A geometry looked at once: why it is none, or else the extremes of its coordinates, in degrees."""
+    """A measured geometry: its fault, or the extremes of its coordinates, in degrees."""
 
     fault: str | None = None
     longitudes: Sequence[float] = ()
@@ -23,7 +23,7 @@ class Measured:
 
 
 def measure(geometry: Any) -> Measured:
-    """Look at a geometry. Never raises for what it holds."""
+    """Measure a geometry. Never raises, whatever its content."""
     if not isinstance(geometry, Mapping) or geometry.get("type") not in _DEPTHS:
         return Measured(fault=f"geometry is none of {', '.join(_DEPTHS)}")
     depth = _DEPTHS[geometry["type"]]
@@ -47,7 +47,7 @@ def measure(geometry: Any) -> Measured:
 
 
 def _lines(coordinates: Any, depth: int) -> Sequence[Any]:
-    """Lines of positions: rings, or points."""
+    """Return lines of positions: rings, or points."""
     if depth < 0:
         return [[coordinates]]
     if depth == 0:

@@ -1,7 +1,7 @@
-"""What the gates look at: a stage's batch, the contract that it is held against, and facts of ledger and catalog.
+"""Subject of the gates: a stage's batch, its contract, and facts of ledger and catalog.
 
-Belongs here: values, and the fields that were extracted, found once for every gate. Does not belong here: asking the
-database for the facts (`facts.py`), rules (one module each).
+Belongs here: values, and the extracted fields, computed once for all gates. Does not belong here: querying the facts
+(`facts.py`), rules (one module each).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LISTS = (list, tuple)
 _WHOLE = frozenset({
     "cube:variables", "cube:dimensions.x", "cube:dimensions.y", "cube:dimensions.valid_time", "cube:dimensions.level",
 })  # fmt: skip
-"""Objects that are one field to the gates: texts of a hundred variables, and what `proj:transform` says already."""
+"""Objects that are one field to the gates: texts of a hundred variables, and values that `proj:transform` has."""
 NAMED = 5
-"""Names that a text gives of a longer list."""
+"""Names of a longer list in a text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionFacts:
-    """What the ledger says of the partition that the batch is of."""
+    """The ledger's facts about the batch's partition."""
 
     day: date
     counts: Sequence[ProductCount]
@@ -39,7 +39,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogOwner:
-    """A unit whose Item stands in the catalog, or stood there before the one that does."""
+    """A unit whose Item is current in the catalog, or was before."""
 
     item_id: str
     wal_id: WalId
@@ -49,7 +49,7 @@ class CatalogOwner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extracted:
-    """A unit and the fields that its reader gave, as (path, value)."""
+    """A unit and its reader's fields, as (path, value)."""
 
     unit: Envelope
     metadata: Metadata
@@ -58,9 +58,9 @@ class Extracted:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """One stage's output. `reference_time` (aware) is when the run claimed its units; facts not asked for are None.
+    """A stage's output. `reference_time` (aware) is that of the claim; unqueried facts are None.
 
-    Units that have failed already carry their reason with them, so no gate but G8 looks at them.
+    Failed units have their reason already, so only G8 checks them.
     """
 
     stage: str
@@ -75,7 +75,7 @@ class Subject:
     partition: PartitionFacts | None = None
     catalog: Sequence[CatalogOwner] | None = None
     sampled: bool = False
-    """Whether the units are some of their day's, so that nothing follows from how many there are."""
+    """Whether the units are a sample of their day, so that their number means nothing."""
 
     @cached_property
     def current(self) -> tuple[Envelope, ...]:
@@ -100,12 +100,12 @@ class Subject:
 
 
 def _read(metadata: Metadata) -> Mapping[str, Any]:
-    """Return the properties that were read from the object: governance adds those of ours."""
+    """Return the properties from the object itself, without ours, which governance adds."""
     return {name: value for name, value in metadata.stac_properties.items() if not name.startswith("kfm:")}
 
 
 def leaves(fields: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every field; names are joined by dots, the objects of a list share their paths."""
+    """Yield (path, value) of every field, names joined by dots; objects of a list share paths."""
     for name, value in fields.items():
         kind = type(value)
         if kind is dict and below + name not in _WHOLE:
@@ -118,6 +118,6 @@ def leaves(fields: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, An
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Join some names and say how many more there are."""
+    """Join the first NAMED names, and count the others."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

@@ -1,9 +1,8 @@
-"""Gate G8, uniqueness: of wal_id, object version and Item id, within the batch and against the catalog.
+"""Gate G8, uniqueness: wal_id, object version and Item id, within batch and catalog.
 
-Legitimate, and no finding: a unit whose Item was superseded, a rewritten object (same URI, another version) and a
-re-issue (another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008). It is a
-set question, so DuckDB answers it (`sql/queries/duckdb/gates.sql`). Does not belong here: asking the catalog
-(`facts.py`).
+These are not findings: a unit whose Item was superseded, a rewritten object (same URI, another version) and a re-issue
+(another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008). DuckDB computes
+the collisions as sets (`sql/queries/duckdb/gates.sql`). Does not belong here: querying the catalog (`facts.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _TEXTS = {
 
 
 def uniqueness(subject: Subject) -> Verdict:
-    """Find whatever is there twice; every unit that is at fault is named."""
+    """Find duplicates, and name every unit at fault."""
     if not subject.envelopes:
         return Verdict.not_applicable(Gate.G8, _RULE, "the batch is empty")
     rows = _collisions(subject.envelopes, subject.catalog or ())
@@ -40,22 +39,22 @@ def uniqueness(subject: Subject) -> Verdict:
     findings = {
         Finding(wal_id=WalId(wal_id), what=_TEXTS[rule].format(times=times, other=other))
         for rule, wal_id, other, times in rows
-        # DuckDB found another object under the same Item id: a re-issue is no other object.
+        # DuckDB found another object under the same Item id: a re-issue does not count as another one.
         if rule != "catalog_item" or _precedence(grammar, uris[WalId(wal_id)]) == _precedence(grammar, other)
     }
-    asked = "batch" if subject.catalog is None else "batch and catalog"
+    scope = "batch" if subject.catalog is None else "batch and catalog"
     colliding = len({finding.wal_id for finding in findings})
     return Verdict(
         gate=Gate.G8,
         rule=_RULE,
-        observed=f"{colliding} of {len(subject.envelopes)} units collide in {asked}",
+        observed=f"{colliding} of {len(subject.envelopes)} units collide in {scope}",
         expected="none",
         findings=tuple(sorted(findings, key=lambda finding: (str(finding.wal_id), finding.what))),
     )
 
 
 def _collisions(units: Iterable[Envelope], owners: Iterable[CatalogOwner]) -> list[tuple[Any, ...]]:
-    """Rows of (rule, wal_id, other, times)."""
+    """Return rows of (rule, wal_id, other, times)."""
     return ask(
         "gates.collisions",
         units=_table("wal_id object_uri object_version item_id", map(_unit_row, units)),
@@ -70,8 +69,8 @@ def _table(names: str, rows: Iterable[tuple[str | None, ...]]) -> pa.Table:
 
 def _unit_row(unit: Envelope) -> tuple[str | None, ...]:
     stac = unit.stac
-    stands = stac is not None and stac.write_status is not StacStatus.FAILED and not stac.superseded
-    item_id = stac.item_id if stac is not None and stands else None
+    is_current = stac is not None and stac.write_status is not StacStatus.FAILED and not stac.superseded
+    item_id = stac.item_id if stac is not None and is_current else None
     return unit.wal_id, unit.object_uri, unit.object_version, item_id
 
 
@@ -80,7 +79,7 @@ def _owner_row(owner: CatalogOwner) -> tuple[str | None, ...]:
 
 
 def _precedence(grammar: KeyGrammarReader, object_uri: str) -> str | None:
-    """Return what orders re-issues of one Item; None for a key that the contract does not name any more."""
+    """Return the order of an Item's re-issues; None for a key that the contract no longer names."""
     try:
         match = grammar.match(object_uri.partition("://")[2].partition("/")[2])
     except InvalidKeyTimeError:

@@ -1,6 +1,6 @@
-"""Units: what a declared unit means, asked of pint over the definitions of `units.txt`.
+"""Units: the meaning of a declared unit, by pint over the definitions of `units.txt`.
 
-What pint says of the units in use is kept (`known_units.py`); for any other its registry is built, once per process.
+pint's results for the units in use are stored (`known_units.py`); for others its registry is built, once per process.
 Does not belong here: which field has which unit (contracts, and `dimensions.py` for what STAC defines).
 """
 
@@ -25,7 +25,7 @@ class UnitError(KfmError):
 
 @cache
 def registry() -> pint.UnitRegistry[float]:
-    """Return the process's registry; importing pint costs as much as the gates over a batch, so it is done here."""
+    """Return the process's registry; imports pint here, which costs as much as a batch's gates."""
     import pint  # noqa: PLC0415 - see above
 
     with resources.as_file(resources.files("kfm_dagster.stages.gates") / "units.txt") as path:
@@ -33,29 +33,29 @@ def registry() -> pint.UnitRegistry[float]:
 
 
 def dimension_of(unit: str) -> str:
-    """Return the dimension of a unit, e.g. `[length] / [time]`, and `1` for none. Raises UnitError."""
+    """Return a unit's dimension, e.g. `[length] / [time]`, and `1` for none. Raises UnitError."""
     return DIMENSION_OF.get(unit) or ask_dimension_of(unit)
 
 
 @cache
 def ask_dimension_of(unit: str) -> str:
-    """Ask pint for the dimension of a unit. Raises UnitError."""
+    """Return pint's dimension of a unit. Raises UnitError."""
     try:
         return _named(registry().parse_units(unit).dimensionality)
-    except Exception as error:  # pint raises whatever its parser comes upon, AssertionError among it
+    except Exception as error:  # pint's parser raises any error, even AssertionError
         raise UnitError(
             observed=unit, expected="a unit of stages/gates/units.txt", next_step=redact(str(error))
         ) from None
 
 
 def dimension(text: str) -> str:
-    """Return a dimension as `dimension_of` writes it. Raises UnitError."""
+    """Return a dimension in the notation of `dimension_of`. Raises UnitError."""
     return DIMENSION.get(text) or ask_dimension(text)
 
 
 @cache
 def ask_dimension(text: str) -> str:
-    """Ask pint how it writes a dimension. Raises UnitError."""
+    """Return pint's notation of a dimension. Raises UnitError."""
     try:
         return _named(registry().get_dimensionality("" if text == "1" else text))
     except Exception as error:  # as above
@@ -73,7 +73,7 @@ def same_unit(one: str, other: str) -> bool:
 
 @cache
 def ask_same_unit(one: str, other: str) -> bool:
-    """Ask pint whether a number means the same in two units of one dimension."""
+    """Tell by pint whether a number means the same in two units of one dimension."""
     # Two points, because degrees Celsius differ from kelvins in their zero only.
     return all(math.isclose(registry().convert(value, one, other), value) for value in (1.0, 2.0))
 

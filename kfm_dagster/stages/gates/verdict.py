@@ -1,7 +1,7 @@
-"""What gates are called, what the card says of each, and what they say (pipeline card, chapter 7, section IX).
+"""Names, settings and verdicts of the gates (pipeline card, chapter 7, section IX).
 
-Belongs here: the vocabulary that the rules, the stage machine, the audit and the asset checks share. Does not belong
-here: a rule, or what follows from a verdict (`stages/card.py` reads that from `configs/state_machine.yaml`).
+Belongs here: the vocabulary of the rules, the stage machine, the audit and the asset checks. Does not belong here: a
+rule, or the consequence of a verdict (`stages/card.py` reads that from `configs/state_machine.yaml`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Gates(Strict):
     G8: GateRule
 
     def on_failure(self, gate: Gate) -> OnFailure:
-        """Return what a gate that fails does."""
+        """Return the effect of a failed gate."""
         rule: GateRule = getattr(self, gate.value)
         return rule.on_failure
 
@@ -135,12 +135,12 @@ class Stop(StrEnum):
 
 
 STOPS: Mapping[Gate, Stop] = {Gate.G4: Stop.S1, Gate.G5: Stop.S2, Gate.G3: Stop.S3, Gate.G7: Stop.S4, Gate.G2: Stop.S5}
-"""Gate > the stop that it triggers where the card lets it; schema, coverage and uniqueness have none."""
+"""Gate > the stop that it triggers where the card permits it; schema, coverage and uniqueness have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that a gate found wrong: of a unit, or of the batch as a whole where `wal_id` is None."""
+    """One fault by a gate: of a unit, or of the whole batch where `wal_id` is None."""
 
     what: str
     wal_id: WalId | None = None
@@ -148,7 +148,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a gate said of a batch. A gate with nothing to look at passes and says that it does not apply."""
+    """A gate's verdict on a batch. A gate without data passes and does not apply."""
 
     gate: Gate
     rule: str
@@ -158,7 +158,7 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     applies: bool = True
     figures: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """What the audit keeps beside the words, to be added up: of G4 the `closed` of all `quantities`."""
+    """Numbers for the audit that can be added up: G4's `closed` of all `quantities`."""
 
     @property
     def passed(self) -> bool:
@@ -177,11 +177,11 @@ class Verdict:
 
     @classmethod
     def not_applicable(cls, gate: Gate, rule: str, why: str) -> Verdict:
-        """Say that there is nothing to look at."""
+        """Return the verdict of a gate without data."""
         return cls(gate=gate, rule=rule, observed=why, expected="nothing to look at", applies=False)
 
 
 def of_every_gate(verdicts: Iterable[Verdict], *, maker: str) -> list[Verdict]:
-    """Return a verdict of each gate, in order; a gate without one does not apply to the output of `maker`."""
-    given = {verdict.gate: verdict for verdict in verdicts}
-    return [given.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker) for gate in Gate]
+    """Return each gate's verdict, in order; gates without one do not apply to `maker`'s output."""
+    by_gate = {verdict.gate: verdict for verdict in verdicts}
+    return [by_gate.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker) for gate in Gate]
