@@ -64,7 +64,7 @@ def hours_due(
 ) -> list[datetime]:
     """Return the hours of a day before `until` in which a product is due.
 
-    followed_since: the begin of the first announced object; its hour does not count, as earlier objects may be missed.
+    followed_since: the start of the first announced object; its hour is left out, as earlier objects may be missing.
     """
     midnight = datetime.combine(day, time(), UTC)
     hours = (midnight + number * HOUR for number in range(24))

@@ -95,10 +95,10 @@ class AmbiguousIdError(KfmError):
 
 
 def whole_id(given: str, matches: Collection[str], *, what: str) -> str | None:
-    """Return the only id in `matches`, the ids that begin with `given`; None without a match.
+    """Return the id that `given` names among `matches`, which begin with it; None without any.
 
-    `what` names the kind of id in a refusal. Raises AmbiguousIdError for several matches, or for a prefix of fewer
-    than SHORTEST_PREFIX characters.
+    `what` names the kind of id in a refusal. Raises AmbiguousIdError for a prefix of several
+    ids, or of fewer than SHORTEST_PREFIX characters.
     """
     if given in matches:
         return given

@@ -1,4 +1,4 @@
-"""Gap picture: missing objects by hour, from the gap table, hatched, as one SVG.
+"""Gap picture: the hours of each feed in one SVG, hatched where the gap table has a gap.
 
 The picture needs no script and no font, follows light and dark mode, and describes itself in words.
 """

@@ -45,7 +45,7 @@ class BundleSigner:
 
 
 def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
-    """Open the key of `key`, the settings or KFM_HOME, where a missing key is generated.
+    """Open `key`, else the settings' key, else KFM_HOME's, which is generated if missing.
 
     Raises ConfigurationError for a file without a key that can sign, or with a key of another passphrase.
     """
@@ -57,7 +57,7 @@ def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
 
 
 def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequence[Cert]:
-    """Return the certificates of `file` (one or a keyring), the settings' key or KFM_HOME.
+    """Return certificates of `file` (one or a keyring), else the settings' key, else KFM_HOME.
 
     Raises ConfigurationError without any certificate.
     """

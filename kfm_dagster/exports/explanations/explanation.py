@@ -97,7 +97,7 @@ class Explanations:
         )
 
     def root_of(self, run: str) -> str:
-        """Return the root run's id of a run's records, with the names and errors of `explain`."""
+        """Return the root run's id, which has the records. Names and errors are as in `explain`."""
         run_id, reexecution = self._resolve(run)
         return reexecution.root_run_id if reexecution else run_id
 
