@@ -90,13 +90,13 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
         if everything:
             # Of several datasets that write into one Collection, only its owner.
             owners = (contract for contract in pipeline.registry if contract.stac.collection_of is None)
-            done = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
+            counts = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
             refused = announcer.store.status(announcer.name).refused
         else:
-            taken, refused = announcer.resend()
-            done = {"taken": taken}
-    shown = {"subscription": subscription, **done, "refused": refused}
-    summary = ", ".join(f"{number} {name}" for name, number in {**done, "refused": refused}.items())
+            accepted, refused = announcer.resend()
+            counts = {"taken": accepted}
+    shown = {"subscription": subscription, **counts, "refused": refused}
+    summary = ", ".join(f"{number} {name}" for name, number in {**counts, "refused": refused}.items())
     click.echo(json.dumps(shown) if as_json else f"{subscription}: {summary}")
     return ExitCode.FINISHED_WITH_FAILURES if refused else ExitCode.DONE
 

@@ -153,9 +153,9 @@ def _follow(database: Database, backfill_id: str) -> list[DayProgress]:
             backfill = find_backfill(database, backfill_id)
             days = day_progress(database, backfill_id)
             units = sum(sum(day.units.values()) for day in days)
-            done = units - sum(day.open_units for day in days)
+            terminal = units - sum(day.open_units for day in days)
             text = f"{backfill.days_listed} of {_days(backfill)} days listed"
-            bar.update(task, total=units or None, completed=done, days=text)
+            bar.update(task, total=units or None, completed=terminal, days=text)
             if backfill.state in ENDED:
                 return days
             time.sleep(POLL_SECONDS)

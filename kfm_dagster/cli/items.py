@@ -124,12 +124,12 @@ def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit
     """Yield the first `limit` rows, and read no further."""
     from kfm_dagster.followers.geoparquet.search import search as find  # noqa: PLC0415, see above
 
-    left = limit
+    remaining = limit
     try:
         for table in find(open_publisher(settings.catalog), collections, wanted):
-            yield table.slice(0, left)
-            left -= table.num_rows
-            if left <= 0:
+            yield table.slice(0, remaining)
+            remaining -= table.num_rows
+            if remaining <= 0:
                 return
     except PublishError as error:
         raise DependencyUnavailableError(

@@ -150,8 +150,8 @@ def _say(rows: Sequence[dict[str, Any]], *, names: bool) -> None:
             click.echo(proposed_line(row["proposal_id"], row["repeated"]))
         elif row.get("replay_run_id") is not None:
             click.echo(f"replay {row['replay_run_id']} repeats {row['repeated']} units", err=True)
-        for kind, found in row["names"].items() if names else ():
-            for name in found:
+        for kind, entries in row["names"].items() if names else ():
+            for name in entries:
                 click.echo(f"{kind} {row['dataset']} {row['day']} {name}")
     lost = sum(row[Difference.SUCCESS_WITHOUT_ITEM] for row in rows)
     if any(row.get("entered") for row in rows):

@@ -227,8 +227,8 @@ def validation_page(report: Mapping[str, Any]) -> str:
 
 def with_query(request: Request, **changes: str | None) -> str:
     """Return this page's address with parameters changed; None removes one."""
-    kept = [(name, value) for name, value in request.query_params.multi_items() if name not in changes and value]
-    query = urlencode([*kept, *((name, value) for name, value in changes.items() if value is not None)])
+    unchanged = [(name, value) for name, value in request.query_params.multi_items() if name not in changes and value]
+    query = urlencode([*unchanged, *((name, value) for name, value in changes.items() if value is not None)])
     return f"{request.url.path}?{query}" if query else request.url.path
 
 

@@ -81,8 +81,8 @@ class Sessions:
         owned: dict[str, SecretStr] = {}
         for part in (tokens.get_secret_value() if tokens else "").split():
             name, _, token = part.partition("=")
-            taken = name in owned or token in {secret.get_secret_value() for secret in owned.values()}
-            if not _NAME.fullmatch(name) or len(token) < SHORTEST_TOKEN or taken:
+            is_duplicate = name in owned or token in {secret.get_secret_value() for secret in owned.values()}
+            if not _NAME.fullmatch(name) or len(token) < SHORTEST_TOKEN or is_duplicate:
                 raise ConfigurationError(
                     "environment variable KFM_CONSOLE_TOKENS is wrong",
                     observed="a value that is not shown",

@@ -60,9 +60,9 @@ def _result(
 ) -> dg.AssetCheckResult:
     """Return the check's result: the day by the ledger, and the run's share of it."""
     # A unit that another run has claimed fails here for that reason alone, and may have succeeded there.
-    seen = () if ledger.reused_whole else ledger.envelopes
+    units_of_run = () if ledger.reused_whole else ledger.envelopes
     units, lost = len(ledger.envelopes), ledger.state.validation_summary.get("lost", 0)
-    failing = sum(1 for unit in seen if unit.failure is not None and unit.failure.code != FenceIssue.CLAIM_LOST)
+    failing = sum(1 for unit in units_of_run if unit.failure is not None and unit.failure.code != FenceIssue.CLAIM_LOST)
     out, of_run = sum(day.failing.values()), f"of {units} units of this run"
     faults = [
         (out, f"{out} of {day.units} units of the day failed or are quarantined"),

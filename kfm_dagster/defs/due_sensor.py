@@ -57,12 +57,12 @@ def due_sensor(
             "evaluating alerts": partial(_alerts, context, opened),
         }
         failures: list[str] = []
-        done = [due for name, part in parts.items() if (due := attempt(name, part, failures.append))]
+        results = [due for name, part in parts.items() if (due := attempt(name, part, failures.append))]
         for failure in failures:
             context.log.warning(failure)
-        if requests := [request for runs, _ in done for request in runs]:
+        if requests := [request for runs, _ in results for request in runs]:
             return dg.SensorResult(run_requests=requests)
-        return dg.SensorResult(skip_reason="; ".join([*(reason for _, reason in done), *failures]))
+        return dg.SensorResult(skip_reason="; ".join([*(reason for _, reason in results), *failures]))
 
     return nodd_due
 

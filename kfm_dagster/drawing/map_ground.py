@@ -114,8 +114,8 @@ def ground(window: MapWindow) -> str:
         is_land = line.kind == _LAND
         shape = shapely.make_valid(shapely.Polygon(pixels)) if is_land else shapely.LineString(pixels)
         # Two pixels more at each side, so that no coast runs along the frame.
-        seen = shapely.clip_by_rect(shape, -2, -2, window.width + 2, window.height + 2)
-        for part in shapely.get_parts(seen):
+        visible = shapely.clip_by_rect(shape, -2, -2, window.width + 2, window.height + 2)
+        for part in shapely.get_parts(visible):
             if not is_land and part.length >= LEAST_LENGTH:
                 borders += _path(part)
             elif is_land and part.geom_type == "Polygon" and part.area >= LEAST_AREA:

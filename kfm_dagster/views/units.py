@@ -103,15 +103,15 @@ def search_units(parts: Parts, wanted: UnitFilter, after: str | None, limit: int
 def count_units(parts: Parts, wanted: UnitFilter) -> UnitCount:
     """Count the matching units, up to MOST_COUNTED. Raises KfmError for an unknown dataset."""
     require_contract(parts, wanted.dataset)
-    left = MOST_EXAMINED if wanted.text or wanted.operator or wanted.suspect else MOST_COUNTED
+    budget = MOST_EXAMINED if wanted.text or wanted.operator or wanted.suspect else MOST_COUNTED
     units = 0
     with parts.database.snapshot() as view:
         for where in index_ranges(view, wanted):
             # One more than allowed, to know whether a full count is exact.
-            row = view.run("units.count", wanted.conditions() | where, limit=left + 1).one()
+            row = view.run("units.count", wanted.conditions() | where, limit=budget + 1).one()
             units += row.units
-            left -= row.examined
-            if left < 0 or units > MOST_COUNTED:
+            budget -= row.examined
+            if budget < 0 or units > MOST_COUNTED:
                 return UnitCount(units=min(units, MOST_COUNTED), exact=False)
     return UnitCount(units=units, exact=True)
 
@@ -126,13 +126,13 @@ def failure_groups(parts: Parts, wanted: FailureFilter) -> list[FailureGroup]:
     with parts.database.snapshot() as view:
         units = UnitFilter(**wanted.model_dump())
         pairs = list(failures(view, units))
-        left = MOST_ADDED_UP
+        budget = MOST_ADDED_UP
         for number, pair in enumerate(pairs):
             # The unused share of a pair goes to the later ones.
-            share = max(left // (len(pairs) - number), MOST_ADDED_UP // MOST_FAILURES)
+            share = max(budget // (len(pairs) - number), MOST_ADDED_UP // MOST_FAILURES)
             rows = view.run("units.failure_groups", units.conditions() | pair, limit=share + 1).all()
             examined = sum(row.units for row in rows)
-            left -= examined
+            budget -= examined
             groups += [
                 FailureGroup(
                     code=pair["code"],

@@ -31,7 +31,7 @@ def follow(
     """
     bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("replaying", total=None, waiting="")
-    seen: object = None
+    previous: object = None
     since, warned = now(), False
     try:
         with bar:
@@ -43,8 +43,8 @@ def follow(
                 if report.ended:
                     return report
                 current = (report.run.state, dict(account.outcomes))
-                if current != seen:
-                    seen, since = current, now()
+                if current != previous:
+                    previous, since = current, now()
                 elif not warned and now() - since >= idle_seconds:
                     console.print(_nobody_works(report), soft_wrap=True)
                     warned = True

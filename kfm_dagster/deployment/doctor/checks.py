@@ -42,12 +42,12 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
     registry, rule = read.registry, read.card.machine.clock
     rules = ClockRules(tau_calib=rule.tau_calib, max_offset=rule.max_offset)
     objects = ObjectStores(object_root=settings.object_root, anonymous=settings.anonymous)
-    chosen, broker = stores(settings), settings.celery_broker
+    locations, broker = stores(settings), settings.celery_broker
 
     def recorded() -> Sequence[ClockReading]:
         return recorded_readings(settings, clock() - rules.tau_calib)
 
-    folders = [settings.home, settings.dagster_home, *(Path(place) for *_, place in chosen if "://" not in place)]
+    folders = [settings.home, settings.dagster_home, *(Path(place) for *_, place in locations if "://" not in place)]
     return {
         "configuration": partial(_configuration, read),
         "database": partial(check_database, settings),
@@ -59,7 +59,7 @@ def checks_of(settings: Settings, read: Configuration, *, clock: Callable[[], da
         "senders": partial(check_senders, settings, registry),
         "instance": partial(check_instance, settings),
         "daemons": partial(check_daemons, settings),
-        **{name: partial(check_store, name, setting, place) for name, setting, place in chosen},
+        **{name: partial(check_store, name, setting, place) for name, setting, place in locations},
         **{
             f"objects {bucket}": partial(check_bucket, objects, contracts[0], bucket)
             for bucket, contracts in registry.buckets.items()

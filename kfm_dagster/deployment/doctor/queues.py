@@ -169,10 +169,10 @@ def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Di
             next_step="kfm queue create --dataset NAME, for each dataset",
         )
     elif missing:
-        shown = ", ".join(missing[:SHOWN_TOPICS]) + (", ..." if len(missing) > SHOWN_TOPICS else "")
+        listed_topics = ", ".join(missing[:SHOWN_TOPICS]) + (", ..." if len(missing) > SHOWN_TOPICS else "")
         yield warning(
             "some datasets' topics may not send messages to the queue",
-            observed=f"{len(missing)} of {len(registry.topics)} topics are not in its policy: {shown}",
+            observed=f"{len(missing)} of {len(registry.topics)} topics are not in its policy: {listed_topics}",
             expected="the topics of every dataset that is to be ingested",
             next_step="kfm queue create --dataset NAME, for each of them; the others need nothing",
         )
@@ -207,9 +207,9 @@ def check_senders(
         yield from _unverified(settings)
         return
     Signatures(settings)  # refuses KFM_SNS_TRUSTED_URL or KFM_SNS_TRUSTED_CA alone, and a CA file with no certificate
-    kept = _valid(settings.home.absolute() / "certificates", now or datetime.now(UTC))
-    if kept:
-        yield ok(f"{kept} certificates of senders are kept here and hold")
+    valid = _valid(settings.home.absolute() / "certificates", now or datetime.now(UTC))
+    if valid:
+        yield ok(f"{valid} certificates of senders are kept here and hold")
         return
     silent = [url for url in _hosts(settings, registry) if not (answers or _answers)(url)]
     if silent:
