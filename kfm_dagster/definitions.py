@@ -25,7 +25,7 @@ from kfm_dagster.settings import Settings
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:
-    """Assemble all from the contracts and the stored first day, which is read here, not at import.
+    """Assemble all from the contracts and the stored first day, which is not read at import.
 
     Raises KfmError for a wrong configuration, so that no run begins.
     """

@@ -121,7 +121,7 @@ def hit(failpoint: Failpoint) -> None:
 
 
 def install(handler: Handler | None, *, clock_skew: timedelta = timedelta()) -> None:
-    """Call `handler` at every failpoint from now on, in all threads, and skew the pipeline's clock.
+    """Call `handler` at every failpoint from now on, in all threads, and skew the clock.
 
     None removes the handler. Only `fault_injection` calls this.
     """

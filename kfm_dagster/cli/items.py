@@ -189,7 +189,7 @@ def _row(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(text: str) -> tuple[datetime | None, datetime | None]:
-    """Return the first and last moment of a text; None twice for an open bound. Raises ValueError."""
+    """Return a text's first and last moment; None twice for an open bound. Raises ValueError."""
     if text in {"..", ""}:
         return None, None
     moment = datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""`kfm worker`: continuous ingest in this process; `kfm drain`: empty a queue on this machine."""
+"""`kfm worker`: continuous ingest by this process; `kfm drain`: empty a queue and end."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Answers to browsers, monitors, programs and assistants. Not here: counts, Dagster's own UI."""
+"""Answers to browsers, monitors, programs and assistants. Not here: counts, Dagster's UI."""

@@ -1,4 +1,4 @@
-"""Bounds of the console: the time for a request to arrive, concurrent connections and answers.
+"""Bounds of the console: the time for a request's arrival, connections and answers at once.
 
 uvicorn keeps the connection of a client that sends half a header open for ever, and its own limit counts such
 connections as requests, so that 32 of them would block all other clients. Does not belong here: answers (`app.py`).

@@ -1,4 +1,4 @@
-"""Decisions about all units of a filter: a replay with guards, pace and report, or a discard.
+"""Decisions on all units of a filter: a replay with guards, pace and report, or a discard.
 
 A dry run counts the eligible units before a start. The deployment's daemon admits a replay's batches, and a
 replay is paused, resumed and stopped here; a discard takes all of its units or none. Does not belong here: the engine

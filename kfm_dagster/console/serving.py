@@ -83,7 +83,7 @@ SHUTDOWN_SECONDS = 5
 def serve(
     pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], None], deciding: Pipeline | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then raise it again; `ready` gets the address once it answers.
+    """Serve until SIGINT or SIGTERM, and raise it again; `ready` gets the address that answers.
 
     `pipeline` only reads; decisions use `deciding`, None without tokens.
 

@@ -1,4 +1,4 @@
-"""Metadata of a materialisation: outcome, failing units, links, footprints, counts, evidence.
+"""A materialisation's metadata: outcome, failing units, links, footprints, counts, evidence.
 
 A day's page shows its latest materialisation, and a later run may have had no part in the failures of an earlier one.
 So the stage's outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of it

@@ -1,4 +1,4 @@
-"""The sensor of work due by the clock: listings, radar beams, alerts. No message waits for it."""
+"""The sensor of work due by the clock: listings, beams, alerts. No message waits for it."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 

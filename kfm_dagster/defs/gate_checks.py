@@ -65,7 +65,7 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDe
 def gate_results(
     key: dg.AssetKey, gates: Iterable[Gate], decision: GateDecision, *, day: DayReport, console: str
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield each gate's result: an error stops downstream steps, single failing units are a warning.
+    """Yield each gate's result: an error stops downstream steps, single failing units warn.
 
     console: base address of the links to failing units, or empty.
 

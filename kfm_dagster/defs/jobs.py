@@ -1,4 +1,4 @@
-"""Jobs: over all datasets for sensors, per dataset for people, beside chains, daily listings."""
+"""Jobs: all datasets for sensors, one dataset for people, beside chains, daily listings."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 

@@ -40,7 +40,7 @@ STEPS = 4
 
 
 def arrival_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a plot of delay over elevation as Markdown, a curve for each site; None without rows.
+    """Return a plot of delay over elevation as Markdown, a curve by site; None without rows.
 
     rows: those of the table of arrivals. Each site's first volume is drawn: its others differ in their pattern only.
     """

@@ -73,7 +73,7 @@ class WalResource(dg.ConfigurableResource[Ledger]):
         return Settings.current(**({"wal_dsn": self.dsn} if self.dsn else {}))
 
     def get(self) -> Ledger:
-        """Return the ledger of the process's open pipeline. Raises KfmError with the fault in a line."""
+        """Return the ledger of the process's open pipeline. Raises a KfmError of one line."""
         return open_pipeline(self.settings(), SqsQueueResource()).ledger
 
 
@@ -84,7 +84,7 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
     queue: dg.ResourceDependency[SqsQueueResource]
 
     def get(self) -> Pipeline:
-        """Return the process's open pipeline. Raises KfmError with the fault in a line."""
+        """Return the process's open pipeline. Raises a KfmError of one line."""
         return open_pipeline(self.wal.settings(), self.queue)
 
     def state(self) -> ProcessState:

@@ -129,7 +129,7 @@ def ground(window: MapWindow) -> str:
 
 
 def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
-    """Yield potentially visible lines with shifts in degrees: windows may cross the antimeridian."""
+    """Yield possibly visible lines with shifts in degrees: windows may cross the antimeridian."""
     with_states = window.width / (window.east - window.west) >= STATES_FROM
     for line in _lines():
         if line.kind == _STATE and not with_states:

@@ -1,4 +1,4 @@
-"""A state machine as SVG: states as boxes on a grid, transitions as arrows with their labels."""
+"""A state machine as SVG: states as boxes on a grid, transitions as arrows with labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Edge: TypeAlias = tuple[str, str]
 
 
 class Arrow(NamedTuple):
-    """`bend`: by how much of its length it leaves the straight line; `labels`: id and text, one below the other."""
+    """An arrow; `bend` is its sideways share of the length, `labels` its ids and texts by line."""
 
     bend: float = 0.0
     labels: Iterable[tuple[str, str]] = ()

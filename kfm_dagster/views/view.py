@@ -104,7 +104,7 @@ class View:
 
 
 def place_of(after: str | None, shape: re.Pattern[str], make: Callable[..., T]) -> T | None:
-    """Return a page's start, built by `make` from the groups of `shape`; None for the first page.
+    """Return a page's start, built by `make` from groups of `shape`; None for the first page.
 
     Raises BadFilterError.
     """

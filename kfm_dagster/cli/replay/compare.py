@@ -1,4 +1,4 @@
-"""`kfm replay compare`: repeat a run and compare results. Reads objects and checkpoints only."""
+"""`kfm replay compare`: repeat a run, compare results. Only reads objects and checkpoints."""
 
 from __future__ import annotations
 

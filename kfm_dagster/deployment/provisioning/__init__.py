@@ -1,1 +1,1 @@
-"""`kfm queue create`: queues, policies and subscriptions of a dataset, created once (BEY-12)."""
+"""`kfm queue create`: a dataset's queues, policies and subscriptions, created once (BEY-12)."""

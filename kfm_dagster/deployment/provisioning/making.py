@@ -1,4 +1,4 @@
-"""Create a planned queue's missing parts; report differences, and correct them with `update`.
+"""Create a planned queue's missing parts; report differences, or correct them (`update`).
 
 A repetition changes nothing. Does not belong here: the plan itself (`plan.py`).
 """
