@@ -1,4 +1,4 @@
-"""Configuration files: read YAML into a model, and refuse a wrong file with its name, line and reason.
+"""Configuration files: read YAML into a model, or refuse it with file, line and reason.
 
 Belongs here: the reading that the files of `configs/`, contracts, selections and plans share. Does not belong here:
 their content (`stages/card.py`, `contracts/model.py`), or the environment (`settings.py`).
@@ -66,7 +66,7 @@ Duration = Annotated[
 
 
 def text_of(content: bytes, *, source: str, error: type[ConfigurationError] = CardError) -> str:
-    """Return a file's text. Raises `error` naming the source and the first line that is not UTF-8."""
+    """Return a file's text. Raises `error` naming source and first line that is not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as caught:
@@ -79,7 +79,7 @@ def text_of(content: bytes, *, source: str, error: type[ConfigurationError] = Ca
 
 
 def read_text(file: Path, *, error: type[ConfigurationError] = CardError) -> str:
-    """Return a file's text. Raises `error` naming the file and the first line that is not UTF-8."""
+    """Return a file's text. Raises `error` naming file and first line that is not UTF-8."""
     try:
         content = file.read_bytes()
     except OSError as caught:
@@ -103,7 +103,7 @@ def parse(
     error: type[ConfigurationError] = CardError,
     schema: str | None = None,
 ) -> Model:
-    """Build a model from YAML text. Raises `error` naming source, line and first wrong key, and the file `schema`."""
+    """Build a model from YAML. Raises `error` with source, line, first wrong key, and `schema`."""
     try:
         document: Any = read_yaml(text)
     except yaml.YAMLError as caught:
@@ -131,15 +131,15 @@ def held_against(
 
 
 def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: str) -> ConfigurationError:
-    """Return the error for a value that is valid alone and wrong beside others, such as an unknown name."""
+    """Return the error for a value that is wrong beside others only, as an unknown name."""
     wrong = DocumentError(path=path, observed=observed, expected=expected)
     return _refusal(text, wrong, source=source, error=CardError)
 
 
 def json_schema(model: type[BaseModel], *, urn: str) -> dict[str, Any]:
-    """Return a file's JSON Schema (2020-12); published as docs/spec/NAME.schema.json for editors and CI.
+    """Return a file's JSON Schema (2020-12), for editors and CI.
 
-    It has the form of each part; rules between parts are checked on reading only.
+    Published as docs/spec/NAME.schema.json. It has the form of each part; reading also checks the rules between parts.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -149,7 +149,7 @@ def json_schema(model: type[BaseModel], *, urn: str) -> dict[str, Any]:
 
 
 def own_folder() -> Path:
-    """Return the folder `configs/`: inside the wheel when installed, beside the package in a checkout."""
+    """Return the folder `configs/`: in the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent
     bundled = package / "_bundled" / "configs"
     return bundled if bundled.is_dir() else package.parent / "configs"

@@ -1,4 +1,4 @@
-"""Footprint: a reader's geometry, rounded to the contract's decimals and checked by GeoJSON's rules, with its bounds.
+"""Footprint: a reader's geometry, rounded, checked by GeoJSON's rules, with its bounds.
 
 Belongs here: RFC 7946's rules for any geometry. Does not belong here: how a format yields a geometry (`readers/`).
 """
@@ -19,10 +19,10 @@ _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
 
 
 def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Mapping[str, Any], Box]:
-    """Return a valid GeoJSON geometry in WGS 84 degrees and its exact bounds, west > east across the antimeridian.
+    """Return a valid GeoJSON geometry in WGS 84 degrees, and its exact bounds.
 
-    Units of one scene share the geometry: it must not be changed. Raises ReadError(MISSING_GEOLOCATION,
-    INVALID_GEOMETRY).
+    West > east across the antimeridian. Units of one scene share the geometry: it must not be changed. Raises
+    ReadError(MISSING_GEOLOCATION, INVALID_GEOMETRY).
     """
     if not geometry:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the headers give no geometry")

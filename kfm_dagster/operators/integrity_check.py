@@ -1,4 +1,4 @@
-"""integrity-check: whether the stored object is the announced one, whole, and of the declared format.
+"""integrity-check: compare the stored object with its announcement, size and format.
 
 Belongs here: the checks that one request can answer, and the contract's severity of a finding, which metadata-extract
 shares. Only reads. Does not belong here: opening the object (`storage/objects.py`) and its headers
@@ -56,7 +56,7 @@ Finding = tuple[IntegrityIssue, str]
 def integrity_check(
     envelope: Envelope, *, contract: DatasetContract, handle: ObjectHandle, first_bytes: int = 0
 ) -> Integrity:
-    """Run the contract's checks over one object with one request, or none when the contract enables no check.
+    """Run the contract's checks over one object by one request; without checks by none.
 
     The request covers at least `first_bytes` of the object, which the reader needs anyway. A check without a value to
     compare with is skipped: `checks_run` names the checks that ran. Never raises for faults of the object or its store.

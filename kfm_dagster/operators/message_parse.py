@@ -1,4 +1,4 @@
-"""message-parse: turn one SQS message into envelopes, ignored records, and rejections with their reasons.
+"""message-parse: turn one SQS message into envelopes, ignored records, and rejections.
 
 Belongs here: the meaning of the body (SNS envelope or raw delivery, S3 event records or a NEXRAD chunk) under the
 dataset contracts, and the same envelope for a listed object. Pure: no clock, no request, no write. Does not belong
@@ -69,9 +69,9 @@ class IgnoreReason(StrEnum):
 
 
 class Ignored(NamedTuple):
-    """A record, or the whole message (record_index None), without a unit; fields that it does not name are None.
+    """A record, or the whole message (record_index None), without a unit.
 
-    `dataset` is None also when several datasets share the bucket or topic.
+    Fields that it does not name are None; `dataset` is None also when several datasets share the bucket or topic.
     """
 
     reason: IgnoreReason
@@ -100,7 +100,7 @@ class RejectedRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedMessage:
-    """One parsed message: each record is an envelope, ignored or rejected, in the order of the records.
+    """A parsed message: each record, in order, is an envelope, ignored, or rejected.
 
     Two records of one object give two envelopes with one `wal_id`. `positions` are the envelopes' record indexes.
     """
@@ -231,7 +231,7 @@ def _within(days: DayWindow | None, unit: Envelope | Ignored, *, sent_at: dateti
 
 
 def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | None:
-    """Return the envelope of a listed object; None when its key names no data object of the contract.
+    """Return a listed object's envelope; None if its key names no data object of the contract.
 
     The listing replaces the announcement: its ETag and size, and `last_modified` as the event time. The ETag is left
     out when the dataset's messages have none, so that listing and message give the same unit.
@@ -313,7 +313,7 @@ def _records(opened: _Opened) -> list[Any]:
 
 
 def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
-    """Parse one S3 event record. Raises MessageError with bucket and key as far as they are known."""
+    """Parse one S3 event record. Raises MessageError with bucket and key as far as known."""
     if not isinstance(record, dict):
         missing("Records[]")
     s3 = require_object(record, "s3")
@@ -345,7 +345,7 @@ def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: st
 
 
 def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
-    """Parse one message of the NEXRAD chunk feed. Raises MessageError with bucket and key as far as known.
+    """Parse a NEXRAD chunk message. Raises MessageError with bucket and key as far as known.
 
     The event time is that of the notification: the message itself has only the volume's start, up to ten minutes ago.
     """
@@ -374,7 +374,7 @@ def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: s
 
 
 def _decoded(encoded: str) -> str:
-    """Decode the form encoding of S3 events: `+` is a space (S3 user guide, "Event message structure")."""
+    """Decode an S3 event's key: `+` is a space (S3 user guide, "Event message structure")."""
     if "%" not in encoded and "+" not in encoded:
         return encoded
     try:
@@ -384,7 +384,7 @@ def _decoded(encoded: str) -> str:
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
-    """Return a data object's contract by bucket and key alone: `configurationId` can name another satellite."""
+    """Return the contract by bucket and key only: `configurationId` can be another satellite's."""
     topic = opened.raw.topic_arn
     announced = registry.announced.get((topic, bucket))
     if announced is None:
@@ -417,9 +417,9 @@ def _sidecar_version(found: Ignored, record: Mapping[str, Any], described: Mappi
 
 
 def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -> bool:
-    """Tell removal from creation (S3 user guide, "Supported event types"). Raises MessageError for anything else."""
+    """Return whether an event is a removal, not a creation. Raises MessageError for others."""
     _check_version(contract, "eventVersion", require_text(record, "eventVersion"))
-    name = require_text(record, "eventName")
+    name = require_text(record, "eventName")  # S3 user guide, "Supported event types"
     kind = name.removeprefix("s3:").partition(":")[0]
     if kind == "ObjectCreated":
         return False

@@ -49,7 +49,7 @@ def metadata_extract(
     open_sidecar: OpenSidecar,
     readers: Mapping[str, Reader],
 ) -> Metadata:
-    """Read one object's headers and check them. Never raises for faults of the object or its store.
+    """Read and check one object's headers. Never raises for faults of the object or its store.
 
     A unit whose integrity is neither `ok` nor `suspect` is not read: its status stays `unknown`, without an issue, as
     integrity has the reason. `readers` include the contract's reader (`readers.registry.refuse_orphans`).
@@ -128,7 +128,7 @@ def _read(
 
 
 def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:
-    """Return contradictions of object and key by the contract's `key_values`; `layers.` covers each layer."""
+    """Return contradictions of object and key by `key_values`; `layers.` covers each layer."""
 
     def values_of(field: str) -> Iterable[object]:
         place, _, name = field.partition(".")
@@ -161,7 +161,7 @@ class _Seen:
 
 
 class _StoreWatch:
-    """A ByteSource with its sidecars that records the store's first failure, and when sidecars were written.
+    """A ByteSource with sidecars that records the store's first failure and their times.
 
     integrity-check has just seen the object, so whatever the store answers now, the next attempt has to check again.
     """
@@ -207,7 +207,7 @@ class _StoreWatch:
 
 
 def _times(header: HeaderMetadata) -> dict[str, str] | None:
-    """Return STAC times, with a range when start and end differ (STAC Item 1.1, "datetime"); None when invalid."""
+    """Return STAC times (Item 1.1, "datetime"), with a range if start < end; None if invalid."""
     if any(time.tzinfo is None for time in (header.start, header.end, header.datetime)) or header.end < header.start:
         return None
     times = {"datetime": rfc3339(header.datetime)}

@@ -27,7 +27,7 @@ def provenance_emit(
     occurred_at: datetime,
     started_at: datetime | None = None,
 ) -> list[Envelope]:
-    """Return the batch in its order, with `provenance` on every unit that has lineage; other units are unchanged.
+    """Return the batch in its order, with `provenance` on every unit that has lineage.
 
     `fence` checks, in the recording transaction, which claims are still valid. `occurred_at` is now, `started_at` is
     when the run claimed the batch (default: now).

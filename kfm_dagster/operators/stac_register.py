@@ -1,4 +1,4 @@
-"""stac-register: build the Item of every envelope that passed, and register the batch in the catalog.
+"""stac-register: build the Items of envelopes that passed, and register the batch.
 
 The only operator that writes the catalog. `stac_register` is pure; `stac_register_batch` hands its candidates to
 `catalog.store.Catalog`, which decides between created, updated and no-op.
@@ -28,7 +28,7 @@ class NoItemError(Exception):
 
 
 def may_register(envelope: Envelope) -> bool:
-    """Return whether operators, gates and governance pass the envelope; suspect envelopes pass, visibly."""
+    """Return whether operators, gates and governance pass the envelope; suspect ones do."""
     return (
         envelope.failure is None
         and envelope.integrity is not None
@@ -70,7 +70,7 @@ def stac_register_batch(
     fence: Fence,
     run_state: Mapping[str, str] | None = None,
 ) -> list[Envelope]:
-    """Register a batch of one dataset and return it, in order, with `stac` added to each envelope that passed.
+    """Register a batch of one dataset; return it with `stac` on each envelope that passed.
 
     An envelope that failed before is returned unchanged: it leaves no trace in the catalog. `fence` checks, in the
     writing transaction, which claims are still valid.

@@ -1,6 +1,7 @@
-"""Readers: metadata from object headers by range requests. Pure: bytes in, `HeaderMetadata` or `ReadError` out.
+"""Readers: metadata from object headers by range requests.
 
-A reader of your own fills the protocol `Reader`. The formats that are here are found by name in `registry.py`.
+Pure: bytes in, `HeaderMetadata` or `ReadError` out. Your own reader implements the protocol `Reader`; `registry.py` has
+the readers of this package by name.
 """
 
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Reader, ReadError, ReadRequest

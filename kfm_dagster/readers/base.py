@@ -18,7 +18,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 
 
 class ByteSource(Protocol):
-    """An object as bytes. `read` is one range request; it returns fewer bytes only at the object's end."""
+    """An object as bytes. `read` is one range request, with fewer bytes only at the end."""
 
     @property
     def size(self) -> int:
@@ -32,9 +32,9 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRequest:
-    """One object to read. `groups` are the named groups of the key grammar; `sidecar(suffix)` opens key + suffix.
+    """One object to read. `groups` are the named groups of the key grammar.
 
-    `closed`: the object is the last piece of its whole, because a later whole has begun.
+    `sidecar(suffix)` opens key + suffix. `closed`: the object is its whole's last piece, as a later whole has begun.
     """
 
     key: str
@@ -45,7 +45,7 @@ class ReadRequest:
 
 
 class Layer(NamedTuple):
-    """A field that can be read alone: bytes [offset, offset + length) of the object. Texts are the format's own."""
+    """A field in bytes [offset, offset + length) of the object. Texts are the format's own."""
 
     variable: str
     level: str
@@ -105,6 +105,6 @@ class Reader(Protocol):
 
 
 def table(name: str) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a CSV file beside the readers; its first lines, comments, name its source."""
+    """Yield the rows of a CSV file beside the readers; comments on top name its source."""
     text = files("kfm_dagster.readers").joinpath(name).read_text(encoding="utf-8")
     yield from csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))

@@ -1,4 +1,4 @@
-"""HDF5 headers by range requests: attributes and a few elements of the variables of a NetCDF-4 object.
+"""HDF5 headers by range requests: attributes and some elements of a NetCDF-4 object.
 
 Belongs here: the interface for readers of NetCDF-4 products, and values of variables. Does not belong here: the meaning
 of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_chunks.py` know the structures of the HDF5 file format
@@ -61,7 +61,7 @@ _DECODING_ERRORS = (struct.error, IndexError, ValueError, OverflowError, zlib.er
 
 
 def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: BlockCache | None = None) -> T:
-    """Call `read` with the root group and return its result; blocks are requested as they are needed.
+    """Return the result of `read` with the root group; blocks are requested as needed.
 
     Pass `cache` to inspect it afterwards. Raises ReadError(TRUNCATED_OBJECT, UNREADABLE_FORMAT or RESOURCE_LIMIT), and
     the errors of `source`.
@@ -157,10 +157,10 @@ class Hdf5Object:
         return float(value)
 
     def attributes(self) -> dict[str, AttributeValue]:
-        """Return single texts and lists of numbers by name, in order; a list of one number as that number.
+        """Return texts, numbers and lists of numbers by name, in order.
 
-        Values larger than MAX_TEXT_BYTES or MAX_NUMBERS, and every other kind of value, are left out. Invalid UTF-8 in
-        a text is replaced, as the netCDF4 library for Python does.
+        A list of one number is that number. Values larger than MAX_TEXT_BYTES or MAX_NUMBERS, and other kinds of value,
+        are left out. Invalid UTF-8 in a text is replaced, as by the netCDF4 library for Python.
         """
         values: dict[str, AttributeValue] = {}
         dense = self._dense_attributes() if self._dense_attributes else {}
@@ -224,7 +224,7 @@ class Hdf5Object:
     def _dense(
         self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int
     ) -> Callable[[], dict[bytes, bytes]] | None:
-        """Return the reader of an information message's dense storage; flag 1 adds the optional bytes."""
+        """Return the reader of a message's dense storage; flag 1 adds the optional bytes."""
         for body in self._messages.get(kind, ()):
             heap, tree = struct.unpack_from("<QQ", body, 2 + (optional_bytes if body[1] & 0x01 else 0))
             if heap != UNDEFINED:
@@ -331,7 +331,7 @@ class Hdf5Dataset(Hdf5Object):
         return messages.shape(self._one(messages.DATASPACE))
 
     def element(self, index: int) -> float | None:
-        """Return one number of a variable with at most one dimension, None when it was never written."""
+        """Return a number of a variable with at most one dimension, None if never written."""
         return self.storage.element(index)
 
     @property

@@ -1,8 +1,8 @@
-"""HDF5 values outside of headers: a variable's chunks, and the global heap with values of any length.
+"""HDF5 values outside of headers: chunks of variables, and the global heap.
 
 Belongs here: the index of chunks (HDF5 file format specification 3.0, III.A.1, node type 1), filters, the fill value
-of unwritten elements, and section III.E. Does not belong here: names and attributes (`hdf5.py`), the use of chunks in a
-store, the heaps of names and attributes (`hdf5_index.py`).
+of unwritten elements, and values of any length (III.E). Does not belong here: names and attributes (`hdf5.py`), the use
+of chunks in a store, the heaps of names and attributes (`hdf5_index.py`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class StoredValues:
             yield StoredChunk(place, address, stored)
 
     def element(self, index: int) -> float | None:
-        """Return one number of a variable with at most one dimension, None when it was never written.
+        """Return a number of a variable with at most one dimension, None if never written.
 
         Raises ReadError for a text, and for an index out of range.
         """
@@ -131,7 +131,7 @@ class StoredValues:
         return float(struct.unpack_from(code, data, at * size)[0])
 
     def values(self) -> bytes:
-        """Return all values of a small variable of at most one dimension, in the byte order of the file.
+        """Return all values of a small variable of at most one dimension, in the file's byte order.
 
         Raises ReadError(RESOURCE_LIMIT) for a larger one.
         """
@@ -165,7 +165,7 @@ class StoredValues:
 
 
 def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, name: str) -> bytes:
-    """Undo the filters of a chunk, last first; elements have `size` bytes, the result has `length`."""
+    """Undo a chunk's filters, last first; elements have `size` bytes, the result `length`."""
     for identifier in reversed(filters):
         if identifier == FLETCHER32:
             data, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
@@ -194,7 +194,7 @@ _OBJECT = Struct("<HH4xQ")
 
 
 class GlobalHeap:
-    """Objects of the file's global heap by their collection's address and their index in it (III.E)."""
+    """Objects of the global heap by their collection's address and their index in it (III.E)."""
 
     def __init__(self, file: FileBytes) -> None:
         self._file = file
@@ -202,7 +202,7 @@ class GlobalHeap:
         self._left = MAX_OBJECTS
 
     def read(self, address: int, index: int, expected: int) -> bytes:
-        """Return an object's bytes without padding. Raises ReadError unless its length is `expected`."""
+        """Return an object's bytes without padding. Raises ReadError unless there are `expected`."""
         objects = self._collections.get(address)
         if objects is None:
             objects = self._collections[address] = dict(self._objects(address))

@@ -1,8 +1,8 @@
-"""Forms of HDF5's header messages: the checks of libhdf5 on each object that it opens, needed by a reader or not.
+"""Forms of HDF5's header messages: libhdf5's checks of each object that it opens.
 
-Users open the asset with libhdf5, so an object that libhdf5 refuses is not sound. Only the forms that NetCDF-4 writes
-are accepted, fewer than libhdf5 knows: no file that libhdf5 refuses is accepted, and every number and text has the
-value that libhdf5 reads (HDF5 file format specification 3.0, IV.A).
+The checks are independent of our needs: users open the asset with libhdf5, so an object that libhdf5 refuses is not
+sound. Only the forms that NetCDF-4 writes are accepted, fewer than libhdf5 knows: no file that libhdf5 refuses passes,
+and every number and text has the value that libhdf5 reads (HDF5 file format specification 3.0, IV.A).
 
 Belongs here: whether a message is sound, and checksums: lookup3 of structures (those of the format's first versions
 have none), Fletcher's of chunks. Does not belong here: a message's values (`hdf5_messages.py`), and where a structure
@@ -146,7 +146,7 @@ def _reference(body: bytes, at: int, _depth: int) -> int:
 
 
 def _sequence(body: bytes, at: int, depth: int) -> int:
-    """Check sequences (0) and texts (1) of any length, and the type of their elements; return its end."""
+    """Check sequences (0) or texts (1) of any length with their elements; return their end."""
     kind, pad, characters = body[at + 1] & 0x0F, body[at + 1] >> 4, body[at + 2]
     is_text = kind == 1
     if kind > 1 or characters >= _CHARACTER_SETS or pad >= _PADS or body[at + 3] or element_size(body[at:]) != 16:
@@ -168,7 +168,7 @@ _CLASSES = {
 
 
 def filters(body: bytes) -> list[tuple[int, tuple[int, ...]]]:
-    """Return identifier and values of each filter of a pipeline message (IV.A.2.l). Raises ReadError."""
+    """Return identifier and values of a pipeline's filters (IV.A.2.l). Raises ReadError."""
     version, count = body[0], body[1]
     if version not in {1, 2} or not 0 < count <= MAX_FILTERS:
         raise unreadable(f"a filter pipeline of version {version} with {count} filters")
@@ -197,7 +197,7 @@ _MASK = 0xFFFF_FFFF
 
 
 def verified(data: bytes, what: str) -> bytes:
-    """Return the structure without its checksum, the last four bytes. Raises ReadError(UNREADABLE_FORMAT)."""
+    """Return a structure without its checksum, 4 bytes. Raises ReadError(UNREADABLE_FORMAT)."""
     body = data[:-CHECKSUM_BYTES]
     if lookup3(body) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: the checksum of {what} is another one")
@@ -205,7 +205,7 @@ def verified(data: bytes, what: str) -> bytes:
 
 
 def lookup3(data: bytes) -> int:
-    """Hash bytes as HDF5 does: `hashlittle` of Bob Jenkins's lookup3 (public domain, 2006), initial value 0."""
+    """Return `hashlittle` from 0 of Bob Jenkins's lookup3 (public domain, 2006), HDF5's hash."""
     mask = _MASK
     a = b = c = (0xDEAD_BEEF + len(data)) & mask
     if not data:
@@ -245,7 +245,7 @@ def name_hash(name: bytes) -> int:
 
 
 def fletcher32(data: bytes) -> int:
-    """Return Fletcher's checksum of a chunk's 16-bit words, high byte first (IV.A.2.l, filter 3)."""
+    """Return Fletcher's checksum of 16-bit words, high byte first (IV.A.2.l, filter 3)."""
     words = np.frombuffer(data.ljust(len(data) + len(data) % 2, b"\0"), ">u2").astype(np.uint64)
     # The first sum counts each word once, the second by the number of words from it to the end.
     first = int(words.sum())

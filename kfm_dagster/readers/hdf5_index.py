@@ -50,7 +50,7 @@ class _Budget:
 
 
 def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
-    """Return addresses of a group's objects by name, without soft links (III.A.1, III.B, III.C, III.D)."""
+    """Return addresses of a group's objects by name, without soft links (III.A.1, III.B to D)."""
     names = _local_heap(file, heap)
     addresses: dict[bytes, int] = {}
     budget = _Budget()
@@ -72,7 +72,8 @@ def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
 
 
 def _local_heap(file: FileBytes, address: int) -> bytes:
-    """Return a symbol table's names (III.D). A free block begins with the next one's offset (1: none) and its size."""
+    """Return a symbol table's names (III.D), after a check of its free blocks."""
+    # A free block begins with the next one's offset (1: none) and its own size.
     signature, version, length, free, names_at = _LOCAL_HEAP.unpack(file.read(address, _LOCAL_HEAP.size))
     if signature != b"HEAP" or version or length > MAX_NODE_BYTES:
         raise unreadable(f"a local heap of version {version} and {length} bytes")
@@ -109,7 +110,7 @@ def _symbols(file: FileBytes, address: int, budget: _Budget) -> Iterator[tuple[i
 def tree_1_children(
     file: FileBytes, root: int, *, kind: int, key_bytes: int, most_entries: int = MAX_ENTRIES
 ) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield left key, address and right key of each leaf entry of a version 1 B-tree, in order (III.A.1)."""
+    """Yield left key, address, right key of a B-tree 1's leaf entries, in order (III.A.1)."""
     pending: list[tuple[int, int | None]] = [(root, None)]
     budget = _Budget(most_entries)
     while pending:
@@ -237,7 +238,7 @@ def _width(most: int) -> int:
 
 
 class _FractalHeap:
-    """Managed objects of a fractal heap whose root is a direct block, or one indirect block of direct ones (III.G)."""
+    """Managed objects of a fractal heap: a direct block, or an indirect one of these (III.G)."""
 
     def __init__(self, file: FileBytes, address: int) -> None:
         self._file = file
@@ -277,7 +278,7 @@ class _FractalHeap:
         self._addresses: bytes | None = None
 
     def holds(self, heap_id: bytes) -> bool:
-        """Return whether a heap id is of a managed object: huge and tiny objects are stored elsewhere (III.G)."""
+        """Return whether a heap id is of a managed object: others are stored elsewhere (III.G)."""
         kind = heap_id[0] >> 4
         if not (kind == 0 or (kind == 1 and self._huge) or (kind == 2 and self._tiny)):
             raise unreadable(f"a fractal heap id of kind {kind}")

@@ -76,7 +76,7 @@ class FileBytes:
         self.size = blocks.size
 
     def read(self, address: int, length: int) -> bytes:
-        """Return exactly `length` bytes. Raises ReadError(UNREADABLE_FORMAT) beyond the object's end."""
+        """Return exactly `length` bytes. Raises ReadError(UNREADABLE_FORMAT) beyond the end."""
         if address + length > self.size:
             raise unreadable(f"{length} bytes at address {address:#x} of {self.size}")
         return self._blocks.read(address, length)
@@ -186,7 +186,7 @@ def _message(kind: int, flags: int, chunk: bytes, offset: int, length: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A number, or a text (`struct_code` None): of fixed length, or of any length `in_heap`, the global one."""
+    """A number, or a text (`struct_code` None): of fixed length, or `in_heap`, the global one."""
 
     size: int
     struct_code: str | None
@@ -210,7 +210,7 @@ class Attribute:
 
 
 def attribute_name(body: bytes) -> bytes:
-    """Return the name of an attribute message. Raises ReadError unless the name has the stated length."""
+    """Return an attribute message's name. Raises ReadError unless it has its stated length."""
     version, _, length, _, _ = _ATTRIBUTE.unpack_from(body)
     start = _ATTRIBUTE.size + (1 if version == 3 else 0)
     name = body[start : start + length]
@@ -245,7 +245,7 @@ _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1,
 
 
 def datatype(body: bytes) -> Datatype:
-    """Decode a checked datatype of class integer, float or text (IV.A.2.d). Raises ReadError for others."""
+    """Decode a checked integer, float or text type (IV.A.2.d). Raises ReadError for others."""
     known = known_datatype(body)
     if known is None:
         raise unreadable(f"values of datatype class {body[0] & 0x0F} and {int.from_bytes(body[4:8], 'little')} bytes")
@@ -253,7 +253,7 @@ def datatype(body: bytes) -> Datatype:
 
 
 def known_datatype(body: bytes) -> Datatype | None:
-    """Decode a checked datatype of class integer, float or text (IV.A.2.d); None for others."""
+    """Decode a checked integer, float or text type (IV.A.2.d); None for others."""
     kind, bits, size = body[0] & 0x0F, body[1], element_size(body)
     if kind == 3:
         return Datatype(size, None, pad=bits & 0x0F)
@@ -268,7 +268,7 @@ def known_datatype(body: bytes) -> Datatype | None:
 
 
 def is_reference_lists(body: bytes) -> bool:
-    """Return whether values are lists of object references: class 9 of class 7, 8 bytes (IV.A.2.d)."""
+    """Return whether values are lists of object references (IV.A.2.d: class 9 of 7, 8 bytes)."""
     kind, base = body[0] & 0x0F, body[8] & 0x0F
     return kind == 9 and base == 7 and int.from_bytes(body[12:16], "little") == 8
 
@@ -384,7 +384,7 @@ def _sized(body: bytes, at: int, size: int) -> bytes | None:
 
 
 def hard_link(body: bytes) -> tuple[bytes, int]:
-    """Return name and address of a link message (IV.A.2.g). Raises ReadError unless the link is hard."""
+    """Return name and address of a link (IV.A.2.g). Raises ReadError unless it is hard."""
     version, flags = body[0], body[1]
     at = 2
     kind = 0

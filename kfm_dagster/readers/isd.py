@@ -1,4 +1,4 @@
-"""Reader of ISD station-years: the reports of a station in a year, as gzipped text of one report a line.
+"""Reader of ISD station-years: a year's reports of a station, gzipped, one report a line.
 
 Belongs here: the control data section of each report (station, time, place, kind), whether the object is whole, and the
 columns of the mandatory data section. Does not belong here: its values, and the additional data section.
@@ -106,7 +106,7 @@ class _Reports:
     """Reason why the object may have unread reports; empty when all were read."""
 
     def take(self, lines: Sequence[bytes]) -> None:
-        """Add reports to the summary. Raises ReadError for a line that is not a report of the station."""
+        """Add reports to the summary. Raises ReadError for a line without a report of the station."""
         station, first, last = self.station, self.first, self.last
         latest = next(reversed(self.kinds), b"")
         for line in lines:
@@ -262,7 +262,7 @@ def _properties(
 
 
 def _cube(first: datetime, last: datetime | None) -> dict[str, Any]:
-    """Describe the mandatory columns as variables over the reports' times (datacube extension 2.2.0)."""
+    """Return the mandatory columns as variables over the times (datacube extension 2.2.0)."""
     return {
         "cube:dimensions": {"time": {"type": "temporal", "extent": [rfc3339(first), last and rfc3339(last)]}},
         "cube:variables": {

@@ -1,4 +1,4 @@
-"""Reader of NetCDF-4 grids on longitudes and latitudes after the CF conventions: headers, never a cell's value.
+"""Reader of NetCDF-4 grids of longitudes and latitudes after CF: headers, no cell's value.
 
 Belongs here: the Item's fields of such a grid, and its agreement with the key. Does not belong here: axes
 (`cf_axes.py`), how NetCDF-4 stores a header (`netcdf_header.py`). NetCDF-3 and projected grids are refused.
@@ -216,7 +216,7 @@ def _texts(header: NetcdfHeader) -> dict[str, str]:
 
 
 def _of_key(request: ReadRequest) -> dict[str, str]:
-    """Return the key's groups as `<word>:<name>`, by the first word of the file's name, else `grid`."""
+    """Return the key's groups as `<word>:<name>`: the file name's first word, else `grid`."""
     match = _WORD.match(request.key.rpartition("/")[2])
     word, groups = match[0] if match else "grid", request.groups
     properties = {name: groups[name] for name in ("product", "version") if groups.get(name)}
@@ -226,7 +226,7 @@ def _of_key(request: ReadRequest) -> dict[str, str]:
 
 
 def _native(header: NetcdfHeader, valid: Interval | None) -> dict[str, Any]:
-    """Return the header under its own names; numbers, scales, offsets and fill values are unchanged."""
+    """Return the header under its own names, with stored numbers, scales, offsets, fill values."""
     variables = header.variables.items()
     return {
         "attrs": dict(header.attributes),

@@ -1,4 +1,4 @@
-"""Header of a NetCDF-4 file: dimensions, variables, attributes, and a few values of its axes.
+"""Header of a NetCDF-4 file: dimensions, variables, attributes, some values of its axes.
 
 Belongs here: NetCDF's names over HDF5's (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not belong here:
 what the names mean (`cf_axes.py`), how HDF5 stores them (`hdf5.py`). Only the root group is read.
@@ -33,7 +33,7 @@ _OF_FORMAT = frozenset({"CLASS", "NAME", "_Netcdf4Coordinates", "_Netcdf4Dimid",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
-    """A variable; `samples` has an axis's values by place: two at each end and one in the middle.
+    """A variable; `samples` has an axis's values by place: two at each end, one in the middle.
 
     `data_type` is the type of the stored values, such as `int16`; None when they are not numbers.
     """
@@ -51,7 +51,7 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetcdfHeader:
-    """Global attributes, lengths of dimensions, and variables with named dimensions only; all by name.
+    """Global attributes, lengths of dimensions, variables of named dimensions; all by name.
 
     `axes` are the coordinate variables: variables with one dimension, of their own name (CF 1.11, section 1.3).
     """
@@ -67,7 +67,7 @@ class NetcdfHeader:
 
 
 def read_netcdf_header(source: ByteSource) -> NetcdfHeader:
-    """Read the header. Raises as `read_hdf5`, and ReadError(RESOURCE_LIMIT) for too many variables or axes."""
+    """Read the header. Raises as `read_hdf5`, and ReadError(RESOURCE_LIMIT) above the bounds."""
     return read_hdf5(source, _header)
 
 
@@ -81,7 +81,7 @@ class NamedDataset(NamedTuple):
 
 
 def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]:
-    """Return lengths of dimensions, and every variable with named dimensions only. Raises ReadError."""
+    """Return lengths of dimensions, and variables of named dimensions. Raises ReadError."""
     datasets = root.datasets()
     _bound("variables", len(datasets), MAX_VARIABLES)
     _bound("characters in a name", max(map(len, datasets), default=0), MAX_NAME)
@@ -93,7 +93,7 @@ def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]
         _bound("bytes of attributes", size, MAX_ATTRIBUTE_BYTES)
     scales = {scale.address: name for name, scale in datasets.items() if attributes[name].get("CLASS") == _SCALE}
     lengths = dict.fromkeys(scales.values(), 0)
-    named: list[NamedDataset] = []
+    variables: list[NamedDataset] = []
     for name, dataset in datasets.items():
         dimensions = _dimensions(dataset, scales)
         if dimensions is None:
@@ -102,23 +102,23 @@ def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]
             # The scale of an unlimited dimension without an axis does not grow with it.
             lengths[dimension] = max(lengths[dimension], length)
         if not str(attributes[name].get("NAME", "")).startswith(_NO_VARIABLE):
-            named.append(NamedDataset(name.removeprefix(_NO_AXIS), dataset, dimensions, shown(attributes[name])))
-    return lengths, named
+            variables.append(NamedDataset(name.removeprefix(_NO_AXIS), dataset, dimensions, shown(attributes[name])))
+    return lengths, variables
 
 
 def _header(root: Hdf5Group) -> NetcdfHeader:
     lengths, datasets = named_datasets(root)
     own = root.attributes()
     _bound("bytes of attributes", _bytes(own), MAX_ATTRIBUTE_BYTES)
-    _bound("axes", sum(named.dimensions == (named.dataset.name,) for named in datasets), MAX_AXES)
+    _bound("axes", sum(variable.dimensions == (variable.dataset.name,) for variable in datasets), MAX_AXES)
     variables = {
-        named.name: Variable(
-            dimensions=named.dimensions,
-            attributes=named.attributes,
-            samples=_samples(named.dataset) if named.dimensions == (named.dataset.name,) else {},
-            data_type=named.dataset.data_type,
+        variable.name: Variable(
+            dimensions=variable.dimensions,
+            attributes=variable.attributes,
+            samples=_samples(variable.dataset) if variable.dimensions == (variable.dataset.name,) else {},
+            data_type=variable.dataset.data_type,
         )
-        for named in datasets
+        for variable in datasets
     }
     return NetcdfHeader(attributes=shown(own), dimensions=lengths, variables=variables)
 
@@ -136,7 +136,7 @@ def _bytes(attributes: Mapping[str, AttributeValue]) -> int:
 
 
 def _dimensions(dataset: Hdf5Dataset, scales: Mapping[int, str]) -> tuple[str, ...] | None:
-    """Return the names of a variable's dimensions; None when one has no name, which NetCDF-4 never writes."""
+    """Return the names of a variable's dimensions; None for a missing name, never in NetCDF-4."""
     if not dataset.shape:
         return ()
     if dataset.address in scales and len(dataset.shape) == 1:

@@ -1,4 +1,4 @@
-"""The end of a NEXRAD Level II volume: its last radial, the moments of its cuts, and whether the object is whole.
+"""The end of a NEXRAD Level II volume: last radial, moments of the cuts, completeness.
 
 Three marks show the end of a volume: the last LDM record ends with the object (ICD 2620010, 7.3.4), a gzip stream has
 its own end, and the last radial has the status "end of volume" (ICD 2620002, tables III and XVII). An object cut within
@@ -64,7 +64,7 @@ class VolumeEnd:
 
 
 def end_of_records(stored: BlockCache, first: Radial) -> VolumeEnd:
-    """Read the last LDM record: its size must lead exactly to the object's end. Raises ReadError."""
+    """Read the last LDM record: its size must lead to the object's end. Raises ReadError."""
     size, near = stored.size, _tail_start(stored.size)
     far = max(min(near, size - MAX_RECORD_BYTES - 4), HEADER_BYTES)
     for start in dict.fromkeys((near, far)):
@@ -75,7 +75,7 @@ def end_of_records(stored: BlockCache, first: Radial) -> VolumeEnd:
 
 
 def end_of_frames(stored: BlockCache, first: Radial) -> VolumeEnd:
-    """Read an uncompressed volume's last messages: one must end with the object. Raises ReadError."""
+    """Read an uncompressed volume's last messages up to the object's end. Raises ReadError."""
     start = _tail_start(stored.size)
     tail = stored.read(start, stored.size - start)
     # Without messages of type 31, all are frames of one size from the volume header on.
@@ -87,7 +87,7 @@ def end_of_frames(stored: BlockCache, first: Radial) -> VolumeEnd:
 
 
 def end_of_gzip(source: ByteSource, stored: BlockCache, first: Radial, *, bzipped: bool) -> VolumeEnd:
-    """Read a gzipped volume to its end, unless it is larger than MAX_GZIP_BYTES. Raises ReadError."""
+    """Read a gzipped volume of up to MAX_GZIP_BYTES to its end. Raises ReadError."""
     if source.size > MAX_GZIP_BYTES:
         return VolumeEnd(unchecked=f"{source.size} gzipped bytes; up to {MAX_GZIP_BYTES} are read to their end")
     # The cached block with the head, then large blocks that are not kept.
@@ -165,7 +165,7 @@ def _last_record(tail: bytes) -> bytes | None:
 
 
 def _chained_record(stream: Bytes) -> bytes:
-    """Follow the sizes of the LDM records from the first one to the last one."""
+    """Return the last LDM record, by the sizes of all records before it."""
     offset, record = HEADER_BYTES, b""
     while len(word := stream.read(offset, 4)) == 4:
         size, _ = record_size(word)
@@ -177,7 +177,7 @@ def _chained_record(stream: Bytes) -> bytes:
 
 
 def _radial_starts(tail: bytes, icao: str) -> Iterator[int]:
-    """Yield places in a tail where a message of type 31 may start: its body begins with the radar's name."""
+    """Yield possible starts of messages of type 31, whose body begins with the radar's name."""
     name = icao.encode("ascii", errors="replace")
     place = tail.find(name, MESSAGE_BYTES) if name else -1
     for _ in range(MAX_STARTS):

@@ -32,7 +32,7 @@ class BytesSource:
 
 
 class BlockCache:
-    """A ByteSource that requests whole blocks of another one and keeps them; adjacent ones in one request.
+    """A ByteSource that requests and keeps whole blocks of another; adjacent ones at once.
 
     A read of any of the last `tail_blocks` blocks requests all of them, except the object's very first block. A cache
     serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct blocks are

@@ -18,7 +18,7 @@ from kfm_dagster.readers.base import TIMES, HeaderMetadata, ReadRequest
 
 @dataclass(frozen=True, slots=True)
 class LazyReader:
-    """A reader by name, `goes-abi` for `read_goes_abi` of `goes_abi.py`, imported on its first call."""
+    """A reader, `goes-abi` for `read_goes_abi` of `goes_abi.py`, imported on its first call."""
 
     name: str
 
