@@ -90,12 +90,12 @@ def code_fingerprint(*folders: Path, lockfile: Path, image_digest: str | None = 
 
 def files_digest(*folders: Path) -> str:
     """Return `files:` and the SHA-256 over the names and contents of the folders' code files."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(path for path in folder.rglob("*") if path.suffix in CODE_SUFFIXES and path.is_file()):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
-            whole.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0{content}\n".encode())
-    return f"files:{whole.hexdigest()}"
+            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return f"files:{digest.hexdigest()}"
 
 
 def _commit(folders: Sequence[Path]) -> str | None:

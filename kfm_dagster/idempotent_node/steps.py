@@ -85,15 +85,15 @@ class StepMeter:
     def hand_on(self, wal_id: int, other: int) -> None:
         """Pass an intent's measurement to another intent, which takes the work over."""
         self.end(other)
-        if (begun := self._begun.pop(wal_id, None)) is not None:
-            self._begun[other] = begun
+        if (start := self._begun.pop(wal_id, None)) is not None:
+            self._begun[other] = start
 
     def end(self, wal_id: int) -> Spent:
         """End and return an intent's measurement; empty if this process has not begun it."""
-        begun = self._begun.pop(wal_id, None)
-        if begun is None:
+        start = self._begun.pop(wal_id, None)
+        if start is None:
             return Spent()
-        wall, cpu, end_energy = begun
+        wall, cpu, end_energy = start
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         measured = end_energy() if end_energy else None
         energy = measured or self._assumption.of(cpu_seconds)

@@ -56,10 +56,10 @@ def seconds_of(number: int) -> float:
 def percentile(counts: Mapping[int, int], share: float) -> float:
     """Return by nearest rank the time that a share (0 to 1) of the objects does not exceed."""
     rank = max(1, math.ceil(share * sum(counts.values())))
-    reached = 0
+    total = 0
     for number in sorted(counts):
-        reached += counts[number]
-        if reached >= rank:
+        total += counts[number]
+        if total >= rank:
             return seconds_of(number)
     raise ValueError("nothing is counted")
 

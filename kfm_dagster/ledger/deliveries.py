@@ -60,7 +60,7 @@ class Delivery:
     wal_ids: tuple[WalId, ...] = ()
     ignored: tuple[IgnoredRecord, ...] = ()
     authenticity: str = "unchecked"
-    """What is known of the message's sender (`notifications/authenticity.py`)."""
+    """Result of the signature check (`notifications/authenticity.py`)."""
     state: DeliveryState = DeliveryState.IN_FLIGHT
 
 
@@ -96,7 +96,7 @@ class Conservation:
     units: Mapping[Status, int]
     messages_received: int
     messages: Mapping[DeliveryState, int]
-    """Messages of each state that something will end, or has ended."""
+    """Messages by state, without messages that nothing will ever end."""
 
     @property
     def residual_units(self) -> int:
@@ -139,7 +139,7 @@ class Deliveries:
     def reject(self, rejections: Iterable[Rejection], *, tx: Transaction) -> None:
         """Store rejected records with their reason; their messages become rejected.
 
-        A record's first rejection stays, however often its message comes again.
+        The messages must be recorded before. A record's first rejection stays, however often its message comes again.
         """
         entries = list(rejections)
         tx.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())

@@ -47,7 +47,7 @@ _LEVELS: Final = {
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Log no events within the block: a rehearsal's units are not the deployment's."""
+    """Log no events of this process in the block: a rehearsal's units are not the deployment's."""
     before, _LOG.disabled = _LOG.disabled, True
     try:
         yield

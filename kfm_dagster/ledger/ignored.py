@@ -50,12 +50,12 @@ class IgnoredCount:
 
 def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict[str, Any]]:
     """Return a message's rows: NAMED_PER_MESSAGE records, then one per reason and dataset."""
-    kept = list(records[:NAMED_PER_MESSAGE])
+    entries = list(records[:NAMED_PER_MESSAGE])
     beyond: dict[tuple[str, str | None], list[IgnoredRecord]] = {}
     for record in records[NAMED_PER_MESSAGE:]:
         beyond.setdefault((record.reason, record.dataset), []).append(record)
-    kept += [
+    entries += [
         IgnoredRecord(record_index=group[0].record_index, reason=reason, dataset=dataset, records=len(group))
         for (reason, dataset), group in beyond.items()
     ]
-    return [{"message_id": message_id, **asdict(record)} for record in kept]
+    return [{"message_id": message_id, **asdict(record)} for record in entries]

@@ -141,7 +141,7 @@ class LedgerQueries:
             return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
     def succeeded_of_run(self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, int]:
-        """Return the units whose success is still that run's, each with its version."""
+        """Return the units among `wal_ids` whose success is still that run's, with their versions."""
         rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {
             WalId(row.wal_id): row.version

@@ -302,7 +302,7 @@ class HistoryEntry(BaseModel):
 
 
 def published_schema() -> dict[str, Any]:
-    """Return a record's JSON Schema (2020-12), published in docs/spec."""
+    """Return a record's JSON Schema (2020-12): docs/spec/nodd-wal-record.schema.json."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:kfm:nodd:wal-record:v1",

@@ -42,9 +42,9 @@ class EnsureResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettleReport:
-    """Final statuses of a batch. `failed` may be retried; `lost` were no longer this run's.
+    """Final statuses of a batch. `failed` units may be retried, `quarantined` ones not.
 
-    `mismatched` are the successes whose result differs from an earlier success without permission.
+    `lost` units were no longer this run's; `mismatched` successes differ from an earlier success without permission.
     """
 
     succeeded: tuple[WalId, ...] = ()

@@ -51,13 +51,13 @@ class Ledger(LedgerChanges):
         refused: list[Refused[Envelope]] = []
         tx.lock("kfm_dagster.admission")
         for start in range(0, len(units), ENSURED_AT_ONCE):
-            written, left = write_all_but_refused(
+            written, refusals = write_all_but_refused(
                 tx,
                 units[start : start + ENSURED_AT_ONCE],
                 lambda part: self._admit(part, lane=lane, tx=tx),
             )
             parts += written
-            refused += left
+            refused += refusals
         return EnsureResult.of_parts(parts, {unit.wal_id: reason for unit, reason in refused})
 
     @explained()
@@ -136,31 +136,31 @@ class Ledger(LedgerChanges):
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
         stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
-        succeeded = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
+        successes = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
             # After the newer units of their own batch have succeeded.
             yielded = self._verdicts(self._unless_unfinished(yielding, tx))
-            succeeded += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
+            successes += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)
         failures = _settled(tx, Status.FAILED, verdicts.failed, stamp)
-        self._ended(LedgerEvent.SUCCEEDED, succeeded, tx, envelopes)
+        self._ended(LedgerEvent.SUCCEEDED, successes, tx, envelopes)
         self._ended(LedgerEvent.FAILED, failures, tx, envelopes)
-        done = {WalId(row.wal_id) for row in succeeded}
-        not_done = {WalId(row.wal_id) for row in failures}
-        mismatched = self._record_outcomes([unit for unit in envelopes if unit.wal_id in done], run_id, tx)
-        lost = {unit.wal_id for unit in envelopes} - done - not_done
+        succeeded = {WalId(row.wal_id) for row in successes}
+        failed = {WalId(row.wal_id) for row in failures}
+        mismatched = self._record_outcomes([unit for unit in envelopes if unit.wal_id in succeeded], run_id, tx)
+        lost = {unit.wal_id for unit in envelopes} - succeeded - failed
         # A run that is executed again may have settled these units itself.
         lost -= self.succeeded_of_run(run_id, lost, tx=tx).keys() if lost else set()
         quarantined = self._give_up(self._beyond_retry(verdicts, failures, tx), tx)
         settled_totals(
             envelopes,
             findings=[*verdicts.succeeded, *verdicts.failed],
-            ended={WalId(row.wal_id): row.last_error_code for row in (*succeeded, *failures)},
+            ended={WalId(row.wal_id): row.last_error_code for row in (*successes, *failures)},
             at=self._clock(),
         ).write(tx)
         return SettleReport(
-            succeeded=tuple(sorted(done)),
-            failed=tuple(sorted(not_done - quarantined)),
+            succeeded=tuple(sorted(succeeded)),
+            failed=tuple(sorted(failed - quarantined)),
             quarantined=tuple(sorted(quarantined)),
             lost=tuple(sorted(lost)),
             mismatched=mismatched,
@@ -300,7 +300,7 @@ class Ledger(LedgerChanges):
         )
 
     def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
-        """Mark as conflicting the units that yielded to an Item which may still be withdrawn."""
+        """Mark units as conflicting whose newer Item may still be withdrawn: neither might remain."""
         newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
         lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=newer)))
         return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
@@ -321,21 +321,21 @@ class Ledger(LedgerChanges):
         spared: Mapping[WalId, int],
     ) -> RecoverReport:
         """Requeue or quarantine lost units; `spared` maps uncharged ones to the next batch's limit."""
-        taken = {WalId(row.wal_id) for row in lost}
-        reviewed: dict[WalId, str] = dict.fromkeys(taken.intersection(not_compensable), LedgerCode.NOT_COMPENSABLE)
+        released = {WalId(row.wal_id) for row in lost}
+        reviewed: dict[WalId, str] = dict.fromkeys(released.intersection(not_compensable), LedgerCode.NOT_COMPENSABLE)
         by_limit: dict[int | None, list[WalId]] = defaultdict(list)
-        for wal_id in taken - reviewed.keys():
+        for wal_id in released - reviewed.keys():
             by_limit[spared.get(wal_id)].append(wal_id)
         requeued: set[WalId] = set()
         for limit, units in by_limit.items():
             requeued.update(wal_ids_of(self._requeue(units, reason=ReplayReason.RETRY, batch_limit=limit, tx=tx)))
         charged = [row for row in lost if row.wal_id not in spared]
-        quarantined = self._give_up(self._exhausted(charged) | reviewed | self._superseded(taken, tx), tx)
+        quarantined = self._give_up(self._exhausted(charged) | reviewed | self._superseded(released, tx), tx)
         self.leases.drop_idle(tx=tx)
         return RecoverReport(
             requeued=tuple(sorted(requeued)),
             quarantined=tuple(sorted(quarantined)),
-            failed=tuple(sorted(taken - requeued - quarantined)),
+            failed=tuple(sorted(released - requeued - quarantined)),
         )
 
     def _exhausted(self, rows: Iterable[Any]) -> dict[WalId, str]:

@@ -110,7 +110,7 @@ def classify(error: BaseException) -> ErrorClass:
 
 
 def may_be_of_a_unit(error: BaseException) -> bool:
-    """Tell whether one unit can cause an error: not so for our refusals and for dependencies."""
+    """Tell whether one unit can cause an error; it cannot cause our refusals or outages."""
     cause = error.cause if isinstance(error, StageFailedError) else error
     if isinstance(cause, DBAPIError):
         return refusal_of(cause) is not None

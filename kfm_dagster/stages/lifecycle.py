@@ -162,13 +162,13 @@ class StageLifecycle:
                     attempt, StageState.FAILED, error_class=classify(error), details=details, told=lines, tx=tx
                 )
                 record(tx)
-        except StageMoveError as gone:
-            _LOG.warning("%s", gone)
+        except StageMoveError as conflict:
+            _LOG.warning("%s", conflict)
             return
-        except Exception as missed:
+        except Exception as record_error:
             # Run-state outside the database follows the commit: the attempt has failed, as compensation requires.
-            why = redacted_error(missed)
-            _LOG.exception("the failure of %s could not be written down", node.kind, exc_info=why)
+            cause = redacted_error(record_error)
+            _LOG.exception("the failure of %s could not be written down", node.kind, exc_info=cause)
         if failed is not None:
             self._roll_back(node, failed, received)
 
@@ -179,8 +179,8 @@ class StageLifecycle:
             for attempt in self.store.unfinished(run_ids, limit=limit, tx=tx):
                 # A worker that was only considered dead may have ended its stage since.
                 with suppress(StageMoveError), tx.nested():
-                    lost = {"reason": "its run is dead"}
-                    self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
+                    facts = {"reason": "its run is dead"}
+                    self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=facts, tx=tx)
                     closed += 1
         return closed
 

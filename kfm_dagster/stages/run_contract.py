@@ -95,7 +95,7 @@ class StageRunner:
             return staged
 
     def commit(self, staged: StagedNode) -> StageBatch:
-        """Commit a stage at once: ledger effect, output, APPLIED, checkpoint, run-state."""
+        """Commit in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
         if staged.skipped is not None:
             return staged.skipped
         with failpoint_context(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
@@ -160,13 +160,13 @@ class StageRunner:
         attempt = self.lifecycle.start(
             staged.node, run_id=staged.run_id, upstream=staged.received, snapshot=snapshot, force=force, tx=tx
         )
-        own = self._own(content, staged, tx)
-        intent, skipped = self.nodes.begin(own, run_id=staged.run_id, tx=tx)
+        final = self._own(content, staged, tx)
+        intent, skipped = self.nodes.begin(final, run_id=staged.run_id, tx=tx)
         if skipped is not None:
             staged.skipped = self.port.reuse(staged.key, skipped, tx=tx)
             self.lifecycle.succeed(attempt, staged.skipped, None, tx=tx)
         else:
-            staged.content, staged.intent, staged.attempt = own, intent, attempt
+            staged.content, staged.intent, staged.attempt = final, intent, attempt
 
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
         """Record the failure of a stage: its attempt and run-state in one transaction.
@@ -220,16 +220,16 @@ class StageRunner:
             raise
 
     def _upsert(self, staged: StagedNode, tx: Transaction) -> StageBatch:
-        content, intent, made = staged.content, staged.intent, staged.made
-        if content is None or intent is None or made is None:
+        content, intent, output = staged.content, staged.intent, staged.made
+        if content is None or intent is None or output is None:
             raise ValueError(f"{staged.kind} has nothing to commit")
         self.nodes.lock(content.content_hash, tx=tx)
-        own = self._own(content, staged, tx)
-        if own != content:
+        final = self._own(content, staged, tx)
+        if final != content:
             # Another worker was first, and its units are in work: this worker's claims are separate content.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
-            second, _ = self.nodes.begin(own, run_id=staged.run_id, tx=tx)
+            second, _ = self.nodes.begin(final, run_id=staged.run_id, tx=tx)
             self.nodes.meter.hand_on(intent.wal_id, second.wal_id)
             intent = second
-        result = self.nodes.upsert(intent, lambda tx: staged.apply(tx, made), tx=tx)
+        result = self.nodes.upsert(intent, lambda tx: staged.apply(tx, output), tx=tx)
         return staged.batch or self.port.reuse(staged.key, result, tx=tx)

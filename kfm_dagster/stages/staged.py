@@ -145,14 +145,14 @@ class StagedNode:
     def _with_gates(self, summary: ValidationSummary, made: Judged) -> ValidationSummary:
         """Count units that a gate removed as failed, and add the restrictions of the output."""
         envelopes, decision = made
-        left = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in decision.leaving)
+        removed = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in decision.leaving)
         reasons: set[str] = {
             *decision.restricted,
             *(self.received.restricted if self.received else ()),
             *({ErrorClass.E_SYNC.value} if self.unlocked else ()),
         }
         extra = {**summary.extra, **({"restricted": sorted(str(name) for name in reasons)} if reasons else {})}
-        return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
+        return replace(summary, passed=summary.passed - removed, failed=summary.failed + removed, extra=extra)
 
 
 def _entity(entry: ManifestEntry) -> str:

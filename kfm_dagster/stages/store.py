@@ -26,7 +26,7 @@ class StageMoveError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAttempt:
-    """One attempt of a stage. `restricted` are the reasons that restrict its output."""
+    """One attempt of a stage. `input_hashes`: of its inputs; `restricted`: why its output is."""
 
     run_id: str
     stage: str
@@ -148,7 +148,7 @@ class StageStore:
         told: Iterable[AuditEvent] = (),
         tx: Transaction,
     ) -> StageAttempt:
-        """Move an attempt; append the lines `told` to the audit, and then the move's.
+        """Move an attempt; append the lines `told` to the audit, followed by the move's.
 
         Raises StageMoveError for an impossible move, and when the attempt has left its state: another attempt has taken
         its place.
@@ -200,9 +200,9 @@ def _refuse_other(before: StageAttempt, key: str, input_hashes: Sequence[str]) -
     same_inputs = before.state is StageState.SUCCEEDED or list(before.input_hashes) == list(input_hashes)
     if before.idempotency_key == key and same_inputs:
         return
-    what = "other inputs" if before.idempotency_key == key else "another idempotency key"
+    difference = "other inputs" if before.idempotency_key == key else "another idempotency key"
     raise StageMoveError(
-        f"a retry has {what} than the attempt that failed",
+        f"a retry has {difference} than the attempt that failed",
         observed=f"attempt {before.attempt + 1} of {before.stage} in run {before.run_id}",
         expected="the snapshot that was kept of the first attempt",
         next_step="start a new run, which takes the inputs as they are now",

@@ -73,10 +73,10 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
 
     A folder is not created, and no file is left in it; a bucket keeps one empty object, unless with `leave_nothing`.
     """
-    named = f"{what} {location}"
-    with answering(named, setting):
+    target = f"{what} {location}"
+    with answering(target, setting):
         if "://" not in location:
-            _try_folder(Path(location), named, setting)
+            _try_folder(Path(location), target, setting)
             return
         store = open_store(location)
         if leave_nothing and isinstance(store, S3Bucket):
@@ -89,7 +89,7 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
         except (FileNotFoundError, NotFoundError):
             # A HEAD's answer does not tell a missing bucket from a missing key, and the key has just been written.
             raise StoreAccessError(
-                f"{named} cannot be used",
+                f"{target} cannot be used",
                 observed="what is written cannot be read",
                 next_step=_MEND.format(setting=setting),
             ) from None

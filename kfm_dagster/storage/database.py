@@ -45,7 +45,7 @@ INSUFFICIENT_PRIVILEGE = "42501"
 """PostgreSQL's code for a statement that the role may not execute (appendix A)."""
 LACKING = "the database role has not the rights that this release needs"
 MIGRATION_LOCK = 0x6B666D
-"""PostgreSQL advisory lock ("kfm") that lets one process migrate at a time."""
+"""PostgreSQL advisory lock ("kfm") that serialises migrations."""
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
 """The search path of a migration, which PostgreSQL's functions keep. Unless the path names temporary tables, they come
 first, and a role's own ones would replace ours in the triggers."""
@@ -214,7 +214,7 @@ class Transaction:
         return self.connection.execute(typed_statement(self.connection.dialect.name, name), values)
 
     def lock(self, name: str) -> None:
-        """Take a named lock until the transaction ends, after every transaction that has it."""
+        """Take a named lock until the transaction ends; wait for the transaction that holds it."""
         self.run("locks.take", lock=name).close()
 
     def rows(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> list[T]:
@@ -324,11 +324,11 @@ def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None
 
 def _check_rights(tx: Transaction, pending: Sequence[Migration], *, newest: int) -> None:
     """Refuse a role that does not own the tables, if the owner must act first. Raises KfmError."""
-    own = tx.run("roles.may_migrate").one()
-    if own.may_migrate:
+    rights = tx.run("roles.may_migrate").one()
+    if rights.may_migrate:
         return
-    option = "--retention-role" if own.only_reads else "--role"
-    next_step = f"run kfm init {option} {own.role} as the owner"
+    option = "--retention-role" if rights.only_reads else "--role"
+    next_step = f"run kfm init {option} {rights.role} as the owner"
     if pending:
         raise SchemaVersionError(
             "the database has an older schema than this release needs, and this role may not migrate it",

@@ -26,7 +26,7 @@ values are bound. A statement under a comment `-- sqlite: reason` or `-- postgre
 | | other in a circle; SQLite has one writer |
 | `@lock(FOR ...)` | a lock on what a query reads; SQLite's transaction has locked the database |
 | `@locked(t, key, FOR ..., c)` | condition c, of rows that are locked in the order of their key first |
-| `@lock_all('name')` | the statement that lets one transaction after the other go on |
+| `@lock_all('name')` | the statement that serialises transactions |
 | `@indexed_by(i)` | the index that SQLite takes: without statistics its planner takes another |
 | `@unless_there(t, b, key, ...)` | that no row of t has the key of b: SQLite's triggers would refuse it before |
 | | ON CONFLICT passes over it |
@@ -139,7 +139,7 @@ def statements(text: str, dialect: str) -> list[str]:
     A statement ends at a `;` at the end of an unindented line; bodies of functions and triggers are indented.
     """
     parts = [part for part in _split(text) if only_for(part) in {None, dialect}]
-    return [part for whole in parts for part in _split(render(whole, dialect)) if _COMMENT.sub("", part).strip()]
+    return [part for block in parts for part in _split(render(block, dialect)) if _COMMENT.sub("", part).strip()]
 
 
 def only_for(text: str) -> str | None:

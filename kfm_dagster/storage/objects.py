@@ -173,7 +173,7 @@ class ObjectStores:
             else:
                 listing = self._store(contract, bucket).list_with_delimiter(above.rstrip("/"))
                 folders = [folder.rstrip("/") for folder in listing["common_prefixes"]]
-        return [whole for folder in sorted(folders) for whole in self._expanded(contract, bucket, f"{folder}{below}")]
+        return [path for folder in sorted(folders) for path in self._expanded(contract, bucket, f"{folder}{below}")]
 
     def ask(self, contract: DatasetContract, bucket: str) -> None:
         """Look for one of the contract's objects in a bucket. Raises the store's errors or OSError.
@@ -273,7 +273,7 @@ class ObjectStores:
 
 
 def open_store(location: str) -> Store:
-    """Open a store of ours, a folder or s3://bucket/prefix. Raises ConfigurationError."""
+    """Open a folder, created if missing, or s3://bucket/prefix. Raises ConfigurationError."""
     if location.startswith("s3://"):
         bucket, _, prefix = location.removeprefix("s3://").strip("/").partition("/")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"

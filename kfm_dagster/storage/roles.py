@@ -36,7 +36,7 @@ def grant_deployment_role(database: Database, role: str) -> bool:
 
 
 def grant_retention_role(database: Database, role: str) -> bool:
-    """Grant a role retention's rights (read all, append to the governance log), as above."""
+    """Grant retention's rights (read all, append to the governance log), as for a deployment."""
     return _granted(database, role, rights="roles.retention")
 
 

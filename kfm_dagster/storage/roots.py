@@ -99,13 +99,13 @@ def storage_root(settings: Settings) -> Root:
 
 def roots(settings: Settings) -> list[Root]:
     """Return every root of a deployment; GeoParquet is in the catalog's."""
-    chosen = [
+    places = [
         storage_root(settings),
         Root(name="catalog", setting="KFM_CATALOG_URL", location=settings.catalog, served=True),
         Root(name="lineage", setting="KFM_LINEAGE_URL", location=settings.lineage),
         Root(name="virtual stores", setting="KFM_VIRTUAL_URL", location=settings.virtual_url, served=True),
     ]
-    return [root for root in chosen if root.location]
+    return [root for root in places if root.location]
 
 
 def deployment_id(database: Database) -> str:

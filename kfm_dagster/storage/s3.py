@@ -278,9 +278,9 @@ class S3Bucket:
             url += "/" + quote(self._root + path, safe="/~")
         if query:
             url += "?" + urlencode(query, quote_via=quote)
-        begun = time.monotonic()
+        started = time.monotonic()
         for attempt in range(MAX_RETRIES + 1):
-            last = attempt == MAX_RETRIES or time.monotonic() - begun > 2 * self._seconds
+            last = attempt == MAX_RETRIES or time.monotonic() - started > 2 * self._seconds
             try:
                 answer, content = self._send(method, url, dict(headers or {}), body, is_listing=path is None)
             except (PyreqwestError, OSError) as error:

@@ -38,7 +38,7 @@ def citation_compliance(subject: Subject) -> Verdict:
     paths = {path for extracted in subject.extracted for path, _ in extracted.fields}
     if not paths:
         return Verdict.not_applicable(Gate.G2, rule, "no field is extracted yet")
-    paths |= {name for name in FOOTPRINT if any(getattr(one.metadata, name) is not None for one in subject.extracted)}
+    paths |= {name for name in FOOTPRINT if any(getattr(item.metadata, name) is not None for item in subject.extracted)}
     missing = uncited(subject.contract, paths)
     kinds = Counter(source.kind for path in paths if (source := citation_of(subject.contract, path)))
     of_kind = ", ".join(f"{kinds[kind]} {kind}" for kind in AnchorKind)

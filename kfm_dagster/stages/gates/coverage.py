@@ -32,7 +32,7 @@ def coverage(subject: Subject) -> Verdict:
         due[hour.product].append(hour)
     if not due:
         return Verdict.not_applicable(Gate.G6, rule, _nothing_is_due(followed=facts.followed is not None))
-    shares = {name: _share(found) for name, found in due.items()}
+    shares = {name: _share(group) for name, group in due.items()}
     findings = [_finding(name, due[name]) for name, share in shares.items() if share < least]
     worst = min(shares, key=lambda name: (shares[name], name))
     return Verdict(

@@ -32,7 +32,7 @@ def path_conventions(
     min_points: int = MIN_POINTS,
     sample_m: Mapping[WalId, float] = MappingProxyType({}),
 ) -> Verdict:
-    """Check G3: arrays of one length >= min_points, positive d_ell in step with ell and its extent.
+    """Check G3: arrays of one length >= min_points, positive d_ell in step with ell's extent.
 
     paths: the beams of each unit; a unit without beams has lost its path and fails. refused: units whose path could not
     be computed (missing quantities are rejected), and why. sample_m: c_ref / f_s of each unit, in metres.
@@ -101,17 +101,17 @@ def path_dim_report(quantities: Mapping[WalId, Sequence[Mapping[str, Any]]]) -> 
     lines = []
     for quantity, entries in by_quantity.items():
         wrong = [entry for entry in entries if not entry.ok]
-        shown = (wrong or entries)[0]
+        example = (wrong or entries)[0]
         lines.append(
             {
                 "quantity": quantity,
-                "unit": shown.unit,
-                "dimension_expected": shown.expected,
-                "dimension_observed": shown.observed,
+                "unit": example.unit,
+                "dimension_expected": example.expected,
+                "dimension_observed": example.observed,
                 "values": len(entries),
                 "closed": len(entries) - len(wrong),
                 "ok": not wrong,
-                "fault": _told(shown) if wrong else None,
+                "fault": _told(example) if wrong else None,
             }
         )
     return lines
@@ -141,8 +141,8 @@ def covariance_consistency(
         for name, matrix in matrices.items()
         for fault in faults[id(matrix)]
     ]
-    findings += [Finding(wal_id=wal_id, what="no covariance") for wal_id, found in covariances.items() if not found]
-    shares = {wal_id: float(np.mean(np.abs(found) <= k_sigma)) for wal_id, found in residuals.items()}
+    findings += [Finding(wal_id=wal_id, what="no covariance") for wal_id, values in covariances.items() if not values]
+    shares = {wal_id: float(np.mean(np.abs(values) <= k_sigma)) for wal_id, values in residuals.items()}
     findings += [
         Finding(wal_id=wal_id, what=f"{share:.3g} of the residuals within {k_sigma:g} sigma")
         for wal_id, share in shares.items()
