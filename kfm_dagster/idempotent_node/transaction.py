@@ -97,7 +97,7 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeResult:
-    """End of a content: APPLIED with this output, or SKIPPED with that of the first intent."""
+    """A content's end: APPLIED with this output, or SKIPPED with the first intent's output."""
 
     status: IntentStatus
     output: Output
@@ -269,7 +269,7 @@ class IdempotentNodes:
         tx.run("idempotent_node.advance_checkpoint", content, at=self._clock())
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
-        """Write a second intent for one given up while its worker lived, so that the output has one."""
+        """Write an intent again that was given up while its worker lived: its output needs one."""
         second = self.intents.append(
             run_id=intent.run_id,
             node=intent.node,

@@ -68,5 +68,5 @@ def _failures(issues: Iterable[Issue]) -> Iterable[str]:
 
 
 def _is_timely(unit: Envelope) -> bool:
-    """Tell whether latency counts from the unit's event: replays and backfills begin anytime."""
+    """Tell whether latency counts from the unit's event: replays and backfills begin later."""
     return unit.lane is Lane.LIVE and unit.replay_reason in {None, ReplayReason.RETRY}

@@ -94,7 +94,7 @@ class QuarantineCases:
             return view.rows(DueCase, "evidence.due", limit=limit)
 
     def histories(self, wal_ids: Iterable[WalId]) -> dict[WalId, list[HistoryEntry]]:
-        """Return every change of the given units, oldest first."""
+        """Return every change of these units, oldest first."""
         with self._database.snapshot() as view:
             rows = view.run("ledger.histories", wal_ids=sorted(set(wal_ids))).mappings().all()
         entries = [HistoryEntry.model_validate(dict(row)) for row in rows]

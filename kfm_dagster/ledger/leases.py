@@ -1,4 +1,4 @@
-"""Leases and fences: which run holds a claim, until when, and may write for it (BEY-02).
+"""Leases and fences: which run holds a claim, until when, and which may write (BEY-02).
 
 A lease is one row for a run and a dataset, so that a heartbeat is one update however many claims the run holds. The
 lease only decides when other runs may take the claims. The claim itself decides whether its holder may write, in the

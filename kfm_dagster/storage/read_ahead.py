@@ -47,6 +47,6 @@ class ReadAhead:
 
     @cached_property
     def _file(self) -> IO[bytes]:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, closed with this object, whatever its stage comes to
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, closed with this object, however its stage ends
         weakref.finalize(self, file.close)
         return file

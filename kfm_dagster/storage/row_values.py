@@ -1,6 +1,6 @@
 """Rows to values: a dataclass built from a row whose columns have the names of its fields.
 
-Does not belong here: which columns hold times or JSON, which the schema says (`statements.py`).
+Does not belong here: which columns have times or JSON, by the schema (`statements.py`).
 """
 
 from __future__ import annotations

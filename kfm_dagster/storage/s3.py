@@ -1,6 +1,6 @@
 """One bucket of S3, or of a compatible server, by requests that follow no redirects.
 
-obstore's client follows redirects, cannot be told not to, and sends the session token (`x-amz-security-token`) to
+obstore's client follows redirects, has no switch against it, and sends the session token (`x-amz-security-token`) to
 whatever host a redirect names. Here pyreqwest sends, with credentials from botocore, and a redirect is an error.
 Belongs here: the few requests that the package makes, with the names, answers and errors of obstore's stores, so that
 both kinds of stores are interchangeable. Does not belong here: signing (`signature.py`), and which objects may be read
