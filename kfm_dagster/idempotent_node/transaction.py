@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from kfm_dagster.idempotent_node.checkpoint import advance, last_applied, lock_node
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry, compute_content_hash
 from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
 from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
@@ -153,7 +154,7 @@ class IdempotentNodes:
         end = StepEnd(volume=result.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
         if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, claimed=result.claimed, tx=tx):
             self._apply_again(intent, end, result.claimed, tx=tx)
-        self._advance_checkpoint(intent, tx)
+        advance(intent.node, intent.content_hash, at=self._clock(), tx=tx)
         output = Output(
             content_hash=intent.content_hash,
             record=result.record,
@@ -166,13 +167,6 @@ class IdempotentNodes:
     def lock(self, content_hash: str, *, tx: Transaction) -> None:
         """Lock a content until the transaction ends, so that no other one applies it."""
         tx.lock(f"etl_wal/{content_hash}")
-
-    def lock_node(self, node: str, *, tx: Transaction) -> None:
-        """Lock a node's checkpoint until the transaction ends, so that no other one advances it.
-
-        A caller that also locks a resource of all nodes, and may then skip, locks the node first.
-        """
-        tx.lock(f"etl_checkpoint/{node}")
 
     def fail(self, intent: Intent, error: BaseException) -> None:
         """Mark an intent FAILED by an error, for a replay to take up."""
@@ -213,13 +207,8 @@ class IdempotentNodes:
     def newest(self, node: str) -> Output | None:
         """Return a node's last applied output, or None before its first effect."""
         with self.database.snapshot() as tx:
-            checkpoint = self.checkpoint(node, tx=tx)
-            return None if checkpoint is None else self.output(checkpoint, tx=tx)
-
-    def checkpoint(self, node: str, *, tx: Transaction) -> str | None:
-        """Return the hash of a node's last applied content, or None before its first effect."""
-        content_hash: str | None = tx.run("idempotent_node.checkpoint", node=node).scalar_one_or_none()
-        return content_hash
+            content_hash = last_applied(node, tx=tx)
+            return None if content_hash is None else self.output(content_hash, tx=tx)
 
     def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
         """Return a stage's last output of each partition with outputs since then, newest first."""
@@ -255,18 +244,14 @@ class IdempotentNodes:
     def _skip(self, intent: Intent, applied: Intent, tx: Transaction) -> NodeResult:
         """Resolve an intent of applied content, whose output is its node's newest one again."""
         self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)
-        if self.checkpoint(intent.node, tx=tx) not in {None, intent.content_hash}:
+        if last_applied(intent.node, tx=tx) not in {None, intent.content_hash}:
             self._close_previous(intent, tx)
             tx.run("idempotent_node.end_output", content_hash=intent.content_hash, at=None)
-            self._advance_checkpoint(intent, tx)
+            advance(intent.node, intent.content_hash, at=self._clock(), tx=tx)
         output = self.output(intent.content_hash, tx=tx)
         if output is None:
             raise LookupError(f"{intent.content_hash} is applied and has no output")
         return NodeResult(status=IntentStatus.SKIPPED, output=output, applied_by=applied)
-
-    def _advance_checkpoint(self, intent: Intent, tx: Transaction) -> None:
-        content = {"node": intent.node, "content_hash": intent.content_hash}
-        tx.run("idempotent_node.advance_checkpoint", content, at=self._clock())
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
         """Write an intent again that was given up while its worker lived: its output needs one."""
@@ -287,9 +272,9 @@ class IdempotentNodes:
         follow the same output, and neither would close the other's. The node is locked after the content and the locks
         of the effect, so that two transactions cannot wait for each other.
         """
-        self.lock_node(intent.node, tx=tx)
+        lock_node(intent.node, tx=tx)
         at = self._clock()
-        previous = self.checkpoint(intent.node, tx=tx)
+        previous = last_applied(intent.node, tx=tx)
         if previous is not None:
             tx.run("idempotent_node.end_output", content_hash=previous, at=at)
         return at

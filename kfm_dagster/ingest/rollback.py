@@ -18,6 +18,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.idempotent_node.checkpoint import lock_node
 from kfm_dagster.ingest.node import ChainNode, EffectNode
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ledger.reports import RecoverReport
@@ -143,7 +144,7 @@ def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
 
     Called after the claims are locked, which is the order of locks of a committing stage.
     """
-    node.pipeline.nodes.lock_node(node.name, tx=tx)
+    lock_node(node.name, tx=tx)
     failed = _failed(node, tx)
     if failed is None:
         raise _TakenOverError

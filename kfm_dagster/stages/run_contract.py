@@ -21,6 +21,7 @@ from datetime import datetime
 from functools import cached_property, partial
 
 from kfm_dagster.failpoints import Failpoint, failpoint_context, hit
+from kfm_dagster.idempotent_node.checkpoint import lock_node
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.node import content_of, transformed
 from kfm_dagster.idempotent_node.transaction import Content, IdempotentNodes, again, noted
@@ -129,7 +130,7 @@ class StageRunner:
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
                 # Locked before the audit, to which a commit appends last: neither waits for a lock of the other.
-                self.nodes.lock_node(node.name, tx=tx)
+                lock_node(node.name, tx=tx)
                 staged.skipped = self._done_meanwhile(staged, tx)
                 if staged.skipped is None:
                     self._begin(staged, content, snapshot, force, tx)
@@ -184,7 +185,7 @@ class StageRunner:
                 self.lifecycle.refuse(node, run_id=staged.run_id, snapshot=snapshot, refused=error, record=record)
             elif not isinstance(error, StageMoveError):
                 with self.database.transaction() as tx:
-                    self.nodes.lock_node(node.name, tx=tx)
+                    lock_node(node.name, tx=tx)
                     if not self._has_succeeded(staged, tx):
                         record(tx)
 

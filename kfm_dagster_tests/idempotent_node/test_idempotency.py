@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,12 @@ OTHER_RUN = "1" + RUN[1:]
 
 def statuses(made: IdempotentNodes, run_id: str = RUN) -> list[IntentStatus]:
     return [intent.status for intent in made.intents.of_run(run_id)]
+
+
+@pytest.mark.clause("IEN-13")
+@pytest.mark.parametrize("module", ["compute_hash", "wal", "checkpoint", "transaction", "replay"])
+def test_the_pattern_s_modules_are_those_of_its_document(module: str) -> None:
+    assert importlib.import_module(f"kfm_dagster.idempotent_node.{module}").__doc__
 
 
 @pytest.mark.clause("IEN-07")

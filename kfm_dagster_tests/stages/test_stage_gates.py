@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 from kfm_dagster.configs import own_folder, parse
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.errors import ContractError
+from kfm_dagster.idempotent_node.checkpoint import lock_node
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditKind, verify_chain
 from kfm_dagster.stages.batch import SkipCause, StageBatch
@@ -526,7 +527,7 @@ def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_th
     assert told is not None
     with ThreadPoolExecutor(1) as pool:
         with runner.database.transaction() as committing:
-            runner.nodes.lock_node(node.name, tx=committing)
+            lock_node(node.name, tx=committing)
             handing_on = pool.submit(runner.run, node, run_id="third", upstream=upstream)
             await_a_wait(runner.database, handing_on)
             runner.lifecycle.store.audit.append([told.event(AuditKind.GATE, "G1")], tx=committing)

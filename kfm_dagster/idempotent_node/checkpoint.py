@@ -1,0 +1,30 @@
+"""Checkpoints (`etl_checkpoint`): the content that each node applied last, for the question "did anything change".
+
+Belongs here: reading, locking and advancing a checkpoint in the caller's transaction. Does not belong here: when each
+happens (`transaction.py`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kfm_dagster.storage.database import Transaction
+
+
+def last_applied(node: str, *, tx: Transaction) -> str | None:
+    """Return the hash of a node's last applied content, or None before its first effect."""
+    content_hash: str | None = tx.run("idempotent_node.checkpoint", node=node).scalar_one_or_none()
+    return content_hash
+
+
+def lock_node(node: str, *, tx: Transaction) -> None:
+    """Lock a node's checkpoint until the transaction ends, so that no other one advances it.
+
+    A caller that also locks a resource of all nodes, and may then skip, locks the node first.
+    """
+    tx.lock(f"etl_checkpoint/{node}")
+
+
+def advance(node: str, content_hash: str, *, at: datetime, tx: Transaction) -> None:
+    """Record the content that a node applied last, in the transaction that applies it."""
+    tx.run("idempotent_node.advance_checkpoint", node=node, content_hash=content_hash, at=at)
