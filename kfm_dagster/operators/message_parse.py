@@ -116,7 +116,7 @@ class ParsedMessage:
         """Return the message with each refused unit as a rejection, with the database's reason."""
         if not any(unit.wal_id in refused for unit in self.envelopes):
             return self
-        kept: list[tuple[Envelope, int]] = []
+        accepted: list[tuple[Envelope, int]] = []
         rejections = _Rejections(self.rejections)
         for unit, index in zip(self.envelopes, self.positions, strict=True):
             if unit.wal_id in refused:
@@ -124,11 +124,11 @@ class ParsedMessage:
                 error.bucket, error.key = unit.bucket, unit.key
                 rejections.add(error, index)
             else:
-                kept.append((unit, index))
+                accepted.append((unit, index))
         return replace(
             self,
-            envelopes=tuple(unit for unit, _ in kept),
-            positions=tuple(index for _, index in kept),
+            envelopes=tuple(unit for unit, _ in accepted),
+            positions=tuple(index for _, index in accepted),
             rejections=rejections.found(),
         )
 

@@ -85,8 +85,8 @@ def _checked(
     if times is None:
         findings.append((MetadataIssue.INVALID_TIME_RANGE, "a time without zone, or an end before its start"))
     properties = {**header.properties, **(times or {})}
-    if lacking := [name for name in rules.required if properties.get(name) is None]:
-        findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(lacking)))
+    if missing := [name for name in rules.required if properties.get(name) is None]:
+        findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(missing)))
     findings += _missing_sidecars(header, contract)
     findings += _made_after_storing(header, envelope.integrity.last_modified if envelope.integrity else None)
     geometry, bbox = None, None
@@ -136,8 +136,8 @@ def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: 
             return sorted({getattr(layer, name) for layer in header.layers})
         return [header.native.get(name) if place == "native" else header.properties.get(field)]
 
-    declared = contract.metadata_extract.key_values
-    return [(MetadataIssue.KEY_MISMATCH, text) for text in contradictions(declared, groups, values_of)]
+    rules = contract.metadata_extract.key_values
+    return [(MetadataIssue.KEY_MISMATCH, text) for text in contradictions(rules, groups, values_of)]
 
 
 def _failure(error: Exception, store: _StoreWatch) -> Finding:

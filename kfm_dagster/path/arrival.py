@@ -236,7 +236,7 @@ def _values_at_fault(path: BeamPath) -> list[str]:
         "points with an n_eff that no air has": ~(np.isfinite(n_eff) & (n_eff >= MIN_INDEX)),
         "points with a gamma_ell or ell that is no position": ~np.isfinite(path.height_m + path.distance_m + path.ell),
     }
-    return [f"{int(points.sum())} {what}" for what, points in bad.items() if points.any()]
+    return [f"{int(points.sum())} {fault}" for fault, points in bad.items() if points.any()]
 
 
 def _order_at_fault(path: BeamPath) -> list[str]:

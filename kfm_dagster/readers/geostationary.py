@@ -111,14 +111,14 @@ def _on_earth(grid: FixedGrid, x: Angles, y: Angles) -> npt.NDArray[np.bool_]:
 def _visible_outline(grid: FixedGrid, image: ImageBounds) -> tuple[Angles, Angles]:
     """Return scan angles of the common outline of image and Earth."""
     x, y = _border(image)
-    seen = _on_earth(grid, x, y)
-    if seen.all():
+    visible = _on_earth(grid, x, y)
+    if visible.all():
         return x, y
-    cross_x, cross_y = _limb_crossings(grid, x, y, seen)
+    cross_x, cross_y = _limb_crossings(grid, x, y, visible)
     limb_x, limb_y = _limb(grid)
     inside = (limb_x >= image.west) & (limb_x <= image.east) & (limb_y >= image.south) & (limb_y <= image.north)
-    all_x = np.concatenate([x[seen], cross_x, limb_x[inside]])
-    all_y = np.concatenate([y[seen], cross_y, limb_y[inside]])
+    all_x = np.concatenate([x[visible], cross_x, limb_x[inside]])
+    all_y = np.concatenate([y[visible], cross_y, limb_y[inside]])
     if not len(all_x):
         return all_x, all_y
     # Image and Earth are convex in scan angles, and so is their intersection: its outline is its points by bearing.

@@ -109,7 +109,7 @@ def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[s
     properties["goes:extent"] = _rounded(stated)
     bounds = bounding_box(outline)
     # The difference of two longitudes, folded into [-180, 180].
-    difference = max(abs((left - right + 180) % 360 - 180) for left, right in zip(stated, bounds, strict=True))
+    difference = max(abs((edge - bound + 180) % 360 - 180) for edge, bound in zip(stated, bounds, strict=True))
     if difference <= _extent_tolerance((image.east - image.west) / native["dims"]["x"]):
         return outline, properties, ()
     wrong = f"the file states the extent {stated}, its grid has {bounds}"
@@ -147,7 +147,7 @@ def _extent_tolerance(pixel: float) -> float:
 
 
 def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
-    """Return the projection: geostationary, swept in x, over the equator. Raises ReadError."""
+    """Return a geostationary projection of Earth, swept in x, over the equator. Raises ReadError."""
     height, major, minor = (
         projection.get(name, math.nan) for name in ("perspective_point_height", "semi_major_axis", "semi_minor_axis")
     )

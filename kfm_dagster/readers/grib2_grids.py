@@ -182,23 +182,23 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "a single row or column of points has no outline")
     dx, dy = span / (definition.ni - 1), (north - south) / (definition.nj - 1)
     west = wrap(west)
-    even = definition.template == 0
+    even_rows = definition.template == 0
     stated = {
         axis: _angle(value, basic, divisions)
-        for axis, value, flag in (("i", di, 0x20), ("j", dj, 0x10 if even else 0))
+        for axis, value, flag in (("i", di, 0x20), ("j", dj, 0x10 if even_rows else 0))
         if flags & flag and value not in (0, _MISSING_32)
     }
     # A grid round the earth has no gap on the ground, although its last column is one step before the first.
-    whole = span + dx >= 360.0 - dx / 2
-    left = first_column(west, dx) if whole and span < 360.0 else west
-    corners = (left - dx / 2, south - dy / 2, left + span + dx / 2, north + dy / 2)
+    round_earth = span + dx >= 360.0 - dx / 2
+    first_longitude = first_column(west, dx) if round_earth and span < 360.0 else west
+    corners = (first_longitude - dx / 2, south - dy / 2, first_longitude + span + dx / 2, north + dy / 2)
     return Grid(
         template=definition.template,
         shape=(definition.nj, definition.ni),
         wkt2=_wkt2({"proj": "longlat"} | dict(definition.earth)),
-        transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]) if even else None,
-        proj_bbox=corners if even else None,
-        geometry=rectangle(-180.0, south, 180.0, north) if whole else rectangle(west, south, west + span, north),
+        transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]) if even_rows else None,
+        proj_bbox=corners if even_rows else None,
+        geometry=rectangle(-180.0, south, 180.0, north) if round_earth else rectangle(west, south, west + span, north),
         native=_native(definition, first, last, (west, south, west + span, north))
         | {f"{axis}DirectionIncrementInDegrees": increment for axis, increment in stated.items()},
         fault=_extent_fault(

@@ -151,9 +151,9 @@ def properties(
     if horizon or first.data_type not in OBSERVATIONS:
         optional["forecast:reference_datetime"] = rfc3339(first.reference, timespec="seconds")
         optional["forecast:horizon"] = None if horizon is None else duration(horizon)
-    known = {name: value for name, value in optional.items() if value is not None}
+    values = {name: value for name, value in optional.items() if value is not None}
     # Null means "no EPSG code", which differs from an absent field (projection extension 2.0).
-    return known | {"proj:code": None} | _of_key(request)
+    return values | {"proj:code": None} | _of_key(request)
 
 
 def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | None:
@@ -163,8 +163,8 @@ def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | N
         return None
     # Codes among the values of a field (classification extension 2.0.0).
     names: dict[int | None, str] = {parameter.missing: "missing"}
-    both = parameter.no_coverage in names
-    names[parameter.no_coverage] = "missing-or-no-coverage" if both else "no-coverage"
+    same_code = parameter.no_coverage in names
+    names[parameter.no_coverage] = "missing-or-no-coverage" if same_code else "no-coverage"
     band = {
         "name": request.groups.get("product", parameter.abbreviation),
         "description": parameter.name,

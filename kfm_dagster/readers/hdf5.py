@@ -164,8 +164,8 @@ class Hdf5Object:
         """
         values: dict[str, AttributeValue] = {}
         dense = self._dense_attributes() if self._dense_attributes else {}
-        every = chain(self._compact().items(), ((name, messages.attribute(body)) for name, body in dense.items()))
-        for number, (encoded, attribute) in enumerate(every):
+        items = chain(self._compact().items(), ((name, messages.attribute(body)) for name, body in dense.items()))
+        for number, (encoded, attribute) in enumerate(items):
             if number == MAX_MEMBERS:
                 raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"an object has more than {MAX_MEMBERS} attributes")
             name = encoded.decode("utf-8")
@@ -269,8 +269,8 @@ class Hdf5Group(Hdf5Object):
             members.update(messages.hard_link(body) for body in self._dense_links().values())
         if len(members) > MAX_MEMBERS:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a group has {len(members)} members, {MAX_MEMBERS} at most")
-        named = sorted((encoded.decode("utf-8"), address) for encoded, address in members.items())
-        objects = {name: Hdf5Dataset(self._file, address, self._heap, name=name) for name, address in named}
+        addresses = sorted((encoded.decode("utf-8"), address) for encoded, address in members.items())
+        objects = {name: Hdf5Dataset(self._file, address, self._heap, name=name) for name, address in addresses}
         return {name: member for name, member in objects.items() if member.has_values}
 
 

@@ -92,9 +92,9 @@ class StoredValues:
         most = 4 * MAX_CHUNKS
         latest: tuple[int, ...] = ()
         children = tree_1_children(self.file, self.layout.address, kind=1, key_bytes=key.size, most_entries=most)
-        for left, address, right in children:
-            stored, skipped, *offsets, inner = key.unpack(left)
-            _, _, *following, end = key.unpack(right)
+        for left_key, address, right_key in children:
+            stored, skipped, *offsets, inner = key.unpack(left_key)
+            _, _, *following, end = key.unpack(right_key)
             place = tuple(offset // extent for offset, extent in zip(offsets, self.chunk, strict=True))
             on_grid = not inner and all(
                 offset % extent == 0 and offset < length and after % extent == 0

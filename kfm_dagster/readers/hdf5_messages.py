@@ -246,10 +246,10 @@ _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1,
 
 def datatype(body: bytes) -> Datatype:
     """Decode a checked integer, float or text type (IV.A.2.d). Raises ReadError for others."""
-    known = known_datatype(body)
-    if known is None:
+    decoded = known_datatype(body)
+    if decoded is None:
         raise unreadable(f"values of datatype class {body[0] & 0x0F} and {int.from_bytes(body[4:8], 'little')} bytes")
-    return known
+    return decoded
 
 
 def known_datatype(body: bytes) -> Datatype | None:

@@ -142,8 +142,8 @@ class _Reports:
 
     def _refused(self, line: bytes) -> ReadError:
         if _CONTROL.match(line) and len(line) >= MANDATORY_BYTES:
-            stated, own = line[4:15].decode("ascii"), self.station.decode("ascii")
-            return ReadError(MetadataIssue.PLATFORM_MISMATCH, f"a report is of station {stated}; the key says {own}")
+            other, own = line[4:15].decode("ascii"), self.station.decode("ascii")
+            return ReadError(MetadataIssue.PLATFORM_MISMATCH, f"a report is of station {other}; the key says {own}")
         return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{line[:60]!r} is no report's control data section")
 
 

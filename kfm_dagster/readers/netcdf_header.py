@@ -108,8 +108,8 @@ def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]
 
 def _header(root: Hdf5Group) -> NetcdfHeader:
     lengths, datasets = named_datasets(root)
-    own = root.attributes()
-    _bound("bytes of attributes", _bytes(own), MAX_ATTRIBUTE_BYTES)
+    attributes = root.attributes()
+    _bound("bytes of attributes", _bytes(attributes), MAX_ATTRIBUTE_BYTES)
     _bound("axes", sum(variable.dimensions == (variable.dataset.name,) for variable in datasets), MAX_AXES)
     variables = {
         variable.name: Variable(
@@ -120,7 +120,7 @@ def _header(root: Hdf5Group) -> NetcdfHeader:
         )
         for variable in datasets
     }
-    return NetcdfHeader(attributes=shown(own), dimensions=lengths, variables=variables)
+    return NetcdfHeader(attributes=shown(attributes), dimensions=lengths, variables=variables)
 
 
 def _bound(what: str, count: int, most: int) -> None:

@@ -148,11 +148,11 @@ def _message(message: Message, nominal: datetime) -> _Content:
     description = message.description
     if description is None:
         return _status(message, nominal)
-    generated, sent = description.generation_time, message.time
-    if sent is not None and abs(sent - generated) > LONGEST_GENERATION:
+    generated, header_time = description.generation_time, message.time
+    if header_time is not None and abs(header_time - generated) > LONGEST_GENERATION:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
-            f"the header says {rfc3339(sent, timespec='seconds')}, the product was generated at "
+            f"the header says {rfc3339(header_time, timespec='seconds')}, the product was generated at "
             f"{rfc3339(generated, timespec='seconds')}; expected both within {LONGEST_GENERATION.seconds} s",
         )
     # Unidata names an object by its volume's start; any time from there to the product's generation is valid.

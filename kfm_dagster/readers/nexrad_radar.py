@@ -196,8 +196,8 @@ def check_cuts(kind: RadarKind, angles: list[float]) -> None:
 
 def coverage(kind: RadarKind, place: Position, lowest: Radial | None) -> Mapping[str, Any]:
     """Return the GeoJSON disc of the lowest cut's reach, else of the radar kind's."""
-    own = lowest.reach_m if lowest is not None and lowest.cut == 1 else None
-    return disc(place.latitude, place.longitude, min(own or kind.range_m, RANGE_M))
+    reach_m = lowest.reach_m if lowest is not None and lowest.cut == 1 else None
+    return disc(place.latitude, place.longitude, min(reach_m or kind.range_m, RANGE_M))
 
 
 def moment_bands(moments: Sequence[str]) -> list[dict[str, Any]]:

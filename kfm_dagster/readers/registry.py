@@ -63,10 +63,10 @@ def refuse_orphans(contracts: Iterable[DatasetContract]) -> None:
                 expected="one of " + ", ".join(READERS),
                 next_step="correct metadata_extract.reader",
             )
-        if never := [name for name in rules.required if not READERS[rules.reader].gives(name)]:
+        if unsupported := [name for name in rules.required if not READERS[rules.reader].gives(name)]:
             raise ContractError(
                 f"contract {contract.id} requires properties that its reader never gives",
-                observed=", ".join(never),
+                observed=", ".join(unsupported),
                 expected=f"properties of the reader {rules.reader}",
                 next_step="correct metadata_extract.required",
             )

@@ -30,11 +30,11 @@ def band_fields(data_type: str | None, attributes: Mapping[str, AttributeValue])
     their fill value are unsigned (NetCDF Users Guide, appendix A).
     """
     unsigned = attributes.get("_Unsigned") == "true" and data_type is not None and data_type.startswith("int")
-    known = f"u{data_type}" if unsigned else data_type
+    stored_type = f"u{data_type}" if unsigned else data_type
     fill = _number(attributes, "_FillValue")
     optional = {
-        "data_type": known,
-        "nodata": _nodata(_number(attributes, "missing_value") if fill is None else fill, known),
+        "data_type": stored_type,
+        "nodata": _nodata(_number(attributes, "missing_value") if fill is None else fill, stored_type),
         "unit": shown_text(attributes.get("units")) or None,
         "raster:scale": _finite(_number(attributes, "scale_factor")),
         "raster:offset": _finite(_number(attributes, "add_offset")),
@@ -62,7 +62,7 @@ def _nodata(value: float | None, data_type: str | None) -> float | str | None:
     if value is None or data_type is None:
         return None
     if not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"  # JSON has no such numbers
     if data_type.startswith("float"):
         return value
     bits = int(data_type.removeprefix("u").removeprefix("int"))

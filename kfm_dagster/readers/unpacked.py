@@ -117,7 +117,7 @@ class Unpacked:
 
 
 class Gunzipped:
-    """The content of a gzipped object of one stream, as a ByteSource; memory has both ends.
+    """The content of a gzipped object of one stream, as a ByteSource; memory keeps its ends.
 
     Opening it unpacks it to its end, which proves that it is whole, with valid checksum and length (RFC 1952, 2.3.1).
     Reads within STEP_BYTES of an end are free; any other read continues from the last one, or begins again.
@@ -177,8 +177,8 @@ class Gunzipped:
         if size > self._limit:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"more than {self._limit} bytes are in the gzip stream")
         if not stream.complete:
-            known = len(self._packed)
-            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the object's {known} bytes")
+            total = len(self._packed)
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the object's {total} bytes")
         if decompressor.unused_data or next(pieces, b""):
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "something follows the gzip stream")
         return head, tail, size
