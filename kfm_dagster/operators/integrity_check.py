@@ -1,4 +1,4 @@
-"""integrity-check: compare the stored object with its announcement, size and format.
+"""integrity-check: check that an object is the announced one, whole, of the declared format.
 
 Belongs here: the checks that one request can answer, and the contract's severity of a finding, which metadata-extract
 shares. Only reads. Does not belong here: opening the object (`storage/objects.py`) and its headers

@@ -161,7 +161,7 @@ class _Seen:
 
 
 class _StoreWatch:
-    """A ByteSource with sidecars that records the store's first failure and their times.
+    """A ByteSource with sidecars; records the store's first failure, and sidecars' times.
 
     integrity-check has just seen the object, so whatever the store answers now, the next attempt has to check again.
     """

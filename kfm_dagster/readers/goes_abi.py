@@ -28,7 +28,7 @@ PROPERTIES = goes_granule.PROPERTIES | {
     "bands", "goes:image-type", "goes:mode", "goes:timeline", "goes:mesoscale-region", "goes:extent", "proj:code",
     "proj:wkt2", "proj:bbox", "proj:shape", "proj:transform", "proj:centroid", "cube:dimensions", "cube:variables",
 }  # fmt: skip
-"""Properties of an object."""
+"""Possible properties of an object."""
 FIRST_BYTES = BLOCK_BYTES
 """Bytes of an object that its first request reads."""
 
@@ -138,7 +138,7 @@ def _rounded(extent: Box) -> list[float]:
 
 
 def _extent_tolerance(pixel: float) -> float:
-    """Return the tolerance in degrees of a stated extent against the grid's; pixels in radians.
+    """Return the tolerance in degrees of a stated extent to the grid's; `pixel` is in radians.
 
     The file's extent is of pixel centres and ours of edges. The tolerance is the way on the ground from the limb to a
     scan angle one pixel less than the limb's (PUG 5.1.2.8, to second order): 1.6 degrees at 2 km, 3.5 at 10 km.
@@ -147,7 +147,7 @@ def _extent_tolerance(pixel: float) -> float:
 
 
 def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
-    """Return a geostationary projection of Earth, swept in x, over the equator. Raises ReadError."""
+    """Return Earth's geostationary projection, swept in x, over the equator. Raises ReadError."""
     height, major, minor = (
         projection.get(name, math.nan) for name in ("perspective_point_height", "semi_major_axis", "semi_minor_axis")
     )

@@ -27,7 +27,7 @@ PROPERTIES = goes_granule.PROPERTIES | {
     "glm:group-time-threshold", "glm:flash-time-threshold", "eo:center_wavelength", "eo:full_width_half_max",
     "goes:subsatellite-latitude", "goes:subsatellite-longitude", "cube:dimensions", "cube:variables",
 }  # fmt: skip
-"""Properties of an object."""
+"""Possible properties of an object."""
 FIRST_BYTES = BLOCK_BYTES
 """Bytes of an object that its first request reads."""
 

@@ -24,7 +24,7 @@ PROPERTIES = frozenset({
     "goes:product", "goes:orbital-slot", "goes:created", "goes:production-site", "goes:uuid",
     "goes:percent-uncorrectable-l0-errors",
 })  # fmt: skip
-"""Properties of an object of any instrument."""
+"""Possible properties of an object of any instrument."""
 ATTRIBUTES = (
     "dataset_name", "date_created", "id", "orbital_slot", "platform_ID", "processing_level", "production_site",
     "spatial_resolution", "time_coverage_end", "time_coverage_start",

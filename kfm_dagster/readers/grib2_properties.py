@@ -89,7 +89,7 @@ PROPERTIES = frozenset({
     "grib:production-status", "grib:data-type", "grib:grid-template", "grib:message-count", "grib:variables",
     "bands", "*:model", "*:region", "*:product", "*:resolution", "*:level", "*:member", "*:cycle", "*:lead-hours",
 })  # fmt: skip
-"""Properties of an object; a name with `*` begins with its model's."""
+"""Possible properties of an object; a name with `*` begins with its model's."""
 
 NAMED_GROUPS = ("model", "region", "product", "resolution", "level", "member")
 """Groups of the key that become properties unchanged."""

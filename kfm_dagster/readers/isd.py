@@ -29,7 +29,7 @@ PROPERTIES = frozenset({
     "platform", "isd:usaf", "isd:wban", "isd:call-signs", "isd:report-types", "isd:elevation-m", "isd:positions",
     "isd:position-count", "isd:records", "isd:end-known", "cube:dimensions", "cube:variables",
 })  # fmt: skip
-"""Properties of a station-year."""
+"""Possible properties of a station-year."""
 FIRST_BYTES = 256 * 1024
 """Bytes of an object that its first request reads."""
 

@@ -38,7 +38,7 @@ PROPERTIES = frozenset({
     "cube:dimensions", "cube:variables", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:bbox",
     "*:product", "*:version", "*:status",
 })  # fmt: skip
-"""Properties of an object; a name with `*` begins with the first word of the file's name."""
+"""Possible properties of an object; a name with `*` begins with the first word of the file's name."""
 FIRST_BYTES = BLOCK_BYTES
 """Bytes of an object that its first request reads."""
 

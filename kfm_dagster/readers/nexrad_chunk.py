@@ -54,7 +54,7 @@ PROPERTIES = RADAR_PROPERTIES | {
     "nexrad:message-type", "nexrad:vcp", "nexrad:volume-number", "nexrad:chunks", "nexrad:complete", "nexrad:closed",
     "nexrad:closed-by", "nexrad:cuts", "bands",
 }  # fmt: skip
-"""Properties of a volume in chunks."""
+"""Possible properties of a volume in chunks."""
 FIRST_BYTES = READ_BYTES
 """Bytes of a chunk that its first request reads."""
 START, END = "S", "E"

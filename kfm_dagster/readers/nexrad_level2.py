@@ -150,7 +150,7 @@ PROPERTIES = RADAR_PROPERTIES | {
     "bands", "nexrad:vcp", "nexrad:elevations", "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status",
     "nexrad:operability-status", "nexrad:gate-spacing-m",
 }  # fmt: skip
-"""Properties of a volume."""
+"""Possible properties of a volume."""
 FIRST_BYTES = READ_BYTES
 """Bytes of a volume that its first request reads."""
 

@@ -54,7 +54,7 @@ PROPERTIES = frozenset({
     "nexrad:latitude", "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:compression",
     "nexrad:blocks", "nexrad:accumulation-start", "nexrad:accumulation-end", "bands",
 })  # fmt: skip
-"""Properties of an object."""
+"""Possible properties of an object."""
 READ_BYTES = 256 * 1024
 """Block of a range request; real objects take 0.1 to 160 KB."""
 FIRST_BYTES = READ_BYTES
