@@ -42,7 +42,7 @@ EQUATIONS: Mapping[str, str] = {
     "( 1 / c_ref ) * ( ∫ n_eff d ell )": "T_arr",
     "( 2π / λ_ref ) * ( ∫ n_eff d ell )": "Phi",
 }
-"""Right side > the quantity of its dimension (pipeline card, chapter 7, section VIII)."""
+"""Right side > the quantity with its dimension (pipeline card, chapter 7, section VIII)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -107,7 +107,7 @@ class VolumeFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathOptions:
-    """Settings of the computation, all that change a result."""
+    """All settings of the computation that change a result."""
 
     range_m: float = RANGE_M
     reference_range_m: float = REFERENCE_RANGE_M

@@ -146,7 +146,7 @@ def ends(header: NetcdfHeader, name: str) -> tuple[float, float] | None:
 
 
 def times(header: NetcdfHeader, name: str) -> tuple[datetime, datetime] | None:
-    """Return first and last time of a time axis in UTC; None if not understood."""
+    """Return first and last time of an axis in UTC; None by its units, calendar or values."""
     axis = header.variables[name]
     units = _SINCE.fullmatch(axis.text("units").strip())
     values = ends(header, name)

@@ -71,10 +71,10 @@ def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any
 
 
 def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
-    """Return the azimuths of a rim's points, counter-clockwise from the north.
+    """Return the azimuths of a rim, counter-clockwise from the north, as many in each quarter.
 
-    Each quarter has as many. The line to the easternmost point meets the meridian there at a right angle, so that on a
-    sphere its azimuth at the centre has the cosine tan(radius) tan(latitude); the rim is flat: on the ellipsoid, too.
+    The line to the easternmost point meets the meridian there at a right angle, so that on a sphere its azimuth at the
+    centre has the cosine tan(radius) tan(latitude). The rim is flat there: the ellipsoid makes no visible difference.
     """
     eastern = math.degrees(math.acos(math.tan(radius_m / _WGS84.a) * math.tan(math.radians(latitude))))
     turns = [360.0, 360.0 - eastern, 180.0, eastern, 0.0]
