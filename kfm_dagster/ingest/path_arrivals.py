@@ -4,7 +4,7 @@ It reads the stored outputs of all runs' metadata nodes, and is beside the chain
 It is a stage like the chain's: the pipeline card decides the effects of G3, G4 and G7. Its output batch has the units
 with their failures; the computed arrivals are in the table.
 Belongs here: the node, and its due days. Does not belong here: the table's form (`arrival_table.py`), the beams
-(`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/path_arrival.py`).
+(`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/run_requests.py`).
 """
 
 from __future__ import annotations

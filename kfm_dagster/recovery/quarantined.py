@@ -1,7 +1,8 @@
 """Quarantined units that a person decides about: the open cases and their versions.
 
 A decision takes all its units, at the versions that were seen, or none. A dry run of discarding counts the units, and
-the decision covers the counted units only. Does not belong here: the decision (`overrides.py`, `ledger/cases.py`).
+the decision covers the counted units only. Does not belong here: the decision (`governance/review.py`,
+`ledger/cases.py`).
 """
 
 from __future__ import annotations
