@@ -192,6 +192,8 @@ def test_the_differences_of_a_replay_are_found_behind_those_of_a_later_one(stand
     for replay_run_id, wal_id in started:
         rows = call("inspect", replay_run_id, "--mismatches", "--rows", "1", "--json").document
         assert [(row["replay_run_id"], row["wal_id"]) for row in rows] == [(replay_run_id, wal_id)]
+    [newest] = call("inspect", "--mismatches", "--rows", "1", "--json").document
+    assert newest["wal_id"] == started[-1][1]
 
 
 @pytest.mark.clause("RPL-01")
