@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
 def test_the_rest_says_what_is_recorded(api: TestClient) -> None:
     [group] = api.get(f"{BASE}/failures", params={"dataset": "nexrad-l2"}).json()["failures"]
     assert (group["code"], group["operator"], group["units"]) == ("missing_object", "integrity_check", 2)
+    page = api.get("/failures", headers={"accept": "text/html"}).text
+    assert re.search(r'<a href="/units\?[^"]*code=missing_object[^"]*">missing_object</a>', page)
     assert api.get(f"{BASE}/gaps", params={"days": "9", "closed": "true"}).json() == {"gaps": [], "complete": True}
     datasets = {one["id"]: one for one in api.get(f"{BASE}/datasets").json()["datasets"]}
     assert datasets["nexrad-l2"]["switched_off"] is False

@@ -145,6 +145,7 @@ def test_a_donut_keeps_its_distance(
 @given(location=LOCATIONS)
 @pytest.mark.parametrize("mask", MASKS, ids=["h3", "donut", "narrow donut"])
 def test_the_antimeridian_and_the_poles_are_places_like_others(mask: Mask, location: ExactLocation) -> None:
+    assert isinstance(mask, Mask)
     shown = mask.apply("site", location)
     assert -90 <= shown.latitude <= 90
     assert -180 <= shown.longitude <= 180
