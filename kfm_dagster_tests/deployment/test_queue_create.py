@@ -82,6 +82,7 @@ def test_a_queue_is_made_once_and_a_dry_run_makes_nothing(
     assert dlq["MessageRetentionPeriod"] == "1209600"
     assert json.loads(primary["RedrivePolicy"]) == {"deadLetterTargetArn": dlq["QueueArn"], "maxReceiveCount": 5}
     [statement] = json.loads(primary["Policy"])["Statement"]
+    assert primary["Policy"] == json.dumps(json.loads(primary["Policy"]), sort_keys=True)
     topics = [topic.arn for topic in contracts["gfs"].notifications.topics]
     assert statement["Condition"] == {"ArnEquals": {"aws:SourceArn": sorted(topics)}}
     assert statement["Resource"] == primary["QueueArn"]
