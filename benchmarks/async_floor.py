@@ -121,7 +121,9 @@ async def work(home: Path, *, all_remote: bool) -> Done:
     async def work_batches() -> None:
         nonlocal units, ended
         while messages := await asyncio.to_thread(client.receive, MESSAGES, budget_seconds=60):
-            units += await ingest_batch(messages)
+            # Not `units += await ...`, which reads `units` before the other batch has added its own.
+            ingested = await ingest_batch(messages)
+            units += ingested
             ended = time.monotonic()
 
     with (home / f"lineage-{os.getpid()}.ndjson").open("ab") as lineage:
