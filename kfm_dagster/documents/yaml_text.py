@@ -28,6 +28,10 @@ _LOCATING = _locating(yaml.SafeLoader)
 """Its errors also show the place of a fault."""
 _FAST = _locating(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 """libyaml's parser takes a fifth of the time; PyYAML is sometimes built without it."""
+MOST_LEVELS = 100
+"""Lists and mappings within each other: libyaml's composer recurses, and ends the process at some ten thousand."""
+MOST_VALUES = 100_000
+"""Keys and values of a document, an anchored part counted at each use; our largest contract has about 1,000."""
 _SHOWN = 60
 """Characters of a wrong scalar that are shown."""
 _WRONG_KEYS = {
@@ -37,7 +41,7 @@ _WRONG_KEYS = {
 
 
 def read_yaml(text: str) -> Any:
-    """Return a text's only document, None if empty. Raises yaml.YAMLError, also for wrong keys.
+    """Return a text's only document, None if empty. Raises yaml.YAMLError, also for wrong keys and excessive size.
 
     YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; in PyYAML the last one wins silently. PyYAML reads
     YAML 1.1, in which `yes`, `on` and `no` are booleans and `~` is null: none of our keys is.
@@ -60,6 +64,7 @@ def compose_yaml(text: str) -> yaml.Node | None:
 
 
 def _read(text: str, kind: Any) -> Any:
+    _refuse_excess(text, kind)
     loader = kind(text)
     try:
         tree = loader.get_single_node()
@@ -69,6 +74,32 @@ def _read(text: str, kind: Any) -> Any:
         return loader.construct_document(tree)
     finally:
         loader.dispose()
+
+
+def _refuse_excess(text: str, kind: Any) -> None:
+    """Raise ComposerError for a text of too many levels or values, before its tree is built."""
+    sizes: dict[str | None, int] = {}
+    parts: list[tuple[str | None, int]] = [(None, 0)]
+    for event in yaml.parse(text, Loader=kind):
+        mark: Any = event.start_mark  # either parser's
+        if isinstance(event, yaml.CollectionStartEvent):
+            parts.append((event.anchor, 1))
+            if len(parts) > MOST_LEVELS + 1:
+                raise yaml.composer.ComposerError(
+                    problem=f"more than {MOST_LEVELS} levels of lists and mappings", problem_mark=mark
+                )
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = parts.pop()
+            sizes[anchor] = size
+        elif isinstance(event, yaml.AliasEvent):
+            size = MOST_VALUES if event.anchor in dict(parts) else sizes.get(event.anchor, 0)
+        else:
+            size = 1 if isinstance(event, yaml.ScalarEvent) else 0
+        anchor, total = parts.pop()
+        parts.append((anchor, total + size))
+        if total + size > MOST_VALUES:
+            raise yaml.composer.ComposerError(problem=f"more than {MOST_VALUES:,} keys and values", problem_mark=mark)
 
 
 def _refuse_wrong_keys(tree: yaml.Node) -> None:

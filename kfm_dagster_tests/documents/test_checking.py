@@ -6,10 +6,11 @@ from datetime import date
 from typing import Any, Self
 
 import pytest
+import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from kfm_dagster.documents.checking import DocumentError, checked, line_of
-from kfm_dagster.documents.yaml_text import compose_yaml
+from kfm_dagster.documents.yaml_text import MOST_LEVELS, MOST_VALUES, compose_yaml, read_yaml
 
 TEXT = """\
 # A plan.
@@ -99,3 +100,34 @@ def test_the_line_is_that_of_the_last_part_that_is_there(path: list[int | str], 
 
 def test_an_empty_document_begins_at_its_first_line() -> None:
     assert line_of(compose_yaml(""), ["title"]) == 1
+
+
+USED_TWICE = f"- &a [{', '.join('x' * (MOST_VALUES // 2 - 2))}]\n- *a\n"
+"""A list of one list with its items, used twice: one value less than a document may have."""
+SHARED = "a: &a [x]\nb: [*a, *a]\nc: &c x\nd: *c\n"
+DOUBLED = "x0: &x0 [1, 1]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 60))
+VALUES, LEVELS = f"more than {MOST_VALUES:,} keys and values", f"more than {MOST_LEVELS} levels"
+
+
+@pytest.mark.clause("SEC-12")
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        (f"{USED_TWICE}- x\n", None),
+        (f"{USED_TWICE}- x\n- x\n", VALUES),
+        (SHARED, None),
+        ("a: &a [*a]\n", VALUES),
+        (DOUBLED, VALUES),
+        ("[" * MOST_LEVELS + "]" * MOST_LEVELS, None),
+        ("[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1), LEVELS),
+        ("[" * 100_000, LEVELS),
+        ("{a: " * 100_000, LEVELS),
+        ("- " * 100_000, LEVELS),
+    ],
+)
+def test_a_document_is_bounded_before_it_is_expanded(text: str, refusal: str | None) -> None:
+    if refusal is None:
+        read_yaml(text)
+    else:
+        with pytest.raises(yaml.YAMLError, match=refusal):
+            read_yaml(text)
