@@ -159,7 +159,7 @@ class EvidenceCollector:
 
 def evidence_bundles(store: Store) -> Artifacts:
     """Return the store of a deployment's bundles."""
-    return Artifacts(store, folder=FOLDER)
+    return Artifacts(lambda: store, folder=FOLDER)
 
 
 def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:

@@ -274,7 +274,7 @@ class Pipeline:
     @cached_property
     def artifacts(self) -> Artifacts:
         """What the stages have stored."""
-        return Artifacts(self.store)
+        return Artifacts(lambda: self.store)
 
     @cached_property
     def stages(self) -> StageRunner:

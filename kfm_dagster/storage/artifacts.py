@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from obstore.exceptions import AlreadyExistsError, NotFoundError
@@ -30,11 +31,18 @@ class ArtifactReference:
 
 
 class Artifacts:
-    """Reads and writes artifacts in an obstore store (folder or bucket)."""
+    """Reads and writes artifacts in an obstore store (folder or bucket), which is opened at its first use.
 
-    def __init__(self, store: Any, *, folder: str = "artifacts") -> None:
-        self._store = store
+    Opening creates a missing folder, and a command that reads no artifact must create nothing.
+    """
+
+    def __init__(self, open_store: Callable[[], Any], *, folder: str = "artifacts") -> None:
+        self._open_store = open_store
         self._folder = folder
+
+    @cached_property
+    def _store(self) -> Any:
+        return self._open_store()
 
     def put(self, content: bytes, *, suffix: str) -> ArtifactReference:
         """Store the bytes once; the same bytes give the same reference and no second write.

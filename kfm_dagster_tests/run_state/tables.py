@@ -100,7 +100,7 @@ class Platform:
             database=self.database,
             run_states=self.run_states,
             nodes=IdempotentNodes(self.database, clock=lambda: NOW),
-            artifacts=Artifacts(LocalStore(self.folder / "storage", mkdir=True)),
+            artifacts=Artifacts(lambda: LocalStore(self.folder / "storage", mkdir=True)),
             code=CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc"),
             clock=lambda: NOW,
             card=Card.load().machine,

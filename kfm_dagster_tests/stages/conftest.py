@@ -24,7 +24,7 @@ def runner(database: Database, tmp_path: Path) -> StageRunner:
         database=database,
         run_states=RelationalRunState(database),
         nodes=IdempotentNodes(database, clock=lambda: NOW),
-        artifacts=Artifacts(store),
+        artifacts=Artifacts(lambda: store),
         code=CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc"),
         clock=lambda: NOW,
         card=Card.load().machine,

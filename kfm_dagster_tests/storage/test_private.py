@@ -61,8 +61,8 @@ def test_what_a_folder_store_gets_is_one_user_s_also_where_its_root_is_not(tmp_p
         roots[name].mkdir(mode=0o755)
     store = open_store(str(roots["storage"]))
     Landing(store).land([SqsMessage(message_id="m", body="{}")])
-    Artifacts(store).put(b"output", suffix="parquet")
-    Artifacts(store, folder="evidence").put(b"{}", suffix="json")
+    Artifacts(lambda: store).put(b"output", suffix="parquet")
+    Artifacts(lambda: store, folder="evidence").put(b"{}", suffix="json")
     open_files(str(roots["lineage"])).publish("openlineage/2025/12/run.json", b"{}")
     open_store(str(roots["made"]))
     made = [folder for folder in tmp_path.rglob("*") if folder.is_dir() and folder not in {*roots.values()}]

@@ -111,9 +111,9 @@ def test_no_store_of_ours_follows_a_redirect(endpoint: WebServer, elsewhere: Web
     with pytest.raises(DependencyUnavailableError, match="redirect"):
         ObjectRunState(store, branch="main").of_run("run-1")
     with pytest.raises(DependencyUnavailableError, match="redirect"):
-        Artifacts(store).put(b"content", suffix="x")
+        Artifacts(lambda: store).put(b"content", suffix="x")
     with pytest.raises(DependencyUnavailableError, match="redirect"):
-        Artifacts(store).get(ArtifactReference(uri="a", sha256="0" * 64))
+        Artifacts(lambda: store).get(ArtifactReference(uri="a", sha256="0" * 64))
     publisher = open_publisher("s3://own/catalog")
     for attempt in (lambda: publisher.read(["a"]), lambda: publisher.names("a"), lambda: publisher.remove(["a"])):
         with pytest.raises(PublishError, match="redirect"):
