@@ -22,6 +22,8 @@ from kfm_dagster_tests.fuzz.specimens import SUBJECTS
 from kfm_dagster_tests.mutants.examining import load
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_STRIDE = 15
+"""Of the crash matrix: an operator has more moments to die at, so that it dies in each operator at least once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,11 @@ def parts(scale: float) -> list[Part]:
             name="contention",
             command=("-m", "benchmarks.contention", *sized("--records", 10_000, least=500)),
             lines=0,
+        ),
+        Part(
+            name="crash-matrix",
+            command=("-m", "pytest", "-q", "--timeout=0", "kfm_dagster_tests/integration/test_crash_matrix.py"),
+            variables={"KFM_CRASH_STRIDE": str(min(LONGEST_STRIDE, round(1 / scale)))},
         ),
         Part(
             name="store-answers",

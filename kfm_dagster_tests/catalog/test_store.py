@@ -314,3 +314,12 @@ def candidates_id(envelope: Envelope) -> str:
 
 def _collection(root: Path) -> Mapping[str, Any]:
     return trees.walk(root)["goes-abi/collection.json"]
+
+
+def test_a_batch_of_which_nothing_could_be_promoted_leaves_nothing_to_repair(register: Register, root: Path) -> None:
+    blocked = root / "goes-abi/2025/2025-12-03" / f"{candidates_id(goes(0))}.json"
+    blocked.mkdir(parents=True)
+    assert statuses(register(goes(0))) == [FAILED]
+    blocked.rmdir()
+    assert statuses(register(goes(0))) == [CREATED]
+    trees.assert_consistent(root)

@@ -677,3 +677,9 @@ def test_settings_that_cannot_be_read_are_one_line(deployed: Deployed, call: Cal
     deployed.set(KFM_LEASE_SECONDS="-1")
     answer = call("doctor")
     assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
+
+
+def test_a_check_that_fails_itself_is_a_finding_and_costs_no_other() -> None:
+    checks = {"broken": lambda: iter(1 // 0 for _ in range(1)), "sound": lambda: iter([ok("fine")])}
+    found = [(one.check, "ZeroDivisionError" in str(one.observed)) for one in examine(checks, seconds=30)]
+    assert found == [("broken", True), ("sound", False)]

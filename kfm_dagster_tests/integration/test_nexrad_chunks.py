@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, time, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     Clock,
+    StoredObject,
     good,
+    open_pipeline,
     run_chain,
     work_until_done,
 )
-from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest
+from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, work
 from kfm_dagster_tests.transactions import own_tx
 
 START = datetime.combine(DAY, time(6, 0, 3, 250_000), UTC)
@@ -132,3 +135,47 @@ def test_a_real_volume_whose_chunks_come_in_disorder_is_that_of_the_independent_
     assert place == pytest.approx([whole[name] for name in ("latitude", "longitude", "altitude")], abs=1e-6)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: answers["n_chunks"]}
     traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
+
+
+def plan(seed: int) -> list[list[StoredObject]]:
+    """Chunks, and in half of the plans the archive's object, in some order and some batches, some of them twice."""
+    chance = random.Random(seed)
+    items = [S, I2, I3, E, *([WHOLE] if seed % 2 else [])]
+    arrivals = items + chance.sample(items, chance.randint(0, 3))
+    chance.shuffle(arrivals)
+    batches: list[list[StoredObject]] = [[]]
+    for item in arrivals:
+        if batches[-1] and chance.random() < 0.6:
+            batches.append([])
+        batches[-1].append(item)
+    return batches
+
+
+@pytest.fixture(scope="module")
+def item_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoredObject], dict[str, Any]]:
+    """Return the Item of one object that no other came before."""
+
+    def item(of: StoredObject) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("alone")
+        (folder / "objects").mkdir()
+        pipeline = open_pipeline(folder / "home", folder / "objects")
+        ingest(pipeline, folder / "objects", of, run_id="run")
+        written = item_of(pipeline)
+        pipeline.close()
+        return written
+
+    return cache(item)
+
+
+@pytest.mark.clause("BEY-01")
+@pytest.mark.one_database
+@pytest.mark.parametrize("seed", range(8))
+def test_the_item_is_that_of_the_last_chunk_or_the_archive_s_in_every_order(
+    seed: int, pipeline: Pipeline, objects: Path, item_alone: Callable[[StoredObject], dict[str, Any]]
+) -> None:
+    for number, batch in enumerate(plan(seed)):
+        arrive(pipeline, objects, *batch, name=f"{number}-")
+        work(pipeline, f"run-{number}")
+    work_until_done(pipeline)
+    assert everything(pipeline)["item"] == item_alone(WHOLE if seed % 2 else E)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5 if seed % 2 else 4}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.ingest.nodes import ProvenanceEmit, StacRegister, operators
+from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, ProvenanceEmit, Settle, StacRegister, operators
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.decision import ClockDecision
 from kfm_dagster.telemetry.clock.reading import ClockState
@@ -113,4 +114,56 @@ def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_t
     assert (refused.attempt, refused.state) == (1, StageState.PENDING)
     assert traces.statuses(face.pipeline) == {Status.PENDING: 2}
     assert trees.files(Path(face.pipeline.settings.catalog)) == before
+    verify_chain(face.pipeline.stages.lifecycle.store.audit.lines())
+
+
+@pytest.mark.clause("PCS-05", "PCS-06", "PCS-10", "PCS-15")
+@pytest.mark.parametrize("operator", [MessageParse.operator, MetadataExtract.operator, Settle.operator])
+def test_a_stage_refused_by_the_clock_succeeds_with_its_inputs_once_the_clock_is_locked(
+    face: Face, operator: str
+) -> None:
+    deliver(face.pipeline, *volumes(2))
+    refused_at = OPERATORS.index(operator) + 1
+    policy = "retry_policy: {max_retries: 3, backoff: exp, base: 10ms, deadline: 10m}"
+    clock = scripted(face, {refused_at, refused_at + 1}, policy)
+    store = own_tx(face.pipeline.stages.lifecycle.store)
+    attempts_at_look: list[list[StageAttempt]] = []
+    monitored = clock.decided
+
+    def recorded(contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
+        attempts_at_look.append(store.since(datetime(2000, 1, 1, tzinfo=UTC)))
+        return monitored(contract, objects)
+
+    clock.decided = recorded  # type: ignore[method-assign]
+    result = face.execute(JOB, partition=DAY.isoformat())
+
+    assert result.success
+    assert waits(result) == [0.01, 0.02]
+    assert clock.looks == len(OPERATORS) + 2
+    run_id, stage = result.dagster_run.run_id, f"nexrad-l2.{operator}"
+    attempts = store.of_run(run_id)
+    assert [attempt.stage for attempt in attempts] == [f"nexrad-l2.{each}" for each in OPERATORS]
+    assert {(attempt.attempt, attempt.state) for attempt in attempts} == {(1, StageState.SUCCEEDED)}
+    # The inputs of a refused stage are kept, and it succeeds with exactly these.
+    [refused] = [attempt for attempt in attempts_at_look[refused_at] if attempt.stage == stage]
+    [succeeded] = [attempt for attempt in attempts if attempt.stage == stage]
+    assert refused.state is StageState.PENDING
+    assert (succeeded.idempotency_key, succeeded.input_hashes, succeeded.opened_at) == (
+        refused.idempotency_key,
+        refused.input_hashes,
+        refused.opened_at,
+    )
+    if operator != MessageParse.operator:
+        assert succeeded.input_hashes
+    lines = lines_of(face, run_id, operator)
+    assert [(line["kind"], line["event"]) for line in lines if line["kind"] not in {"gate", "checkpoint"}] == [
+        *[("stop", "E_SYNC"), ("retry", "attempt 1")] * 2,
+        ("transition", "pending>running"),
+        ("transition", "running>succeeded"),
+    ]
+    retries = [line["details"] for line in lines if line["kind"] == "retry"]
+    assert [retry["after"] for retry in retries] == ["pending", "pending"]
+    assert all(retry["interval_seconds"] >= wait for retry, wait in zip(retries, waits(result), strict=True))
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
+    assert len(traces.items(Path(face.pipeline.settings.catalog))) == 2
     verify_chain(face.pipeline.stages.lifecycle.store.audit.lines())

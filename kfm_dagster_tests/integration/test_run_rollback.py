@@ -44,11 +44,14 @@ from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster.stages.lifecycle import StageLifecycle
+from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DATASET,
     PARTITION,
+    CrashError,
     assert_conserved,
     deliver,
     node,
@@ -402,3 +405,49 @@ def test_a_replay_whose_compensation_fails_half_way_writes_again_what_is_gone(
     replayed(pipeline)
     assert_whole(pipeline)
     assert compensations(pipeline) == ["failed"]
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_failed_attempt_undoes_nothing_once_the_next_one_has_begun(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(pipeline, *volumes(UNITS))
+    register = list(operators()).index(StacRegister.operator)
+    batch = steps(pipeline, "run", KINDS[:register])
+    roll_back = StageLifecycle._roll_back
+
+    def late(lifecycle: StageLifecycle, of: ChainNode, failed: StageAttempt, received: StageBatch | None) -> None:
+        steps(pipeline, "run", KINDS[register:], batch)
+        roll_back(lifecycle, of, failed, received)
+
+    monkeypatch.setattr(StageLifecycle, "_roll_back", late)
+    first = node(pipeline, KINDS[register], "run")
+    monkeypatch.setattr(first, "verify", fail)
+    with pytest.raises(StageFailedError):
+        pipeline.stages.run(first, run_id="run", upstream=batch)
+    assert_whole(pipeline)
+    assert compensations(pipeline) == []
+
+
+@pytest.mark.clause("PCS-08")
+@pytest.mark.parametrize("end", [CrashError, ConnectionError])
+def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    deliver(pipeline, *volumes(UNITS))
+    run_chain(pipeline, DATASET, PARTITION, "original", Source.LEDGER)
+    before = trees.files(Path(pipeline.settings.catalog))
+    replay = ReplayedParse(
+        pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="replay", original="original", decision=PERSON
+    )
+
+    def ends(_batch: Sequence[Envelope]) -> None:
+        raise end
+
+    monkeypatch.setattr(replay, "summarize", ends, raising=False)
+    with pytest.raises(end):
+        step(pipeline, replay)
+    pipeline.stages.lifecycle.close(["replay"])
+    own_tx(pipeline.ledger).release_lost(run_ids=["replay"])
+    assert trees.files(Path(pipeline.settings.catalog)) == before
+    assert_whole(pipeline)

@@ -564,3 +564,13 @@ def test_a_dead_letter_of_a_chunk_closes_the_volume_before_it(dlq_fixture: DlqFi
     found = {(one.object_uri, one.object_version) for one in own_tx(pipeline.ledger).find(status=Status.PENDING)}
     assert found == {(first.uri, None), (first.uri, CLOSED), (second.uri, None)}
     dlq_fixture.assert_sound()
+
+
+def test_another_error_than_before_is_no_recurrence(dlq_fixture: DlqFixture) -> None:
+    dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(8)])
+    dlq_fixture.bring_to("failed", range(8))
+    drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
+    dlq_fixture.bring_to("failed", range(8), code="stac_validation_failed")
+    dlq_fixture.dead_bodies()
+    report = drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
+    assert (report.end, report.units["requeued"]) == (End.EMPTY, 8)
