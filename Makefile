@@ -49,7 +49,7 @@ lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts, the documents' for
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pymarkdown scan README.md CONTRIBUTING.md CHANGELOG.md docs
+	@$(BIN)/pymarkdown scan README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs
 
 clauses: $(INSTALLED)  ## list every clause of the mission with the tests that hold it
 	@$(BIN)/pytest -q --no-header --clauses --clauses-out docs/spec/conformance.md -W ignore
