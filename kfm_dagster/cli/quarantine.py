@@ -37,7 +37,7 @@ from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery import work_orders
-from kfm_dagster.recovery.quarantined import open_versions
+from kfm_dagster.recovery.work_orders import open_versions
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.s3 import Store

@@ -23,8 +23,7 @@ from kfm_dagster.errors import DependencyUnavailableError, ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots, refuse_foreign_roots
-from kfm_dagster.recovery.reconcile.comparison import ComparedDay, Difference, compare_day
-from kfm_dagster.recovery.reconcile.repair import repair_day
+from kfm_dagster.recovery.reconcile import ComparedDay, Difference, compare_day, repair_day
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.objects import ObjectReadError
 

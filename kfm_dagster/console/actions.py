@@ -32,8 +32,8 @@ from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery import work_orders
-from kfm_dagster.recovery.quarantined import open_versions
 from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.work_orders import open_versions
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.decisions import LOG
 

@@ -26,12 +26,11 @@ from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.quarantined import plan_discard
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.recovery.replay.runs import ReplayRun
 from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_from
-from kfm_dagster.recovery.work_orders import start
+from kfm_dagster.recovery.work_orders import plan_discard, start
 from kfm_dagster.settings import Environment
 from kfm_dagster.views.units import search_units
 from kfm_dagster.views.view import Parts

@@ -19,9 +19,8 @@ from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ingest.maintenance import attempt
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import RequestedRuns
-from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills
+from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills, begin_due_listings
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs
-from kfm_dagster.recovery.backfill.scheduled import begin_due_listings
 
 INTERVALS = 3
 """Ticks of the other sensors per tick: a listed day takes longer, alerts have windows of minutes, little is due."""

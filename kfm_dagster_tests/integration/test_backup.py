@@ -27,7 +27,7 @@ from kfm_dagster.cli.main import main
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.reconcile.comparison import compare_day
+from kfm_dagster.recovery.reconcile import compare_day
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.selection import Filters, Mode, Options, Selection, SelectionMetadata, Spec
 from kfm_dagster.storage.database import Database

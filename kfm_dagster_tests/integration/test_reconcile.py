@@ -21,9 +21,8 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import LineageBatches
-from kfm_dagster.recovery.reconcile import comparison
-from kfm_dagster.recovery.reconcile.comparison import ON_ITS_WAY, ComparedDay, compare_day
-from kfm_dagster.recovery.reconcile.repair import repair_day
+from kfm_dagster.recovery import reconcile
+from kfm_dagster.recovery.reconcile import ON_ITS_WAY, ComparedDay, compare_day, repair_day
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.integration import traces
@@ -286,7 +285,7 @@ def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(
 def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(
     ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison, "ITEMS_AT_ONCE", 1)
+    monkeypatch.setattr(reconcile, "ITEMS_AT_ONCE", 1)
     item = renumbered(volumes(1)[0])
     stored(objects, item, ago=timedelta(hours=1))
     take(ingested, announce([item.event()], registry=ingested.registry, name="newer"))

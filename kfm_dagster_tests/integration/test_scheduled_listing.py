@@ -15,9 +15,8 @@ from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.backfill.days import Backfills
+from kfm_dagster.recovery.backfill.days import ACTOR, Backfills, begin_due_listings
 from kfm_dagster.recovery.backfill.progress import BackfillError, DayState, day_progress, find_backfill
-from kfm_dagster.recovery.backfill.scheduled import ACTOR, begin_due_listings
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.integration import traces

@@ -24,7 +24,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.pace import HoldReason
+from kfm_dagster.recovery.replay.limits import HoldReason
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.replay.units import Admission
 from kfm_dagster.settings import Environment

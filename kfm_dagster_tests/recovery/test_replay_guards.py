@@ -19,9 +19,13 @@ from kfm_dagster.recovery.replay.limits import (
     SLOW_DOWN_AT,
     Guard,
     GuardError,
+    Hold,
+    HoldReason,
     Limits,
+    Traffic,
+    queue_age,
+    reason_to_hold,
 )
-from kfm_dagster.recovery.replay.pace import Hold, HoldReason, Traffic, hold, queue_age
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.databases import every_row
@@ -356,7 +360,7 @@ PACES: dict[str, tuple[Traffic, HoldReason | None]] = {
 @pytest.mark.clause("RPL-03", "RPL-05")
 def test_the_next_batch_waits_for_its_rate_for_others_and_for_live_work() -> None:
     for name, (seen, reason) in PACES.items():
-        held: Hold | None = hold(seen, limits=STRICT, datasets={"goes-abi"})
+        held: Hold | None = reason_to_hold(seen, limits=STRICT, datasets={"goes-abi"})
         assert (held and held.reason) == reason, name
         assert held is None or "expected" in str(held)
     # A clock that is behind makes no queue age.

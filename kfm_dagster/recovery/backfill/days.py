@@ -4,19 +4,25 @@ A backfill is rows in the database, from which the next tick continues. Its list
 one chunk per transaction, and the ledger's own sensor plans the runs of their units. A further day is listed only while
 the bulk units in flight are fewer than the live share leaves. Succeeded units stay unchanged and failed units are
 requeued with the reason `backfill`, so the same backfill twice changes nothing.
+
+A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset, with its interval
+in its id. The database takes an id once: so an interval has at most one listing, however many processes run and
+whatever crashes.
 Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.discovery import LeftOut
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
@@ -24,6 +30,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 
 PAUSE_SECONDS = 10.0
@@ -278,3 +285,49 @@ def _pause_is_over(rows: Sequence[Any], *, now: datetime) -> bool:
     pause = min(PAUSE_SECONDS * 2.0 ** (latest.requests - 1), MAX_PAUSE_SECONDS)
     waited: timedelta = now - latest.requested_at
     return waited >= timedelta(seconds=pause)
+
+
+ACTOR = "kfm_dagster"
+
+
+def begin_due_listings(backfills: Backfills, settings: Settings) -> tuple[str, ...]:
+    """Begin the listings that are due; return the ids of their backfills.
+
+    A listing is due once per interval, unless its dataset is off or a running backfill has it.
+    """
+    ledger, now = backfills.pipeline.ledger, backfills.pipeline.clock()
+    listings = dict(_scheduled(ledger.registry, now=now)) if settings.scheduled_listings else {}
+    if not listings:
+        return ()
+    rows = [
+        {"backfill_id": backfill_id, "dataset": dataset, "day": day.isoformat()}
+        for backfill_id, (dataset, day) in listings.items()
+    ]
+    with ledger.database.snapshot() as view:
+        due = view.run("backfill.due_listings", listings=rows).scalars().all()
+    if not due:
+        return ()
+    off = KillSwitchPolicy.now(ledger.switches)
+    started = []
+    for backfill_id in sorted(due):
+        dataset, day = listings[backfill_id]
+        decision = Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {dataset}")
+        if off.of(dataset) is None and backfills.start_listing(
+            backfill_id, dataset=dataset, day=day, decision=decision
+        ):
+            started.append(backfill_id)
+    return tuple(started)
+
+
+def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[tuple[str, tuple[str, date]]]:
+    """Yield id, dataset and day of the current intervals' listings; intervals count from 1970."""
+    for contract in registry:
+        schedule = contract.storage.scheduled_listing
+        if schedule is not None:
+            since = datetime.fromtimestamp(now.timestamp() // schedule.every_seconds * schedule.every_seconds, UTC)
+            grammar = registry.grammars[contract.id]
+            recent = [now.date() - timedelta(days=number) for number in range(schedule.days_back + 1)]
+            for day in sorted({grammar.day_holding(day) for day in recent}):
+                # Every process derives the same id.
+                digest = hashlib.sha256(f"{contract.id}/{day}".encode()).hexdigest()
+                yield f"bf-{since:%Y%m%dT%H%M%S}-{digest[:12]}", (contract.id, day)

@@ -2,7 +2,7 @@
 
 Any process may call `advance`: one transaction admits a batch and records the decision on each of its units, so that a
 process that dies at any instant has admitted it wholly or not at all. Ordinary runs process the admitted units. Does
-not belong here: rules (`guards.py`, `pace.py`, `units.py`), rows (`runs.py`).
+not belong here: rules (`plan.py`, `limits.py`, `units.py`), rows (`runs.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.review import Units
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.days import Backfills
-from kfm_dagster.recovery.replay import pace, runs
-from kfm_dagster.recovery.replay.guards import kill_switch, refused_as_asked
-from kfm_dagster.recovery.replay.limits import LIMITS, Limits, Request
-from kfm_dagster.recovery.replay.pace import Hold, HoldReason, Traffic
-from kfm_dagster.recovery.replay.plan import PlannedReplay, look
+from kfm_dagster.recovery.replay import runs
+from kfm_dagster.recovery.replay.limits import (
+    LIMITS,
+    RATES,
+    REMEMBERED,
+    Hold,
+    HoldReason,
+    Limits,
+    Request,
+    Traffic,
+    reason_to_hold,
+)
+from kfm_dagster.recovery.replay.plan import PlannedReplay, kill_switch, look, refused_as_asked
 from kfm_dagster.recovery.replay.runs import (
     ENDED,
     Account,
@@ -272,8 +280,8 @@ class ReplayEngine:
                 observed = f"{refusal.guard}: {refusal.what}, {refusal.observed}"
                 return Hold(reason=HoldReason.GUARD, observed=observed, expected=str(refusal.expected))
         options = run.selection.spec.options
-        rates = {name: getattr(options, name) or getattr(request.limits, name) for name in pace.RATES}
-        return pace.hold(self._traffic(tx), limits=replace(request.limits, **rates), datasets=datasets)
+        rates = {name: getattr(options, name) or getattr(request.limits, name) for name in RATES}
+        return reason_to_hold(self._traffic(tx), limits=replace(request.limits, **rates), datasets=datasets)
 
     def _traffic(self, tx: Transaction) -> Traffic:
         now = self.pipeline.clock()
@@ -283,9 +291,7 @@ class ReplayEngine:
         return Traffic(
             now=now,
             in_flight=[(row.replay_run_id, row.batch, row.dataset) for row in tx.run("replay.unfinished")],
-            recent=[
-                (row.decided_at, row.admitted) for row in tx.run("replay.recent_batches", since=now - pace.REMEMBERED)
-            ],
+            recent=[(row.decided_at, row.admitted) for row in tx.run("replay.recent_batches", since=now - REMEMBERED)],
             live_waits_since=waits_since,
         )
 

@@ -1,19 +1,24 @@
-"""The plan of a replay: the units of its selection now, and its refusals. Reads only."""
+"""The plan of a replay: the units of its selection now, and the guards that refuse it. Reads only.
+
+A guard is a pure function that returns a named refusal with the observed and the expected value, or None. Does not
+belong here: limits and pace (`limits.py`), and which units of a batch are requeued (`units.py`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.review import Units
+from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.replay.guards import refused_as_asked, refused_by_facts, refused_to_look
-from kfm_dagster.recovery.replay.limits import GuardError, Refusal, Request, RequestFacts
+from kfm_dagster.recovery.replay.limits import Guard, GuardError, Refusal, Request, RequestFacts
 from kfm_dagster.recovery.replay.selection import Mode, Selection
 from kfm_dagster.recovery.replay.units import (
     Admission,
@@ -25,6 +30,233 @@ from kfm_dagster.recovery.replay.units import (
     select,
 )
 from kfm_dagster.storage.database import Transaction
+
+
+def environment(request: Request) -> Refusal | None:
+    """Refuse a selection that was written for another environment."""
+    env = request.selection.metadata.env
+    if env is request.env:
+        return None
+    return Refusal(
+        guard=Guard.ENVIRONMENT,
+        what="the selection is for another environment",
+        observed=f"metadata.env {env}",
+        expected=f"{request.env}, where this runs (KFM_ENV)",
+        next_step="run it there, or write a selection for this environment",
+    )
+
+
+def scope(request: Request) -> Refusal | None:
+    """Refuse a selection without a dataset, time or status: its size would be an accident."""
+    filters = request.selection.spec.filters
+    if filters.wal_ids or request.selection.spec.mode is Mode.BACKFILL:
+        return None
+    dimensions = {
+        "no dataset": bool(filters.datasets),
+        "no time (days, event_time or created)": any(_window(request.selection)),
+        "no status and no error code": bool(filters.status or filters.error_codes),
+    }
+    missing = [lack for lack, is_given in dimensions.items() if not is_given]
+    if not missing:
+        return None
+    return Refusal(
+        guard=Guard.SCOPE,
+        what="the selection has no scope",
+        observed=", ".join(missing),
+        expected="a dataset, a time, and a status or an error code; or explicit wal_ids",
+        next_step="add " + ", ".join(_OPTION_OF[lack] for lack in missing),
+    )
+
+
+_OPTION_OF = {
+    "no dataset": "--dataset",
+    "no time (days, event_time or created)": "--first-day and --last-day, or --event-time-start and --event-time-end",
+    "no status and no error code": "--status or --error-code",
+}
+
+
+def global_scope(request: Request) -> Refusal | None:
+    """Refuse a selection of every dataset where the environment does."""
+    if request.limits.global_scope or EVERY_DATASET not in request.selection.spec.filters.datasets:
+        return None
+    return Refusal(
+        guard=Guard.GLOBAL_SCOPE,
+        what="every dataset at once is meant",
+        observed=f'datasets "{EVERY_DATASET}"',
+        expected=f"datasets by name in {request.env}",
+        next_step="name the datasets that the incident touched",
+    )
+
+
+def window(request: Request) -> Refusal | None:
+    """Refuse a time span that is too long or has an open end, where the environment does."""
+    longest = request.limits.max_window
+    if longest is None or request.selection.spec.filters.wal_ids:
+        return None
+    start, end = _window(request.selection)
+    if start is not None and end is not None and end - start <= longest:
+        return None
+    return Refusal(
+        guard=Guard.WINDOW,
+        what="the selection covers too long a time",
+        observed="an open end" if start is None or end is None else f"{(end - start).days} days",
+        expected=f"a start and an end, at most {longest.days} days apart in {request.env}",
+        next_step="narrow event_time, or replay in several parts",
+    )
+
+
+def _window(selection: Selection) -> tuple[datetime | None, datetime | None]:
+    """Return the time span of a selection, preferably a span with both ends."""
+    filters = selection.spec.filters
+    spans = (
+        (filters.event_time.start, filters.event_time.end),
+        (filters.created.after, filters.created.before),
+        (_midnight(filters.days.first), _midnight(filters.days.last, after=timedelta(days=1))),
+    )
+    bounded = [span for span in spans if any(span)]
+    whole = [span for span in bounded if all(span)]
+    return (whole or bounded or [(None, None)])[0]
+
+
+def _midnight(day: date | None, *, after: timedelta = timedelta(0)) -> datetime | None:
+    return None if day is None else datetime.combine(day, time(), UTC) + after
+
+
+def amounts(request: Request) -> Iterator[Refusal]:
+    """Refuse numbers, sizes and rates above the environment's limits."""
+    spec_limits, options, limits = request.selection.spec.limits, request.selection.spec.options, request.limits
+    lower = "lower it in options, or leave it out"
+    for guard, what, observed, limit, next_step in (
+        (
+            Guard.MAX_SELECTION_RECORDS, "the selection asks for too many records",
+            spec_limits.max_records, request.max_records, "lower limits.max_records (--limit)",
+        ),
+        (
+            Guard.MAX_BATCH_SIZE, "the batches are too large",
+            request.batch_size, limits.max_batch_size, "lower limits.batch_size (--batch-size)",
+        ),
+        (
+            Guard.MAX_BATCHES, "the selection asks for too many batches",
+            spec_limits.max_batches, request.max_batches, "lower limits.max_batches (--max-batches)",
+        ),
+        (Guard.RATE, "too many records per second", options.records_per_second, limits.records_per_second, lower),
+        (Guard.RATE, "too many batches per minute", options.batches_per_minute, limits.batches_per_minute, lower),
+    ):  # fmt: skip
+        if (refusal := _too_many(guard, what, observed or 0, limit, next_step)) is not None:
+            yield refusal
+
+
+def approval(request: Request) -> Refusal | None:
+    """Refuse to replace results, release units or downgrade without an approval (RPL-07)."""
+    options = request.selection.spec.options
+    replaces = request.selection.spec.mode is Mode.REPAIR_AND_REPLACE
+    if not replaces and not options.allow_downgrade:
+        return None
+    missing = [] if not replaces or options.allow_repair_and_replace else ["options.allow_repair_and_replace"]
+    missing += [] if request.change_ref else ["an approval reference"]
+    if not missing:
+        return None
+    return Refusal(
+        guard=Guard.APPROVAL,
+        what="repair-and-replace needs a governed approval" if replaces else "a downgrade needs a governed approval",
+        observed=f"no {' and no '.join(part.removeprefix('an ') for part in missing)}",
+        expected="options.allow_repair_and_replace, and the change or incident under which it was approved",
+        next_step="get it approved, then give --allow-repair-and-replace and --change-ref",
+    )
+
+
+def change_reference(request: Request) -> Refusal | None:
+    """Refuse a replay without a change reference where the environment needs one."""
+    if request.change_ref or not request.limits.needs_change_ref:
+        return None
+    return Refusal(
+        guard=Guard.CHANGE_REFERENCE,
+        what="a replay needs a change or incident reference here",
+        observed="none",
+        expected=f"a reference in {request.env}",
+        next_step="give --change-ref, or metadata.labels.incident_id",
+    )
+
+
+def refused_to_look(request: Request) -> tuple[Refusal, ...]:
+    """Return the refusals of the query itself, which could read the whole ledger."""
+    return _given(environment(request), scope(request), global_scope(request), window(request))
+
+
+def refused_as_asked(request: Request) -> tuple[Refusal, ...]:
+    """Return the refusals that need no ledger; every batch checks them again."""
+    return refused_to_look(request) + _given(*amounts(request), approval(request), change_reference(request))
+
+
+def refused_by_facts(request: Request, found: RequestFacts) -> tuple[Refusal, ...]:
+    """Return the refusals that follow from the ledger's facts."""
+    return _given(
+        selected_records(request, found),
+        needed_batches(request, found),
+        kill_switch(request, found.switched_off),
+        downgrade(request, found),
+    )
+
+
+def _given(*refusals: Refusal | None) -> tuple[Refusal, ...]:
+    return tuple(refusal for refusal in refusals if refusal is not None)
+
+
+def selected_records(request: Request, found: RequestFacts) -> Refusal | None:
+    """Refuse more records than one replay may have, unless the selection has a limit itself."""
+    if not found.more or request.selection.spec.limits.max_records is not None:
+        return None
+    return Refusal(
+        guard=Guard.MAX_SELECTION_RECORDS,
+        what="too many records match",
+        observed=f"more than {found.records}",
+        expected=f"at most {request.max_records} in {request.env}",
+        next_step="narrow the selection, or take the first ones (--limit)",
+    )
+
+
+def needed_batches(request: Request, found: RequestFacts) -> Refusal | None:
+    """Refuse a selection that needs more batches than it, or the environment, allows."""
+    return _too_many(
+        Guard.MAX_BATCHES,
+        "the selection needs too many batches",
+        -(-found.records // request.batch_size),
+        min(request.selection.spec.limits.max_batches or request.max_batches, request.max_batches),
+        "narrow the selection, or make the batches larger",
+    )
+
+
+def kill_switch(request: Request, switched_off: frozenset[str]) -> Refusal | None:
+    """Refuse or hold units of datasets whose kill switch is on (WAL-10)."""
+    if not switched_off or not request.selection.spec.options.respect_kill_switch:
+        return None
+    return Refusal(
+        guard=Guard.KILL_SWITCH,
+        what="a dataset is switched off",
+        observed=", ".join(sorted(switched_off)),
+        expected="no kill switch on a dataset of the selection",
+        next_step="kfm kill-switch list says why; release it first, or leave the dataset out",
+    )
+
+
+def downgrade(request: Request, found: RequestFacts) -> Refusal | None:
+    """Refuse to replace results of a newer release (RPL-07)."""
+    if not found.newer_results or request.selection.spec.options.allow_downgrade:
+        return None
+    return Refusal(
+        guard=Guard.DOWNGRADE,
+        what="results of a newer release would be replaced",
+        observed=f"{found.newer_results} results newer than {found.code_version}",
+        expected="results of this release or an older one",
+        next_step="run it with that release, or approve it with --allow-downgrade",
+    )
+
+
+def _too_many(guard: Guard, what: str, observed: float, limit: float, next_step: str) -> Refusal | None:
+    if observed <= limit:
+        return None
+    return Refusal(guard=guard, what=what, observed=f"{observed:g}", expected=f"at most {limit:g}", next_step=next_step)
+
 
 EXAMPLES = 5
 """Records that a plan shows."""

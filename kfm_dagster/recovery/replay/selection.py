@@ -2,7 +2,7 @@
 
 A YAML file or the options of a command give the same document, checked by one strict model; the same spec on the same
 ledger selects the same records in the same order. Does not belong here: querying the ledger (`units.py`), and
-whether a valid spec is allowed (`guards.py`).
+whether a valid spec is allowed (`plan.py`).
 """
 
 from __future__ import annotations

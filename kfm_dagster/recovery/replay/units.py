@@ -1,7 +1,7 @@
 """The units of a replay: select them, give reasons to skip them, and requeue a batch.
 
 Every change goes through the ledger's own operations, in the caller's transaction. Does not belong here: whether the
-replay as a whole is allowed (`guards.py`) and when its next batch comes (`pace.py`).
+replay as a whole is allowed (`plan.py`) and when its next batch comes (`limits.py`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Reconciliation: compare bucket, ledger, catalog and lineage, and repair differences."""
