@@ -25,12 +25,12 @@ from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_tags import DATASET_TAG, FORCE_TAG
 from kfm_dagster.governance.log import DAGSTER_UI, Decision
+from kfm_dagster.ingest.discovery import DayListing
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, Source, StacRegister, chain
 from kfm_dagster.ingest.path_arrivals import PathArrivals, radars
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_replay import ReplayedParse
-from kfm_dagster.recovery.backfill.days import DayListing
 from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError

@@ -15,7 +15,6 @@ from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.defs.run_requests import listing_run, path_runs
 from kfm_dagster.defs.run_storage import listing_days, run_slots
 from kfm_dagster.defs.sensors import ticking_every
-from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ingest.maintenance import attempt
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import RequestedRuns
@@ -84,7 +83,7 @@ def _listings(
 
 
 def _alerts(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> Due:
-    evaluator = alert_evaluator(pipeline)
+    evaluator = pipeline.alert_evaluator()
     evaluation = evaluator.evaluate()
     for undelivered in evaluation.dead:
         context.log.warning("an alert waits for a channel that does not take it: %s", undelivered)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from enum import StrEnum, unique
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from typing_extensions import override
@@ -62,20 +62,31 @@ _WHY_LEFT_OUT = {
 }
 
 
-class ListingAccount(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DayListing:
     """A backfill's account of the listing of one of its days."""
 
+    clock: Callable[[], datetime]
+    backfill_id: str
+    dataset: str
+    day: str
+
     def opened(self, tx: Transaction) -> bool:
-        """Begin to count the objects; return False if the backfill no longer needs them."""
-        ...
+        """Begin to count the objects; False when the day is listed already or the backfill is over."""
+        return tx.run("backfill.open_listing", self._day).one_or_none() is not None
 
     def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
-        """Count a transaction's objects; return False if the backfill no longer needs the rest."""
-        ...
+        """Count the units of this transaction; False when the backfill was stopped meanwhile."""
+        row = tx.run("backfill.count_listed", self._day, listed=listed, created=created, requeued=requeued)
+        return row.one_or_none() is not None
 
     def closed(self, tx: Transaction, left_out: LeftOut) -> None:
-        """Record that all objects of the day are in the ledger, and the keys without a unit."""
-        ...
+        """Record that the ledger has the day's every object, and the keys that gave no unit."""
+        tx.run("backfill.close_listing", self._day, at=self.clock(), left_out=left_out)
+
+    @property
+    def _day(self) -> dict[str, str]:
+        return {"backfill_id": self.backfill_id, "dataset": self.dataset, "day": self.day}
 
 
 @dataclass(kw_only=True)
@@ -97,7 +108,7 @@ class MessageParse(ChainNode):
     source: Source
     limit: int
     lane: Lane | None = None
-    account: ListingAccount | None = None
+    account: DayListing | None = None
     """Of the backfill that asked for this listing, where one did."""
     listing: Sequence[ListedObject] = field(default=(), repr=False)
     """What the bucket holds of the day, once `inputs` has listed it. A backfill counts while it lists."""

@@ -1,32 +1,36 @@
 """Evidence: facts for the decision on a quarantined unit, once per quarantine (BEY-06).
 
-The collector first takes back the unit's Items without lineage; a case without evidence is still to do. It stores a
-bundle under its hash before the case names it: a crash in between leaves an unused file, and the next collection takes
-the case. Belongs here: collecting and reading evidence. Does not belong here: the content of a bundle
-(`evidence_bundle.py`), the cases (`ledger/cases.py`).
+The collector first takes back Items of units that were quarantined before their lineage was recorded (ADR 014): the
+unit's next attempt would find and complete such an Item; if none succeeds, nothing else takes it back. A case without
+evidence is still to do. The collector stores a bundle under its hash before the case names it: a crash in between
+leaves an unused file, and the next collection takes the case. Belongs here: collecting and reading evidence. Does not
+belong here: the content of a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`), failed runs (`rollback.py`),
+which take back their Items themselves.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import orjson
 from obstore.exceptions import BaseError
 
-from kfm_dagster.catalog.store import CatalogUndoError
+from kfm_dagster.catalog.store import CatalogUndoError, Orphan
+from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError, KfmError
 from kfm_dagster.ingest.evidence_bundle import Announced, ObjectState, bundle_of, found_object
-from kfm_dagster.ingest.orphans import take_back_orphans
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import DueCase, QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.redaction import redacted_error
+from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.s3 import Store
@@ -166,3 +170,40 @@ def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:
     """Read a bundle. Raises ArtifactError if it is missing or differs from its hash."""
     content: dict[str, Any] = orjson.loads(evidence_bundles(store).get(reference))
     return content
+
+
+_STAGE = "stac_register"
+
+
+def take_back_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
+    """Take back Items without lineage of quarantined units in `wal_ids`; return the number.
+
+    One transaction per dataset and run, which keeps the units in quarantine: none is requeued meanwhile. Safe to
+    repeat, also after a crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.
+    """
+    taken, known = 0, {contract.id for contract in pipeline.registry}
+    for (dataset, run_id), units in groupby(
+        pipeline.catalog.orphans(wal_ids), key=lambda orphan: (orphan.dataset, orphan.run_id)
+    ):
+        if dataset in known:  # without its contract a collection cannot be written
+            taken += _take_back(pipeline, dataset, run_id, list(units))
+    return taken
+
+
+def _take_back(pipeline: Pipeline, dataset: str, run_id: str, orphans: Sequence[Orphan]) -> int:
+    stages = pipeline.stages.lifecycle.store
+    with pipeline.database.transaction() as tx:
+        held = pipeline.ledger.hold_quarantined([orphan.wal_id for orphan in orphans], tx=tx)
+        promotions = {orphan.item_id: orphan.promotion_id for orphan in orphans if orphan.wal_id in held}
+        undone = pipeline.catalog.undo_items(dataset, promotions, tx=tx)
+        counts = {"restored": len(undone.restored), "removed": len(undone.removed)}
+        attempt = stages.newest(run_id, f"{dataset}.{_STAGE}", tx=tx)
+        taken = sum(counts.values())
+        if attempt is not None and taken:
+            because = {"because": "units quarantined without lineage"}
+            stages.audit.append([attempt.event(AuditKind.COMPENSATION, "done", counts | because)], tx=tx)
+    if taken:
+        _LOG.warning(
+            "took back %d Items of %s, run %s: their units are quarantined without lineage", taken, dataset, run_id
+        )
+    return taken

@@ -23,8 +23,7 @@ from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.kill_switch_policy import ALL_ON, KillSwitchPolicy, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
-from kfm_dagster.ingest.read_again import close, complete
-from kfm_dagster.ingest.recording import created_of, ensure_units, record_messages
+from kfm_dagster.ingest.recording import close, complete, created_of, ensure_units, record_messages
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status

@@ -1,7 +1,8 @@
 """Base classes of the chain's nodes: dataset, partition, run, gates, and heartbeat.
 
-Belongs here: a step's declarations, and the defaults of the run contract's protocol. Does not belong here: the work of
-a node (`discovery.py`, `nodes.py`).
+Belongs here: a step's declarations, the defaults of the run contract's protocol, and the renewal of a run's claims
+while a node works (BEY-02). Does not belong here: the work of a node (`discovery.py`, `nodes.py`), permission to write
+(fences, `ledger/leases.py`), which a renewal does not replace.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -23,10 +24,10 @@ from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.issues import FenceIssue, IntegrityIssue, MetadataIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
-from kfm_dagster.ingest.heartbeat import Heartbeat
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import DueBackoff
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.redaction import redacted_error
+from kfm_dagster.redaction import error_text, redacted_error
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
@@ -256,3 +257,71 @@ def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
     """Yield the units in lists of `size` units; the last list may be shorter."""
     while chunk := list(islice(units, size)):
         yield chunk
+
+
+PART = 3
+"""A lease is renewed three times in its life, so that one renewal may fail."""
+
+BATCH = 1_000
+"""Messages read and hidden at a time."""
+
+
+class Heartbeat:
+    """Renews a run's leases at every tick, and hides its messages at half of their timeout.
+
+    A run loses its claims when its lease expires, and messages come again after their visibility timeout; both are
+    shorter than the longest work. So a thread beside the work renews them, and ends with it.
+    `attempts` has the units of the work with the attempt of their claims; units without one have no lease.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, run_id: str, attempts: Mapping[WalId, int]) -> None:
+        self._pipeline = pipeline
+        self._run_id = run_id
+        self._attempts = attempts
+        self._timeouts = {contract.id: contract.queue.visibility_timeout for contract in pipeline.registry}
+
+    @property
+    def interval_seconds(self) -> float:
+        """Seconds between two ticks; a message that is not prolonged at one tick is seen again before it comes back."""
+        return min(self._pipeline.settings.lease_seconds, *self._timeouts.values()) / PART
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Tick now, and every interval until the block ends."""
+        self.tick()
+        name = f"heartbeat-{self._run_id}"
+        with self._pipeline.threads.repeating(self.tick, seconds=self.interval_seconds, name=name):
+            yield
+
+    def tick(self) -> None:
+        """Renew once. Failures are only logged: they must not end work whose claims are still held."""
+        for name, renew in (("leases", self._renew_leases), ("messages", self._prolong_messages)):
+            try:
+                renew()
+            except Exception as error:
+                _LOG.warning("run %s could not renew its %s: %s", self._run_id, name, error_text(error))
+
+    def _renew_leases(self) -> None:
+        self._pipeline.ledger.leases.renew(self._run_id, self._attempts)
+
+    def _prolong_messages(self) -> None:
+        now = self._pipeline.clock()
+        after = ""
+        while True:
+            held = self._pipeline.deliveries.held_by(self._run_id, after=after, limit=BATCH)
+            due = [
+                DueBackoff(
+                    message_id=message.message_id,
+                    queue=message.queue,
+                    receipt_handle=message.receipt_handle,
+                    seconds=self._timeouts[message.dataset],
+                )
+                for message in held
+                if message.dataset in self._timeouts
+                and now - message.received_at >= timedelta(seconds=self._timeouts[message.dataset]) / 2
+            ]
+            if due:
+                self._pipeline.acknowledger.postpone(due)
+            if len(held) < BATCH:
+                return
+            after = held[-1].message_id

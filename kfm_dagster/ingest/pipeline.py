@@ -51,6 +51,7 @@ from kfm_dagster.telemetry.energy import CodecarbonMeter
 from kfm_dagster.telemetry.otlp import configure_traces
 
 if TYPE_CHECKING:
+    from kfm_dagster.alerts.evaluator import AlertEvaluator
     from kfm_dagster.notifications.authenticity import Signatures
 
 LOCKFILE = "requirements.lock"
@@ -234,6 +235,21 @@ class Pipeline:
     def calibration(self) -> Calibration:
         """This machine's clock."""
         return Calibration(rule=self.card.machine.clock, database=self.database, clock=self.clock)
+
+    def alert_evaluator(self) -> AlertEvaluator:
+        """Return an evaluator of the card's alert rules, for KFM_ALERT_URLS."""
+        from kfm_dagster.alerts.evaluator import AlertEvaluator  # noqa: PLC0415, apprise is slow to load
+
+        clock = self.card.machine.clock
+        return AlertEvaluator(
+            plan=self.card.alerts,
+            on_divergence=self.card.replay_plan.alerts.on_divergence,
+            max_offset=clock.max_offset,
+            tau_calib=clock.tau_calib,
+            database=self.database,
+            clock=self.clock,
+            urls=self.settings.alert_urls,
+        )
 
     @cached_property
     def queue(self) -> Queue:

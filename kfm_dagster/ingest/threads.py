@@ -7,12 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
-from kfm_dagster.failpoints import with_context
-
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+from kfm_dagster.failpoints import Given, Made, with_context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

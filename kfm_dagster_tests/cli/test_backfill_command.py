@@ -8,8 +8,9 @@ from kfm_dagster.cli import backfill as command
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.discovery import DayListing
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.recovery.backfill.days import Backfills, DayListing
+from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.factories import START, envelope, failed, finished

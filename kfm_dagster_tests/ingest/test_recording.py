@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,8 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.errors import DatabaseUnavailableError
-from kfm_dagster.ingest.discovery import LeftOut
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.discovery import DayListing
 from kfm_dagster.ingest.intake import record
 from kfm_dagster.ingest.kill_switch_policy import ALL_ON
 from kfm_dagster.ingest.nodes import MessageParse, Source
@@ -25,6 +26,8 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.recovery.backfill.days import Backfills
+from kfm_dagster.recovery.backfill.progress import day_progress
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster.storage.refusal import refusal_of, write_all_but_refused
@@ -132,22 +135,6 @@ def test_a_message_that_the_database_refuses_is_rejected_alone_and_its_units_are
     assert_conserved(pipeline)
 
 
-class Account:
-    """A backfill of one day."""
-
-    left_out: LeftOut
-
-    def opened(self, tx: Transaction) -> bool:
-        return True
-
-    def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
-        assert (listed, created, requeued) == (3, 2, 0)
-        return True
-
-    def closed(self, tx: Transaction, left_out: LeftOut) -> None:
-        self.left_out = left_out
-
-
 @pytest.mark.clause("SEC-05")
 def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
     pipeline: Pipeline,
@@ -167,21 +154,26 @@ def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
         for one in events
     ]
     monkeypatch.setattr(pipeline.objects, "list_day", lambda *_, **__: iter(listed))
-    account = Account()
+    backfills, day = Backfills(pipeline), date(2025, 4, 2)
+    why = Decision(actor="ada", reason="outage", change_ref="CHG-1")
+    backfill = backfills.start(datasets=["nexrad-l2"], first_day=day, last_day=day, decision=why)
+    [request] = backfills.advance(listing=(), limit=1).requests
     node = MessageParse(
         pipeline=pipeline,
         dataset="nexrad-l2",
-        partition="2025-04-02",
+        partition=request.day,
         run_id="r",
         source=Source.LISTING,
         limit=10,
-        account=account,
+        account=DayListing(clock=pipeline.clock, backfill_id=request.backfill_id, dataset="nexrad-l2", day=request.day),
     )
     node.transform()
     with pipeline.database.transaction() as tx:
         assert len(node.apply(tx, [])) == 2
     assert uris(pipeline, status=Status.IN_PROGRESS) == {listed[0].uri, listed[2].uri}
-    assert account.left_out == {"database_refused": {"keys": 1, "first": events[1].key}}
+    [listing] = day_progress(pipeline.database, backfill.backfill_id)
+    assert (listing.listed, listing.created, listing.requeued) == (3, 2, 0)
+    assert listing.left_out == {"database_refused": {"keys": 1, "first": events[1].key}}
     assert "no_such_place" in caplog.text
 
 

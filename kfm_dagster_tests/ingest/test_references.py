@@ -13,7 +13,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import IntegrityIssue
-from kfm_dagster.ingest.discovery import MessageParse, Source
+from kfm_dagster.ingest.discovery import DayListing, MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import Outcome
@@ -24,19 +24,6 @@ from kfm_dagster_tests.integration.chain import DAY, Clock, good, open_pipeline,
 
 DATASET = "nexrad-l2"
 WINDOW = ("2025-04-02T00:00:00.000000Z", "2025-04-03T00:00:00.000000Z")
-
-
-class Account:
-    """A backfill that takes a listing in and keeps nothing."""
-
-    def opened(self, tx: Any) -> bool:
-        return True
-
-    def counted(self, tx: Any, *, listed: int, created: int, requeued: int) -> bool:
-        return True
-
-    def closed(self, tx: Any, left_out: Any) -> None:
-        pass
 
 
 @pytest.fixture
@@ -69,7 +56,8 @@ def test_each_source_says_what_it_asks_with_query_and_window(pipeline: Pipeline)
     )
     assert listing.checksum is not None
     # It takes objects in while it lists.
-    [backfill] = references(pipeline, Source.LISTING, account=Account())
+    account = DayListing(clock=pipeline.clock, backfill_id="bf-1", dataset=DATASET, day=DAY.isoformat())
+    [backfill] = references(pipeline, Source.LISTING, account=account)
     assert backfill == InputReference(uri=listing.uri, query=listing.query, window=WINDOW)
     asked = {"status": "pending", "lane": "live", "limit": "9"}
     assert references(pipeline, Source.LEDGER, lane=Lane.LIVE) == [

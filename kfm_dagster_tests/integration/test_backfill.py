@@ -19,14 +19,13 @@ from kfm_dagster.errors import ContractError, RefusedError
 from kfm_dagster.followers.geoparquet.search import Wanted, search
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import discovery
-from kfm_dagster.ingest.discovery import MessageParse, Source
+from kfm_dagster.ingest.discovery import DayListing, MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.recovery.backfill.days import (
     AdvanceReport,
     Backfills,
-    DayListing,
 )
 from kfm_dagster.recovery.backfill.progress import (
     Backfill,

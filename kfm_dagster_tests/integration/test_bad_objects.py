@@ -32,7 +32,7 @@ from kfm_dagster.ingest.nodes import (
     StacRegister,
 )
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.run_comparison import compare_run
+from kfm_dagster.ingest.run_replay import compare_run
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators import stac_register as operators_of_a_batch
 from kfm_dagster.run_state.record import Outcome

@@ -10,7 +10,7 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DatabaseUnavailableError, QueueUnavailableError
-from kfm_dagster.ingest.heartbeat import Heartbeat
+from kfm_dagster.ingest.node import Heartbeat
 from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.leases import Leases

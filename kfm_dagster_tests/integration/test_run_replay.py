@@ -21,8 +21,7 @@ from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.nodes import Source, chain, operators
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
-from kfm_dagster.ingest.run_replay import ReplayedParse
+from kfm_dagster.ingest.run_replay import ReplayedParse, RunReplayRefusedError, compare_run
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.work_orders import approve

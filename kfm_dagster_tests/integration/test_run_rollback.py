@@ -34,8 +34,7 @@ from kfm_dagster.ingest.nodes import (
 )
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import ClaimsLostError, roll_back, roll_back_or_leave
-from kfm_dagster.ingest.run_comparison import compare_run
-from kfm_dagster.ingest.run_replay import ReplayedParse
+from kfm_dagster.ingest.run_replay import ReplayedParse, compare_run
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.object_store import ObjectRunState

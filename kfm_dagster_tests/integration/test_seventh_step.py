@@ -22,7 +22,7 @@ from kfm_dagster.ingest.node import EffectNode, Results
 from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, ProvenanceEmit, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import roll_back
-from kfm_dagster.ingest.run_comparison import compare_run
+from kfm_dagster.ingest.run_replay import compare_run
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import STATE_MACHINE
 from kfm_dagster.stages.failure import StageFailedError

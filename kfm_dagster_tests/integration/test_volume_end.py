@@ -22,8 +22,7 @@ from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
 from kfm_dagster.ingest import intake
 from kfm_dagster.ingest.nodes import MetadataExtract, Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.read_again import close
-from kfm_dagster.ingest.recording import ensure_units
+from kfm_dagster.ingest.recording import close, ensure_units
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_message

@@ -13,7 +13,6 @@ from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
-from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -48,7 +47,7 @@ def ingest(pipeline: Pipeline, objects: Path, dataset: str, content: bytes, *, h
 
 
 def firing(pipeline: Pipeline) -> list[tuple[str, str, str]]:
-    evaluator = alert_evaluator(pipeline)
+    evaluator = pipeline.alert_evaluator()
     evaluator.evaluate()
     return [
         (one.subject, one.place, one.run_id or "")

@@ -11,7 +11,7 @@ from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.ingest.read_again import completion_of
+from kfm_dagster.ingest.recording import completion_of
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope, finished

@@ -19,7 +19,6 @@ from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownName
 from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay import runs
@@ -314,7 +313,7 @@ def test_a_result_that_differs_without_permission_is_counted_audited_and_reaches
     audited = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_MISMATCH)
     assert len({entry.wal_id for entry in audited}) == 3
     with open_web_server() as server:
-        evaluator = replace(alert_evaluator(stand.pipeline), urls=SecretStr(f"page_ops={service_url(server)}"))
+        evaluator = replace(stand.pipeline.alert_evaluator(), urls=SecretStr(f"page_ops={service_url(server)}"))
         evaluator.evaluate()
         evaluator.evaluate()
     [message] = messages(server)
@@ -327,7 +326,7 @@ def test_a_result_that_may_differ_is_kept_and_stops_nothing(stand: Stand) -> Non
     stand.bring("succeeded", 2)
     run = stand.engine.start(repair(), PERSON)
     stand.carry_out(run.replay_run_id, ending=another_result)
-    assert not alert_evaluator(stand.pipeline).evaluate().opened
+    assert not stand.pipeline.alert_evaluator().evaluate().opened
     assert stand.engine.report(run.replay_run_id).run.state is ReplayState.FINISHED
     assert own_tx(stand.pipeline.ledger).mismatch_counts() == {}
     assert [found.permitted for found in stand.pipeline.ledger.mismatches()] == [True, True]

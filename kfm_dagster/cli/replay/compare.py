@@ -11,7 +11,7 @@ from kfm_dagster.cli.session import explanations, opened_pipeline
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.nodes import MessageParse
-from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
+from kfm_dagster.ingest.run_replay import RunReplayRefusedError, compare_run
 from kfm_dagster.run_state.choice import looked_up_states
 
 COLUMNS = ("stage", "units", "keys_differing", "results_differing", "first", "diverges")

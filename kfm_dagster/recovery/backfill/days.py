@@ -24,7 +24,6 @@ from typing import Any
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.discovery import LeftOut
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
@@ -55,33 +54,6 @@ class AdvanceReport:
     requests: tuple[ListingRequest, ...] = ()
     finished: tuple[str, ...] = ()
     reason: str = "no backfill is running"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DayListing:
-    """The account of one day's listing (`ingest.discovery.ListingAccount`)."""
-
-    clock: Callable[[], datetime]
-    backfill_id: str
-    dataset: str
-    day: str
-
-    def opened(self, tx: Transaction) -> bool:
-        """Begin to count the objects; False when the day is listed already or the backfill is over."""
-        return tx.run("backfill.open_listing", self._day).one_or_none() is not None
-
-    def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
-        """Count the units of this transaction; False when the backfill was stopped meanwhile."""
-        row = tx.run("backfill.count_listed", self._day, listed=listed, created=created, requeued=requeued)
-        return row.one_or_none() is not None
-
-    def closed(self, tx: Transaction, left_out: LeftOut) -> None:
-        """Record that the ledger has the day's every object, and the keys that gave no unit."""
-        tx.run("backfill.close_listing", self._day, at=self.clock(), left_out=left_out)
-
-    @property
-    def _day(self) -> dict[str, str]:
-        return {"backfill_id": self.backfill_id, "dataset": self.dataset, "day": self.day}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.errors import ConfigurationError, RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.read_again import close, complete
-from kfm_dagster.ingest.recording import created_of, ensure_units, record_messages
+from kfm_dagster.ingest.recording import close, complete, created_of, ensure_units, record_messages
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
