@@ -28,8 +28,7 @@ from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.settings import Settings
-from kfm_dagster.worker.resident import Worker
-from kfm_dagster.worker.run_locks import RunLocks
+from kfm_dagster.worker.resident import RunLocks, Worker
 
 PAUSE_SECONDS = 0.2
 MAX_ATTEMPTS = 20

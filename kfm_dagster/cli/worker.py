@@ -25,8 +25,7 @@ from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.preflight import hold_roots, preflight
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
-from kfm_dagster.worker.resident import WorkedBatch, Worker
-from kfm_dagster.worker.run_locks import RunLocks
+from kfm_dagster.worker.resident import RunLocks, WorkedBatch, Worker
 
 
 @click.command()

@@ -3,15 +3,15 @@
     message_parse > integrity_check > metadata_extract > stac_register > provenance_emit > settle
 
 A node binds an operator (pure, over one envelope) to a batch: bounded concurrency for reads, one call for writes. The
-first node, which finds and claims units, is in `discovery.py`. Does not belong here: the order of hash, skip, compute
-and commit (`stages/run_contract.py`).
+first node, which finds and claims units, is in `discovery.py`. Does not belong here: the rules of masking
+(`governance/rules.py`), the order of hash, skip, compute and commit (`stages/run_contract.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +19,14 @@ from typing import Any
 from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus, WalId
-from kfm_dagster.governance.rules import hard_fails
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.stewardship import Masking
+from kfm_dagster.governance.areas import load_areas, salt_of
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.governance.masking_decision import MASKING_DECISION, MaskingDecision
+from kfm_dagster.governance.rules import Rules, hard_fails
 from kfm_dagster.ingest.discovery import MessageParse, Source
 from kfm_dagster.ingest.feed_watch import FeedWatch
-from kfm_dagster.ingest.masked import masking_params, record_maskings, rules_of
 from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, each_alone, in_chunks
 from kfm_dagster.ledger.store import SettleReport
 from kfm_dagster.operators.integrity_check import integrity_check
@@ -32,6 +36,7 @@ from kfm_dagster.operators.metadata_extract import unreadable as metadata_unread
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
 from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.settings import Settings
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.read_ahead import ReadAhead
@@ -347,3 +352,48 @@ def operators() -> tuple[str, ...]:
 def _summary(failures: Sequence[bool]) -> ValidationSummary:
     """Count the units of the node; `failures` has for each whether it failed here."""
     return ValidationSummary(checks=len(failures), passed=len(failures) - sum(failures), failed=sum(failures))
+
+
+def rules_of(node: ChainNode) -> Rules | None:
+    """Return the governance rules at the time of the run's claims; None if no rule can apply."""
+    areas = load_areas(node.pipeline.settings)
+    if not Rules.any_of(node.contract) and not areas.areas:
+        return None
+    return Rules(
+        governance=node.contract.governance,
+        at=node.reference_time,
+        dataset=node.contract.public_id,
+        areas=areas,
+        salt=salt_of(node.pipeline.settings),
+    )
+
+
+def masking_params(settings: Settings, contract: DatasetContract) -> dict[str, str]:
+    """Return a result's parameters besides the contract: areas and the displacement secret."""
+    areas, masking = load_areas(settings), contract.governance.masking
+    displaced = masking is not None and masking.method == "donut"
+    return {"masking": areas.fingerprint(salt_of(settings))} if areas.areas or displaced else {}
+
+
+def record_maskings(node: ChainNode, made: Sequence[Envelope], tx: Transaction) -> None:
+    """Write the decisions behind a batch's maskings into the governance log, once per run."""
+    log = node.pipeline.ledger.log
+    maskings = list(_maskings(node, made))
+    # A re-execution of the run may compute the batch again: it is the same decision.
+    if maskings and not log.holds(GovernanceAction.MASK, dataset=node.dataset, run_id=node.run_id, tx=tx):
+        for masking, counts in maskings:
+            details = {"run_id": node.run_id, "partition": node.partition, **counts}
+            MaskingDecision.declared(masking, dataset=node.dataset).record(log, tx=tx, details=details)
+
+
+def _maskings(node: ChainNode, made: Sequence[Envelope]) -> Iterator[tuple[Masking, dict[str, Any]]]:
+    """Yield each masking of a batch, the contract's or else the areas', with its counts."""
+    extracted = [unit.metadata.stac_properties for unit in made if unit.metadata]
+    if (masking := node.contract.governance.masking) is not None:
+        if extracted:
+            yield masking, {"units": len(extracted)}
+        return
+    for area in load_areas(node.pipeline.settings):
+        decision = MaskingDecision.declared(area.masking, dataset=node.contract.public_id).as_json()
+        if units := sum(properties.get(MASKING_DECISION) == decision for properties in extracted):
+            yield area.masking, {"area": area.name, "units": units}

@@ -2,7 +2,7 @@
 
 Belongs here: the text that SNS signs, the pin of the certificate's URL, and the checks of chain, name, dates and
 signature; the library `cryptography` does the cryptography. Pure: no request, no clock. Does not belong here: fetching
-(`certificates.py`) and which messages must be signed (`authenticity.py`).
+certificates and which messages must be signed (`authenticity.py`).
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from kfm_dagster.notifications.fields import (
     ETAG,
     SEQUENCER,
     SHOWN_CHARACTERS,
+    ChunkNotice,
     MessageError,
     json_object,
     missing,
@@ -40,7 +41,6 @@ from kfm_dagster.notifications.fields import (
     shown,
 )
 from kfm_dagster.notifications.messages import UNCHECKED, Authenticity, SenderVerdict, SqsMessage
-from kfm_dagster.notifications.nexrad_chunk import ChunkNotice
 from kfm_dagster.storage.objects import ListedObject
 
 LISTING_SCHEMA_VERSION = "listing"

@@ -1,23 +1,26 @@
 """metadata-extract: read an object's headers and check them against its contract.
 
-Belongs here: choosing the reader, the rules that hold for every format, rounding, and the STAC time fields. Does not
-belong here: formats (`readers/`) and Items (`catalog/`).
+Belongs here: choosing the reader, the rules that hold for every format, the STAC time fields, and the footprint: a
+reader's geometry, rounded, checked by RFC 7946's rules, with its bounds. Does not belong here: formats and how they
+yield a geometry (`readers/`), Items (`catalog/`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
+from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
 from kfm_dagster.contracts.key_values import contradictions
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.operators.footprint import footprint
 from kfm_dagster.operators.integrity_check import apply_severities
 from kfm_dagster.readers.base import (
     ByteSource,
@@ -62,7 +65,7 @@ def metadata_extract(
     if header is None:
         status, issues = apply_severities(findings, contract.metadata_extract.severities)
         return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
-    findings += _outdated(header, store.written, contract, envelope.integrity.last_modified)
+    findings += _outdated(header, store.seen.written, contract, envelope.integrity.last_modified)
     return _checked(header, findings, envelope=envelope, contract=contract)
 
 
@@ -142,8 +145,8 @@ def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: 
 
 def _failure(error: Exception, store: _StoreWatch) -> Finding:
     # A library between the reader and the store may have wrapped the store's error into its own.
-    if store.failure is not None:
-        return MetadataIssue.STORAGE_UNAVAILABLE, store.failure
+    if store.seen.failure is not None:
+        return MetadataIssue.STORAGE_UNAVAILABLE, store.seen.failure
     if isinstance(error, ReadError):
         return error.code, str(error)
     if isinstance(error, MemoryError):
@@ -158,6 +161,7 @@ class _Seen:
     failure: str | None = None
     """Text of the first error: the error itself would keep its frames alive, and they the object."""
     written: dict[str, datetime] = field(default_factory=dict)
+    """Write times of opened sidecars by suffix, without sidecars whose time the store does not give."""
 
 
 class _StoreWatch:
@@ -170,17 +174,7 @@ class _StoreWatch:
         self._source = source
         self._open_sidecar = open_sidecar
         # Separate from the watches: a cycle would keep the object until the cyclic collector runs.
-        self._seen = _Seen() if seen is None else seen
-
-    @property
-    def failure(self) -> str | None:
-        """What the store failed of first, for the object or a sidecar."""
-        return self._seen.failure
-
-    @property
-    def written(self) -> Mapping[str, datetime]:
-        """When each sidecar that was opened was written, by suffix; without those of which nobody says."""
-        return self._seen.written
+        self.seen = _Seen() if seen is None else seen
 
     @property
     def size(self) -> int:
@@ -195,14 +189,14 @@ class _StoreWatch:
         """Open a sidecar, which is watched, too."""
         source = self._watched(lambda: self._open_sidecar(suffix))
         if (written := getattr(source, "last_modified", None)) is not None:
-            self._seen.written[suffix] = written
-        return None if source is None else _StoreWatch(source, self._open_sidecar, self._seen)
+            self.seen.written[suffix] = written
+        return None if source is None else _StoreWatch(source, self._open_sidecar, self.seen)
 
     def _watched(self, ask: Callable[[], Answer]) -> Answer:
         try:
             return ask()
         except ObjectReadError as error:
-            self._seen.failure = self._seen.failure or str(error.observed)
+            self.seen.failure = self.seen.failure or str(error.observed)
             raise
 
 
@@ -257,3 +251,85 @@ def _missing_sidecars(header: HeaderMetadata, contract: DatasetContract) -> list
         for sidecar in contract.storage.sidecars
         if sidecar.required and sidecar.suffix not in header.sidecars
     ]
+
+
+_DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
+"""Geometry types of NODD datasets, and the number of arrays around a position (RFC 7946, section 3.1)."""
+
+
+def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Mapping[str, Any], Box]:
+    """Return a valid GeoJSON geometry in WGS 84 degrees, and its exact bounds.
+
+    West > east across the antimeridian. Units of one scene share the geometry: it must not be changed. Raises
+    ReadError(MISSING_GEOLOCATION, INVALID_GEOMETRY).
+    """
+    if not geometry:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the headers give no geometry")
+    return _footprint(_Same(geometry), decimals)
+
+
+class _Same:
+    """A geometry, equal to itself only.
+
+    Readers share the geometry of a fixed scene, and hashing it would cost more than rounding it. The cache's reference
+    keeps Python from reusing the identity for another object.
+    """
+
+    def __init__(self, geometry: Mapping[str, Any]) -> None:
+        self.geometry = geometry
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.geometry is other.geometry
+
+    def __hash__(self) -> int:
+        return id(self.geometry)
+
+
+@lru_cache(maxsize=512)
+def _footprint(same: _Same, decimals: int) -> tuple[Mapping[str, Any], Box]:
+    kind = same.geometry.get("type")
+    depth = _DEPTHS.get(kind) if isinstance(kind, str) else None
+    if depth is None:
+        raise _invalid(f"type {str(kind)[:40]!r} is none of {', '.join(_DEPTHS)}")
+    try:
+        coordinates = _nested(same.geometry["coordinates"], depth, decimals)
+    except (KeyError, OverflowError, TypeError, ValueError):
+        raise _invalid("coordinates are not arrays of finite longitude and latitude in range") from None
+    if depth >= 2 and not all(len(ring) >= 4 and ring[0] == ring[-1] for ring in _rings(coordinates, depth)):
+        raise _invalid("a ring is not closed, or has fewer than four positions")
+    if depth == 3:
+        # Rounding may reduce a part beyond the antimeridian to nothing: the geometry then ends before it.
+        coordinates = [part for part in coordinates if _has_extent(part[0])] or coordinates
+    rounded = {"type": kind, "coordinates": coordinates}
+    return rounded, bounding_box(rounded)
+
+
+def _invalid(text: str) -> ReadError:
+    return ReadError(MetadataIssue.INVALID_GEOMETRY, text)
+
+
+def _nested(values: Any, depth: int, decimals: int) -> list[Any]:
+    if depth:
+        if not isinstance(values, list | tuple) or not values:
+            raise TypeError("no array")
+        return [_nested(value, depth - 1, decimals) for value in values]
+    longitude, latitude = (_degrees(value, decimals) for value in values)
+    if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
+        raise ValueError("out of range")
+    return [longitude, latitude]
+
+
+def _rings(coordinates: list[Any], depth: int) -> Iterator[list[Any]]:
+    for part in coordinates if depth == 3 else [coordinates]:
+        yield from part
+
+
+def _has_extent(ring: list[list[float]]) -> bool:
+    return all(len(set(axis)) > 1 for axis in zip(*ring, strict=True))
+
+
+def _degrees(value: Any, decimals: int) -> float:
+    if not math.isfinite(value):
+        raise ValueError("not finite")
+    # Adding zero turns -0.0 into 0.0, so that canonical JSON has one form of zero.
+    return round(float(value), decimals) + 0.0

@@ -1,18 +1,24 @@
 """The resident worker: long polling, recording, the chain, and maintenance; rest while idle.
 
-It shares the ledger's work with sensors and runs: claims decide. Belongs here: the schedule. Does not belong here: the
-work (`ingest/`), detecting dead runs (`run_locks.py`), or reporting to Dagster (`defs/runless.py`).
+It shares the ledger's work with sensors and runs: claims decide. Belongs here: the schedule, and the locks by which
+dead runs of this machine's workers are detected. Does not belong here: the work and the claims of dead runs
+(`ingest/`), or reporting to Dagster (`defs/runless.py`).
 """
 
 from __future__ import annotations
 
+import fcntl
+import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import run_chain
 from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.intake import take_in
@@ -22,8 +28,69 @@ from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.redaction import error_text, is_own
+from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.worker.run_locks import RunLocks
+from kfm_dagster.storage.private import private_folder
+
+_COMING = "."
+"""Prefix of the name of a file that is not locked yet."""
+
+
+class RunLocks:
+    """The files of one machine's runs, below `folder`; their locks end with a process.
+
+    Dagster does not know a worker's runs, and their leases last for minutes after a kill. So each run has a file,
+    locked while it works: a file without a lock belongs to a run whose process is gone. Only this machine's files are
+    examined, as locks may not work over a network file system.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Create the folder `$KFM_HOME/workers/<host>`. Raises ConfigurationError."""
+        folder = settings.home.absolute() / "workers" / socket.gethostname()
+        try:
+            private_folder(folder)
+        except OSError as error:
+            raise ConfigurationError(
+                "the folder of the workers' runs cannot be made",
+                observed=f"{folder}: {error.strerror}",
+                next_step="correct KFM_HOME",
+            ) from None
+        return cls(folder)
+
+    @contextmanager
+    def hold(self, run_id: str) -> Iterator[None]:
+        """Lock a run's file while the block runs; a process that dies leaves it without a lock."""
+        file, hidden = self._folder / run_id, self._folder / f"{_COMING}{run_id}"
+        with hidden.open("xb") as lock:
+            # Locked before others see it: without the lock, they would regard the new run as dead.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            hidden.rename(file)
+            try:
+                yield
+            finally:
+                file.unlink()
+
+    def dead(self) -> list[str]:
+        """Return the runs whose process is gone."""
+        files = [file for file in self._folder.iterdir() if not file.name.startswith(_COMING)]
+        return sorted(file.name for file in files if _is_free(file))
+
+    def forget(self, run_ids: Iterable[str]) -> None:
+        """Remove the files of dead runs."""
+        for run_id in run_ids:
+            (self._folder / run_id).unlink(missing_ok=True)
+
+
+def _is_free(file: Path) -> bool:
+    with suppress(FileNotFoundError, BlockingIOError), file.open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
 
 LONG_POLL_SECONDS = 5
 """How long a request waits for a message: shorter than the client's read timeout (10 s), and at most the pause between

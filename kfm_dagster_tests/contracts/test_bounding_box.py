@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.bounding_box import bounding_box
-from kfm_dagster.operators.footprint import footprint
+from kfm_dagster.operators.metadata_extract import footprint
 from kfm_dagster.readers.geometry import polygon_from_ring
 
 pytestmark = pytest.mark.clause("OPR-17")

@@ -22,8 +22,7 @@ from kfm_dagster.governance.areas import load_areas
 from kfm_dagster.governance.generalise import generalised, outline
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.configuration import Configuration
-from kfm_dagster.ingest.masked import masking_params
-from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.nodes import Source, masking_params
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.settings import Settings

@@ -18,7 +18,7 @@ from kfm_dagster.errors import ContractError
 from kfm_dagster.governance.generalise import TIMES, WITHHELD, generalised, outline
 from kfm_dagster.governance.rules import Action, RuleId, Rules
 from kfm_dagster.ledger.policy import NEVER_REPLAYED
-from kfm_dagster.operators.footprint import footprint
+from kfm_dagster.operators.metadata_extract import footprint
 from kfm_dagster_tests.contracts.test_contracts import HRRR, changed
 from kfm_dagster_tests.factories import START, envelope, failed, finished
 

@@ -19,8 +19,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.notifications.authenticity import Signatures
-from kfm_dagster.notifications.certificates import Certificates, CertificateUnavailableError
+from kfm_dagster.notifications.authenticity import Certificates, CertificateUnavailableError, Signatures
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import SnsVerify
 from kfm_dagster_tests.integration import traces

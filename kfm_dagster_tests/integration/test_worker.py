@@ -31,8 +31,7 @@ from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.worker import resident
-from kfm_dagster.worker.resident import LONG_POLL_SECONDS, LOOK_SECONDS, WorkedBatch, Worker
-from kfm_dagster.worker.run_locks import RunLocks
+from kfm_dagster.worker.resident import LONG_POLL_SECONDS, LOOK_SECONDS, RunLocks, WorkedBatch, Worker
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsageOID, NameOID
 
-from kfm_dagster.notifications.certificates import CertificateUnavailableError
+from kfm_dagster.notifications.authenticity import CertificateUnavailableError
 from kfm_dagster.notifications.messages import SqsMessage
 
 AT = datetime(2025, 4, 2, 22, 11, 0, tzinfo=UTC)

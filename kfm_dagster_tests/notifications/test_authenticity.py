@@ -16,9 +16,15 @@ import pytest
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.notifications import authenticity, certificates
-from kfm_dagster.notifications.authenticity import MAX_FETCHES, Signatures
-from kfm_dagster.notifications.certificates import MAX_KEPT, Certificates, CertificateUnavailableError, get
+from kfm_dagster.notifications import authenticity
+from kfm_dagster.notifications.authenticity import (
+    MAX_FETCHES,
+    MAX_KEPT,
+    Certificates,
+    CertificateUnavailableError,
+    Signatures,
+    get,
+)
 from kfm_dagster.notifications.messages import Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Environment, Settings, SnsVerify
@@ -40,8 +46,7 @@ LOOPBACK = "http://127.0.0.1:4566"
 
 @pytest.fixture(autouse=True)
 def _public_authorities_are_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (authenticity, certificates):
-        monkeypatch.setattr(module, "public_authorities", lambda: (signing.root().certificate,))
+    monkeypatch.setattr(authenticity, "public_authorities", lambda: (signing.root().certificate,))
 
 
 def verifier(folder: Path, fetch: CertificateServer, **settings: Any) -> Signatures:
@@ -404,7 +409,7 @@ class _Site(http.server.BaseHTTPRequestHandler):
         while self.path == "/dripping":
             self.wfile.write(b"x")
             time.sleep(0.05)
-        self.wfile.write(b"x" * (certificates.MAX_CERTIFICATE_BYTES + (self.path == "/large")))
+        self.wfile.write(b"x" * (authenticity.MAX_CERTIFICATE_BYTES + (self.path == "/large")))
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -435,7 +440,7 @@ def test_the_fetch_follows_no_redirect_and_reads_no_more_than_a_certificate(
     netrc.write_text("machine 127.0.0.1 login user password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
     base = f"http://127.0.0.1:{first.server_port}"
-    assert len(get(f"{base}/certificate", 60)) == certificates.MAX_CERTIFICATE_BYTES
+    assert len(get(f"{base}/certificate", 60)) == authenticity.MAX_CERTIFICATE_BYTES
     for path, why in (("/redirect", "302"), ("/missing", "404"), ("/large", "more than")):
         with pytest.raises(CertificateUnavailableError, match=why):
             get(base + path, 60)
