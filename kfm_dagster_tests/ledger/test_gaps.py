@@ -12,12 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 from kfm_dagster.contracts.cadence import LEAST_CADENCE, Pace, ProductHour
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.gaps import FeedWindow, Gap, GapKind, Gaps, followed_in
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import START, envelope
-from kfm_dagster_tests.ledger.bench import Bench, make_bench
+from kfm_dagster_tests.ledger.bench import Bench
 
 pytestmark = pytest.mark.clause("BEY-05")
 
@@ -25,11 +24,6 @@ NOW = START.replace(minute=0, second=0) + timedelta(hours=6)
 PACE = Pace(silent_after=timedelta(minutes=20), over=timedelta(minutes=40), expected=8)
 _NUMBERS = count()
 LONG_AGO = NOW - timedelta(days=30)
-
-
-@pytest.fixture
-def bench(database: Database, contracts: ContractRegistry) -> Bench:
-    return make_bench(database, contracts)
 
 
 @pytest.fixture
@@ -238,6 +232,3 @@ def test_another_dataset_s_and_another_product_s_gaps_are_their_own(gaps: Gaps) 
     assert [(gap.dataset, gap.product) for gap in gaps.list(since=LONG_AGO)] == [("nexrad-l2", "others")]
     assert gaps.open_days("nexrad-l2", since=LONG_AGO) == [START.date()]
     assert gaps.open_days("hrrr", since=LONG_AGO) == []
-
-
-"""A day of its own for each example, after all that the ledger has."""

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import NAMED_PER_MESSAGE, IgnoredRecord, ignored_rows
@@ -90,18 +89,3 @@ def test_no_record_is_counted_twice_or_not_at_all(records: list[tuple[str, str |
     for group in set(records):
         counted = sum(row["records"] for row in rows if (row["reason"], row["dataset"]) == group)
         assert counted == records.count(group)
-
-
-@pytest.mark.clause("OPR-19")
-def test_what_was_ignored_is_neither_changed_nor_deleted_nor_replaced(bench: Bench) -> None:
-    receive(bench, sidecar(0))
-    typed = ["UPDATE ignored_records SET reason = 'another'", "DELETE FROM ignored_records"]
-    if bench.database.dialect == "sqlite":
-        typed.append(
-            "INSERT OR REPLACE INTO ignored_records SELECT message_id, record_index, 'another', dataset, bucket, "
-            "object_key, records, received_at FROM ignored_records"
-        )
-    for statement in typed:
-        with pytest.raises(DBAPIError, match="ignored_records_are_kept"):
-            bench.type_by_hand(statement)
-    assert kept(bench) == [sidecar(0)]

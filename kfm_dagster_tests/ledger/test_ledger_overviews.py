@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
-
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.reports import FailingUnits
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.totals import Total, kept_totals
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
+from kfm_dagster_tests.ledger.bench import PERSON, Bench
 
 RADAR = "nexrad-l2"
-
-
-@pytest.fixture
-def bench(database: Database, contracts: ContractRegistry) -> Bench:
-    return make_bench(database, contracts)
 
 
 def test_what_waits_and_what_fails_is_counted_within_the_caller_s_transaction(bench: Bench) -> None:

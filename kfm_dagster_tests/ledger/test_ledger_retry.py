@@ -15,6 +15,7 @@ from kfm_dagster.contracts.model import Backoff, PermanentErrors, Retry
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ledger.policy import ReplayReason, backoff_seconds
+from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench
@@ -98,29 +99,20 @@ def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
 
 
 @pytest.mark.clause("WSM-14")
-@pytest.mark.parametrize(
-    ("code", "attempts"),
-    [
-        ("size_zero", 1),
-        ("unreadable_format", 1),
-        ("truncated_object", 1),
-        ("contract_fault", 1),
-        ("missing_object", 3),
-        ("access_denied", 3),
-        ("size_mismatch", 3),
-    ],
-)
-def test_a_permanent_error_is_tried_once_unless_time_may_cure_it(bench: Bench, code: str, attempts: int) -> None:
-    unit = envelope()
-    bench.ledger.ensure([unit])
-    for attempt in range(1, attempts + 1):
-        report = fail(bench, unit, code)
-        last = attempt == attempts
-        assert report.quarantined == ((unit.wal_id,) if last else ()), attempt
-        assert bench.ledger.requeue([unit.wal_id]) == (frozenset() if last else {unit.wal_id})
+def test_a_permanent_error_is_tried_once_unless_time_may_cure_it(bench: Bench) -> None:
+    permanent = ("size_zero", "unreadable_format", "truncated_object", "contract_fault")
+    curable = ("missing_object", "access_denied", "size_mismatch")
+    for number, code in enumerate((*permanent, *curable)):
+        unit, attempts = envelope(number), 1 if code in permanent else 3
+        bench.ledger.ensure([unit])
+        for attempt in range(1, attempts + 1):
+            report = fail(bench, unit, code)
+            last = attempt == attempts
+            assert report.quarantined == ((unit.wal_id,) if last else ()), (code, attempt)
+            assert bench.ledger.requeue([unit.wal_id]) == (frozenset() if last else {unit.wal_id})
 
 
-@pytest.mark.clause("WSM-14")
+@pytest.mark.clause("WSM-07", "WSM-14")
 def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those_behind_it(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
@@ -132,6 +124,8 @@ def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those
     fail(bench, hopeful, TRANSIENT)
     strict = bench_with(bench, contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
     assert own_tx(strict.ledger).requeue([hopeless.wal_id], reason="incident") == frozenset()
+    other = make_bench(bench.database, ContractRegistry.of([contracts["hrrr"]]))
+    assert other.ledger.requeue([hopeful.wal_id], reason="incident") == frozenset()
     due = bench.clock.now + timedelta(days=1)
     assert [own_tx(strict.ledger).retry_due(now=due, limit=1) for _ in range(3)] == [{}, {("nexrad-l2", DAY): 1}, {}]
     record = bench.ledger.get(hopeless.wal_id)
@@ -271,17 +265,19 @@ def test_a_switched_off_dataset_is_neither_claimed_nor_let_in_nor_written(bench:
     assert not refused()
 
 
-@pytest.mark.clause("WAL-10")
-def test_a_unit_whose_run_met_the_switch_waits_for_it_and_is_done_afterwards(bench: Bench) -> None:
-    unit = envelope()
-    bench.bring_to("in_progress", unit)
-    bench.ledger.switches.engage("nexrad-l2", JANE)
-    # Recovery gives the claim up; the unit stays failed while its dataset is off, with attempts left.
-    report = bench.ledger.release_lost(run_ids=[RUN])
-    assert (report.failed, report.requeued, report.quarantined) == ((unit.wal_id,), (), ())
-    assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
-    bench.ledger.switches.release("nexrad-l2", JANE)
-    assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {("nexrad-l2", DAY): 1}
+@pytest.mark.clause("WSM-11", "WAL-10")
+def test_a_claim_lost_while_switched_off_is_retried_once_it_is_on(bench: Bench) -> None:
+    for number, lost in enumerate(([RUN], [])):  # a dead run, an expired lease
+        unit = envelope(number)
+        bench.bring_to("in_progress", unit)
+        bench.ledger.switches.engage("nexrad-l2", JANE)
+        bench.clock.advance(0 if lost else 24 * 3600)
+        # Recovery gives the claim up; the unit stays failed while its dataset is off, with attempts left.
+        assert bench.ledger.release_lost(run_ids=lost) == RecoverReport(failed=(unit.wal_id,))
+        assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
+        assert bench.ledger.get(unit.wal_id).status == "failed"
+        bench.ledger.switches.release("nexrad-l2", JANE)
+        assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {("nexrad-l2", DAY): 1}
 
 
 @pytest.mark.clause("WAL-10")

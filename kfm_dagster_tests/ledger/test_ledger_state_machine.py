@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Priority, ProvenanceStatus, StacStatus
@@ -229,15 +228,6 @@ def test_a_record_that_does_not_begin_at_the_beginning_is_refused(bench: Bench) 
     assert len(bench.ledger.find()) == 1
 
 
-def test_times_that_would_not_sort_are_refused_where_times_are_text(tmp_path: Path) -> None:
-    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
-    for text in ("2025-12-03 12:00:00", "2025-12-03T12:00:00Z", "2025-12-03T12:00:00.000000+00:00"):
-        values = FRESH | {"t": text, "end": text, "updated_at": text}
-        with database.engine.connect() as connection, pytest.raises(DBAPIError, match="times_are_rfc3339"):
-            connection.execute(sa.text(INSERT), values)
-    database.dispose()
-
-
 @pytest.mark.clause("WSM-01", "WSM-03", "WAL-04")
 def test_a_second_record_of_a_unit_is_refused_under_its_own_and_under_another_id(bench: Bench) -> None:
     bench.type_by_hand(INSERT, **FRESH)
@@ -350,17 +340,6 @@ def test_a_connection_without_foreign_keys_takes_no_reason_and_no_decision(tmp_p
             typing.execute(statement)
     typing.close()
     bench.database.dispose()
-
-
-def test_a_record_is_never_deleted(bench: Bench) -> None:
-    unit = envelope()
-    bench.bring_to("succeeded", unit)
-    with pytest.raises(DBAPIError, match=f"records_are_kept: {unit.wal_id}: succeeded > null"):
-        bench.type_by_hand("DELETE FROM nodd_wal_records")
-    if bench.database.dialect == "postgresql":
-        with pytest.raises(DBAPIError, match="records_are_kept"):
-            bench.type_by_hand("TRUNCATE nodd_wal_records CASCADE")
-    assert bench.ledger.get(unit.wal_id) is not None
 
 
 def check_vocabulary(database: Database, constraint: str) -> set[str]:

@@ -245,19 +245,6 @@ def test_a_unit_yields_only_to_a_newer_one_that_has_succeeded(bench: Bench, ende
 
 
 @pytest.mark.clause("WSM-07")
-def test_a_contract_that_grants_fewer_attempts_than_were_made_stops_the_replay(
-    bench: Bench, contracts: ContractRegistry
-) -> None:
-    bench.bring_to("failed", envelope())
-    nexrad = contracts["nexrad-l2"]
-    strict = nexrad.model_copy(update={"retry": nexrad.retry.model_copy(update={"max_attempts": 1})})
-    ledger = Ledger(bench.database, registry=ContractRegistry.of([strict]), worker_id="w", clock=bench.clock)
-    assert own_tx(ledger).requeue([envelope().wal_id], reason="incident") == frozenset()
-    other = Ledger(bench.database, registry=ContractRegistry.of([contracts["hrrr"]]), worker_id="w", clock=bench.clock)
-    assert own_tx(other).requeue([envelope().wal_id], reason="incident") == frozenset()
-
-
-@pytest.mark.clause("WSM-07")
 def test_a_replay_sets_its_reason_and_who_asked(bench: Bench) -> None:
     for number, reason in enumerate(("dlq-drain", "incident", "backfill", "test", "retry")):
         unit = envelope(number)

@@ -11,7 +11,6 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailableError, StoreAccessError
@@ -347,10 +346,3 @@ def test_a_wrong_record_is_refused_before_it_is_written(runner: StageRunner, fie
     with pytest.raises(RunStateError, match=r"run-state\.schema\.json"), runner.database.transaction() as tx:
         runner.run_states.put(RunState(**(values | {field_name: value})), tx)
     assert not runner.run_states.of_run("r")
-
-
-@pytest.mark.clause("RSP-04")
-def test_the_database_refuses_to_overwrite_a_success_with_a_skip(runner: StageRunner) -> None:
-    execute(runner, FakeNode([envelope(1)]))
-    with pytest.raises(DBAPIError, match="run_state_success_is_kept"), runner.database.transaction() as tx:
-        tx.connection.exec_driver_sql("UPDATE run_state SET outcome = 'skipped'")

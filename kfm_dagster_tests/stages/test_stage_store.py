@@ -116,15 +116,8 @@ def test_no_hand_moves_a_stage_without_its_line_of_audit_or_changes_what_was_giv
             connection.exec_driver_sql(statement)
 
 
-def test_no_hand_changes_the_audit_or_breaks_its_chain(database: Database, store: StageStore) -> None:
+def test_no_hand_breaks_the_chain_of_the_audit(database: Database, store: StageStore) -> None:
     moved(store, database, opened(store, database), StageState.RUNNING)
-    take = "TRUNCATE stage_audit"
-    if database.dialect == "sqlite":
-        take = "INSERT OR REPLACE INTO stage_audit SELECT * FROM stage_audit"
-    for statement in ("UPDATE stage_audit SET event = 'x'", "DELETE FROM stage_audit", take):
-        refused = pytest.raises(DBAPIError, match=r"stage_audit_is_(append_only|chained)")
-        with refused, database.engine.begin() as connection:
-            connection.exec_driver_sql(statement)
     for change in ({"seq": 3}, {"previous_hash": GENESIS}, {"previous_hash": "e" * 64}, {"seq": 0}):
         refused = pytest.raises(DBAPIError, match=r"stage_audit_(is_chained|does_not_fork)")
         with refused, database.engine.begin() as connection:

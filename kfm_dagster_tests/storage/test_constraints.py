@@ -329,7 +329,8 @@ CASES: dict[str, list[Row]] = {
     "nodd_wal_records_failed_item_is_no_success": [{**TERMINAL, "status": "succeeded", "stac_status": "failed"}],
     "nodd_wal_records_time_range_is_ordered": [{"time_range_end": "2025-12-03T11:00:00.000000Z"}],
     "nodd_wal_records_times_are_rfc3339": [
-        {column: "2025-12-03T12:00:00Z"} for column in ("event_time", "time_range_end", "created_at", "updated_at")
+        *({name: "2025-12-03T12:00:00Z"} for name in ("event_time", "time_range_end", "created_at", "updated_at")),
+        *({"created_at": text} for text in ("2025-12-03 12:00:00", "2025-12-03T12:00:00.000000+00:00")),
     ],
     "nodd_wal_records_partition_is_day_of_start": [{"partition_key": "2025-12-04"}],
     "nodd_wal_records_trouble_has_code": [{"status": "failed"}, {"status": "quarantined"}],
@@ -502,6 +503,7 @@ CASES: dict[str, list[Row]] = {
     "quarantine_cases_state_is_known": [{"state": "odd", "closed_at": T, "closing_entry": 1}],
     "quarantine_cases_evidence_is_content_addressed": [
         *({**EVIDENCE, column: None} for column in EVIDENCE), {**EVIDENCE, "evidence_sha256": "b" * 64},
+        {**EVIDENCE, "evidence_uri": "elsewhere.json"},
     ],
     "quarantine_cases_closing_is_whole": [{"state": "discarded"}, {"closed_at": T}, {"closing_entry": 1}],
     "backfill_days_backfill_is_known": [{"backfill_id": "f9"}],
