@@ -130,59 +130,43 @@ def announce_all(pipeline: Pipeline, items: Iterable[StoredObject]) -> None:
 
 
 @pytest.mark.clause("SEC-09")
-@pytest.mark.parametrize(
-    ("step", "code"),
-    [
-        ("integrity_check", IntegrityIssue.STORAGE_UNAVAILABLE),
-        ("metadata_extract", MetadataIssue.UNREADABLE_FORMAT),
-        ("stac_register", StacIssue.STAC_VALIDATION_FAILED),
-    ],
-)
 def test_an_error_in_the_step_of_one_unit_fails_that_unit_alone(
-    step: str, code: str, make_pipeline: Callable[..., Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    odd, *others = items = volumes(3)
-    pipeline = make_pipeline()
-    put(objects, items)
-    announce_all(pipeline, items)
-    room = operators_of_a_batch if step == "stac_register" else nodes
-    work: Callable[..., Any] = getattr(room, step)
-
-    def of_all_but_one(unit: Envelope, **parts: Any) -> Any:
-        if unit.object_uri == odd.uri:
-            raise OverflowError
-        return work(unit, **parts)
-
-    monkeypatch.setattr(room, step, of_all_but_one)
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
-    records = traces.records(pipeline)
-    assert {records[item.uri].status for item in others} == {Status.SUCCEEDED}
-    assert (records[odd.uri].last_error_code, "OverflowError" in str(records[odd.uri].last_error_message)) == (
-        code,
-        True,
-    )
-
-
-@pytest.mark.clause("SEC-09")
-def test_a_unit_that_its_contract_names_no_more_fails_alone(
     make_pipeline: Callable[..., Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd, *others = items = volumes(3)
+    steps: list[tuple[Any, str, str]] = [
+        (nodes, "integrity_check", IntegrityIssue.STORAGE_UNAVAILABLE),
+        (nodes, "metadata_extract", MetadataIssue.UNREADABLE_FORMAT),
+        (operators_of_a_batch, "stac_register", StacIssue.STAC_VALIDATION_FAILED),
+    ]
+    undeclared, *odd, sound = items = volumes(len(steps) + 2)
     pipeline = make_pipeline()
     put(objects, items)
     announce_all(pipeline, items)
+
+    def of_all_but_one(work: Callable[..., Any], odd_uri: str) -> Callable[..., Any]:
+        def step(unit: Envelope, **parts: Any) -> Any:
+            if unit.object_uri == odd_uri:
+                raise OverflowError
+            return work(unit, **parts)
+
+        return step
+
+    for (room, name, _), item in zip(steps, odd, strict=True):
+        monkeypatch.setattr(room, name, of_all_but_one(getattr(room, name), item.uri))
     opened = pipeline.objects.open
 
-    def undeclared(contract: DatasetContract, uri: str, **known: Any) -> ObjectHandle:
-        if uri == odd.uri:
+    def declared(contract: DatasetContract, uri: str, **known: Any) -> ObjectHandle:
+        if uri == undeclared.uri:
             raise UndeclaredObjectError(uri, "not named")
         return opened(contract, uri, **known)
 
-    monkeypatch.setattr(pipeline.objects, "open", undeclared)
+    monkeypatch.setattr(pipeline.objects, "open", declared)
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
     records = traces.records(pipeline)
-    assert {records[item.uri].status for item in others} == {Status.SUCCEEDED}
-    assert records[odd.uri].last_error_code == IntegrityIssue.ACCESS_DENIED
+    assert records[sound.uri].status is Status.SUCCEEDED
+    assert [records[item.uri].last_error_code for item in odd] == [code for *_, code in steps]
+    assert all("OverflowError" in str(records[item.uri].last_error_message) for item in odd)
+    assert records[undeclared.uri].last_error_code == IntegrityIssue.ACCESS_DENIED
 
 
 @pytest.mark.clause("OPR-05", "OPR-07", "BEY-03")

@@ -97,45 +97,36 @@ def test_a_failing_unit_leads_to_the_console_from_its_page_and_from_both_its_che
 
 
 @pytest.mark.clause("DAG-11")
-def test_an_output_that_is_handed_on_tells_the_day_as_it_is_now(face: Face, objects: Path) -> None:
-    one_is_quarantined(face, objects)
+def test_a_day_looks_empty_until_it_has_units_and_then_as_it_is_whatever_is_handed_on(
+    face: Face, objects: Path
+) -> None:
+    empty = face.execute(JOB, partition=PARTITION)
+    assert empty.success
+    assert {metadata["day"] for metadata in materialisations(empty).values()} == {"empty: nothing of this day is known"}
+    check = unit_check(empty)
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert check.description == "empty: nothing of this day is known"
+    assert tags(face, empty) == {"kfm/empty": "yes", "kfm/empty.nexrad-l2": "yes"}
+
+    next_day = face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat())
+    for result in (one_is_quarantined(face, objects), next_day):
+        checks = result.get_asset_check_evaluations()
+        assert {one.partition for one in checks} == {result.dagster_run.tags["dagster/partition"]}
+        assert len(checks) == 11
+    graph = face.repository.asset_graph
+    whole = {key.name for key in graph.asset_check_keys if graph.get_check_spec(key).partitions_def is None}
+    # Feeds are whole or not, whatever day a run is of.
+    assert whole == {"feeds_are_whole"}
+
     put(objects, volumes(3))
     for _ in range(2):
         again = face.execute(JOB, partition=PARTITION)
         assert materialisations(again)["ledger"]["day"] == "1 quarantined; 2 of 3 succeeded"
         assert not gates(again)[G4].passed
         assert not unit_check(again).passed
+        # A run that finds nothing new on a day with units is not empty.
+        assert tags(face, again) == {}
     assert materialisations(again)["ledger"]["outcome"] == "skipped"
-
-
-@pytest.mark.clause("DAG-11")
-def test_every_check_is_of_its_day_and_another_day_changes_none_of_it(face: Face, objects: Path) -> None:
-    for result in (
-        one_is_quarantined(face, objects),
-        face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat()),
-    ):
-        found = result.get_asset_check_evaluations()
-        assert {one.partition for one in found} == {result.dagster_run.tags["dagster/partition"]}
-        assert len(found) == 11
-    graph = face.repository.asset_graph
-    whole = {key.name for key in graph.asset_check_keys if graph.get_check_spec(key).partitions_def is None}
-    # Feeds are whole or not, whatever day a run is of.
-    assert whole == {"feeds_are_whole"}
-
-
-@pytest.mark.clause("DAG-11")
-def test_a_day_of_which_nothing_is_known_looks_empty(face: Face, objects: Path) -> None:
-    result = face.execute(JOB, partition=PARTITION)
-    assert result.success
-    shown = materialisations(result)
-    assert {metadata["day"] for metadata in shown.values()} == {"empty: nothing of this day is known"}
-    check = unit_check(result)
-    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert check.description == "empty: nothing of this day is known"
-    assert tags(face, result) == {"kfm/empty": "yes", "kfm/empty.nexrad-l2": "yes"}
-    # A run that finds nothing new on a day with units is none of that.
-    one_is_quarantined(face, objects)
-    assert tags(face, face.execute(JOB, partition=PARTITION)) == {}
 
 
 @pytest.mark.clause("DAG-11")

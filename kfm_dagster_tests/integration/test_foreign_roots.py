@@ -48,15 +48,21 @@ def first(shared: str, face: Face, queue: FakeQueue, objects: Path) -> Face:
 
 
 @pytest.fixture
-def second(first: Face, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Face:
-    """Another ledger, whose settings name the catalog of the first deployment."""
-    url = f"sqlite:///{tmp_path / 'second.db'}"
-    if first.pipeline.database.dialect == "postgresql":
-        url = str(request.getfixturevalue("empty_postgres_url"))
-    Database.open(url).dispose()
-    monkeypatch.setenv("KFM_WAL_DSN", url)
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "second"))
-    return first.reopened()
+def make_second(
+    face: Face, shared: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Face]:
+    """Open another ledger, whose settings name the catalog of the first deployment."""
+
+    def make() -> Face:
+        url = f"sqlite:///{tmp_path / 'second.db'}"
+        if face.pipeline.database.dialect == "postgresql":
+            url = str(request.getfixturevalue("empty_postgres_url"))
+        Database.open(url).dispose()
+        monkeypatch.setenv("KFM_WAL_DSN", url)
+        monkeypatch.setenv("KFM_HOME", str(tmp_path / "second"))
+        return face.reopened()
+
+    return make
 
 
 @pytest.fixture
@@ -78,9 +84,25 @@ def _files(place: str) -> dict[str, bytes]:
     return {path: bytes(store.get(path).bytes()) for path in paths}
 
 
-def test_a_second_ledger_changes_nothing_in_the_catalog_of_the_first(
-    first: Face, second: Face, shared: str, queue: FakeQueue, objects: Path, call: Callable[..., tuple[int, str]]
+def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
+    first: Face,
+    make_second: Callable[[], Face],
+    shared: str,
+    queue: FakeQueue,
+    objects: Path,
+    call: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # The first one's own mark is no object of its catalog, and is read once a process.
+    day = DAY.isoformat()
+    assert call("reconcile", "--dataset", "nexrad-l2", "--from", day, "--to", day, "--read")[0] == ExitCode.DONE
+    if "://" not in shared:
+        assert len(traces.items(Path(shared) / "catalog")) == 2
+        assert traces.catalog_tree(Path(shared) / "catalog")
+    with monkeypatch.context() as patched:
+        patched.setattr("kfm_dagster.ingest.preflight.hold", lambda *_: pytest.fail("it was read again"))
+        assert first.execute("ingest_nexrad_l2", partition=day).success
+    second = make_second()
     before = _files(f"{shared}/catalog")
     queue.waiting = [announce([item.event()], registry=second.pipeline.registry) for item in _stored(objects, 3)]
     received = queue.receives
@@ -103,34 +125,11 @@ def test_a_second_ledger_changes_nothing_in_the_catalog_of_the_first(
     assert _files(f"{shared}/catalog") == before
     # Its own places are as they were, too.
     assert not any(Path(os.environ["KFM_HOME"]).rglob("*.json*"))
-    second.pipeline.close()
-
-
-def test_retention_under_another_ledger_refuses_the_store_and_removes_nothing(
-    first: Face, second: Face, shared: str, call: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("KFM_STORAGE_URL", first.pipeline.settings.storage)
     for command in ("plan", "run"):
         code, said = call("retention", command)
         assert (code, REFUSED in said, said.count("\n")) == (ExitCode.REFUSED, True, 1), said
     second.pipeline.close()
-
-
-def test_the_mark_is_no_object_of_the_catalog(first: Face, shared: str, call: Callable[..., tuple[int, str]]) -> None:
-    day = DAY.isoformat()
-    code, _ = call("reconcile", "--dataset", "nexrad-l2", "--from", day, "--to", day, "--read")
-    assert code == ExitCode.DONE
-    if "://" not in shared:
-        assert len(traces.items(Path(shared) / "catalog")) == 2
-        assert traces.catalog_tree(Path(shared) / "catalog")
-
-
-def test_the_mark_is_read_once_a_process(first: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("it was read again")
-
-    monkeypatch.setattr("kfm_dagster.ingest.preflight.hold", refuse)
-    assert first.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
 
 
 @pytest.mark.one_database

@@ -187,31 +187,36 @@ def tonight(objects: Path, contracts: ContractRegistry) -> SqsMessage:
     return announce([item.event()], registry=contracts)
 
 
+STRAYS = [
+    (OLD_DAY, date(2025, 4, 2)),
+    (date(2024, 12, 31), date(2025, 4, 2)),
+    (date(2098, 12, 31), date(2025, 4, 2)),
+    # By the sender's own time it would be today.
+    (date(2098, 12, 30), date(2098, 12, 30)),
+]
+"""Days outside the window, and when their objects are announced."""
+
+
 @pytest.mark.one_database
 @pytest.mark.clause("DAG-12", "SEC-05", "SEC-13", "OPR-19")
-@pytest.mark.parametrize(
-    ("day", "announced"),
-    [
-        (OLD_DAY, date(2025, 4, 2)),
-        (date(2024, 12, 31), date(2025, 4, 2)),
-        (date(2098, 12, 31), date(2025, 4, 2)),
-        # By the sender's own time it would be today.
-        (date(2098, 12, 31), date(2098, 12, 31)),
-    ],
-)
 def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_neighbour_nothing(
-    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, day: date, announced: date
+    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
 ) -> None:
-    stray = of_day(day, objects, contracts, announced=datetime.combine(announced, time(), UTC))
-    queue.waiting += [stray, tonight(objects, contracts)]
+    strays = {
+        f"hrrr.{day:%Y%m%d}": of_day(day, objects, contracts, announced=datetime.combine(announced, time(), UTC))
+        for day, announced in STRAYS
+    }
+    queue.waiting += [*strays.values(), tonight(objects, contracts)]
     partitions, _ = served(face)
     assert partitions == {"2025-04-02"}
-    [ignored] = IGNORED.query(face.pipeline, IgnoredFilter(reason="outside_window"), None, 10).rows
-    assert (ignored.message_id, ignored.dataset, ignored.bucket) == (stray.message_id, "hrrr", hrrr.BUCKET)
-    assert ignored.key is not None
-    assert ignored.key.startswith(f"hrrr.{day:%Y%m%d}/")
+    rows = IGNORED.query(face.pipeline, IgnoredFilter(reason="outside_window"), None, 10).rows
+    assert {(row.message_id, row.dataset, row.bucket, str(row.key).split("/")[0]) for row in rows} == {
+        (stray.message_id, "hrrr", hrrr.BUCKET, folder) for folder, stray in strays.items()
+    }
+    assert len(rows) == len(STRAYS)
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED}
-    assert face.pipeline.deliveries.states([stray.message_id]) == {stray.message_id: DeliveryState.DELETED}
+    names = [stray.message_id for stray in strays.values()]
+    assert face.pipeline.deliveries.states(names) == dict.fromkeys(names, DeliveryState.DELETED)
 
 
 @pytest.mark.one_database

@@ -65,16 +65,6 @@ def test_a_skip_is_asked_of_the_port_before_the_operator_works_and_only_there(
     assert told == []
 
 
-@pytest.mark.clause("DAG-02", "DAG-16")
-def test_a_run_that_skips_says_so_in_the_run_list(face: Face, objects: Any) -> None:
-    put(objects, volumes(1))
-    for skipped in ((None, None), ("yes", str(len(NODES)))):
-        result = face.execute(JOB, partition=PARTITION)
-        run = face.instance.get_run_by_id(result.dagster_run.run_id)
-        assert run is not None
-        assert (run.tags.get(SKIPPED_TAG), run.tags.get(f"{SKIPPED_TAG}.nexrad-l2")) == skipped
-
-
 CODE_VERSION_TAG = "dagster/code_version"
 DATA_VERSION_TAG = "dagster/data_version"
 NOUNS = {node.asset: node.operator for node in chain()}
@@ -113,7 +103,7 @@ def versions(result: Any) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.clause("DAG-16", "RSP-12")
+@pytest.mark.clause("DAG-02", "DAG-16", "RSP-12")
 def test_materialisations_and_observations_say_what_the_command_says(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +114,10 @@ def test_materialisations_and_observations_say_what_the_command_says(
         patch.setattr(port, "from_parquet", lambda _: pytest.fail("a batch that was handed on was read"))
         second = face.execute(JOB, partition=PARTITION)
     forced = face.execute(JOB, partition=PARTITION, tags={FORCE_TAG: "the reader was wrong"})
+    for result, skipped in ((first, (None, None)), (second, ("yes", str(len(NODES)))), (forced, (None, None))):
+        run = face.instance.get_run_by_id(result.dagster_run.run_id)
+        assert run is not None
+        assert (run.tags.get(SKIPPED_TAG), run.tags.get(f"{SKIPPED_TAG}.nexrad-l2")) == skipped
     reader = Explanations(database=face.pipeline.database, run_states=face.pipeline.stages.run_states)
     for result in (first, second, forced):
         shown = materialisations(result)
