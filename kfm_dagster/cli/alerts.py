@@ -11,9 +11,9 @@ import click
 
 from kfm_dagster.alerts.evaluator import try_out
 from kfm_dagster.alerts.store import AlertStore
+from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.decision_options import actor_of, actor_option
 from kfm_dagster.cli.filter_options import lists
-from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ExitCode

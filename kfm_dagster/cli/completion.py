@@ -1,4 +1,4 @@
-"""Names typed by a person: shell completion, and the whole id of a prefix.
+"""Types of arguments: names with shell completion, ids by a prefix, and whole numbers.
 
 Belongs here: the types of the arguments and options that name a dataset, an error code or an id. Does not belong here:
 whether the typed name exists, which each command checks; when a prefix is enough (`contracts/identity.py`); the runs of
@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kfm_dagster.contracts.identity import MATCHES_ASKED, whole_id
 from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.typed_numbers import LARGEST
 
 MOST_OFFERED = 50
 """Ids offered at a time: a longer list helps less than another typed character."""
@@ -99,3 +100,6 @@ RUN = Named("run", _runs)
 REPLAY = Id("replay_id", "ids.replay_ids")
 BACKFILL = Named("backfill_id", lambda incomplete: _ids(incomplete or "bf-", query="ids.replay_ids"))
 REJECTED_MESSAGE = Id("message_id", "ids.rejected_message_ids")
+COUNT = click.IntRange(0, LARGEST)
+POSITIVE = click.IntRange(1, LARGEST)
+"""Whole numbers without a bound of their own."""

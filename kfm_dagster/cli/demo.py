@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.files import NewFile, refuse_unwritable_home
-from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from kfm_dagster.cli.completion import DATASET, ERROR_CODE
+from kfm_dagster.cli.completion import COUNT, DATASET, ERROR_CODE, POSITIVE
 from kfm_dagster.cli.decision_options import (
     confirm_option,
     decision_of,
@@ -23,7 +23,6 @@ from kfm_dagster.cli.decision_options import (
     require_confirmation,
 )
 from kfm_dagster.cli.filter_options import option_group
-from kfm_dagster.cli.numbers import COUNT, POSITIVE
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows

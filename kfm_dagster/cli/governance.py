@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.filter_options import lists
-from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339

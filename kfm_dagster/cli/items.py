@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
-from kfm_dagster.cli.numbers import POSITIVE
+from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError

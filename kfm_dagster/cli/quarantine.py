@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.completion import UNIT
+from kfm_dagster.cli.completion import POSITIVE, UNIT
 from kfm_dagster.cli.decision_options import (
     REPLAY_REASON,
     decision_of,
@@ -25,7 +25,6 @@ from kfm_dagster.cli.decision_options import (
     unknown_record,
 )
 from kfm_dagster.cli.filter_options import lists
-from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.contracts.envelope import WalId

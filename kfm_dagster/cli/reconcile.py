@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from kfm_dagster.catalog.publisher import PublishError
-from kfm_dagster.cli.completion import DATASET
+from kfm_dagster.cli.completion import DATASET, POSITIVE
 from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of, proposed_line
-from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows

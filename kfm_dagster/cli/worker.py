@@ -12,9 +12,9 @@ from types import FrameType
 import click
 from rich.console import Console
 
+from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.main import signals_handled
-from kfm_dagster.cli.numbers import POSITIVE
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.deployment.drain import account, flush_lineage, say_what_is_held

@@ -17,9 +17,8 @@ import yaml
 from rich.console import Console
 
 from kfm_dagster.cli.main import main
-from kfm_dagster.cli.replay import follow as replay_follow
-from kfm_dagster.cli.replay.commands import replay
-from kfm_dagster.cli.replay.follow import IDLE_SECONDS, follow
+from kfm_dagster.cli.replay import commands
+from kfm_dagster.cli.replay.commands import IDLE_SECONDS, follow, replay
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.recovery.backfill.progress import day_progress
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -161,7 +160,7 @@ def working(stand: Stand, *, ending: Callable[..., Any] = finished) -> Iterator[
 def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
     stand: Stand, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_follow, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(commands, "POLL_SECONDS", 0.02)
     stand.bring("failed", 5)
     with working(stand):
         answer = call("run", *SCOPE, "--batch-size", "2", "--change-ref", "INC-1", *START, "--json")
@@ -200,7 +199,7 @@ def test_the_differences_of_a_replay_are_found_behind_those_of_a_later_one(stand
 def test_a_replay_that_finishes_with_failures_has_its_own_exit_code(
     stand: Stand, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_follow, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(commands, "POLL_SECONDS", 0.02)
     stand.bring("failed", 1)
     # A failure that no policy lets in again ends in quarantine at once.
     with working(stand, ending=partial(failed, code="governance_hard_fail")):

@@ -6,8 +6,11 @@ unavailable.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +18,39 @@ import click
 import yaml
 from rich.console import Console
 
-from kfm_dagster.cli.completion import REPLAY
-from kfm_dagster.cli.decision_options import decision_of, decision_options, proposed_line, require_confirmation
+from kfm_dagster.cli.completion import DATASET, REPLAY
+from kfm_dagster.cli.decision_options import (
+    actor_option,
+    change_ref_option,
+    confirm_option,
+    decision_of,
+    decision_options,
+    proposed_line,
+    require_confirmation,
+)
 from kfm_dagster.cli.files import NewFile
-from kfm_dagster.cli.replay.compare import compare
-from kfm_dagster.cli.replay.follow import follow
-from kfm_dagster.cli.replay.inspect import inspect
-from kfm_dagster.cli.replay.intents import intents
+from kfm_dagster.cli.progress_bar import bar_of
+from kfm_dagster.cli.replay.inspect import MOST_ROWS, compare, inspect
 from kfm_dagster.cli.replay.options import SelectionOptions, Shell, everywhere, global_options, selecting, starting
 from kfm_dagster.cli.replay.output import nothing_selected, show, show_plan, show_report, show_runs
 from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.runs import ReplayRun, ReplayState
-from kfm_dagster.recovery.replay.selection import Selection, load_selection
+from kfm_dagster.recovery.intents import IntentAction, IntentPlan, IntentRecovery
+from kfm_dagster.recovery.replay.engine import ReplayEngine, Report
+from kfm_dagster.recovery.replay.runs import OPEN, ReplayRun, ReplayState, outcome_line
+from kfm_dagster.recovery.replay.selection import Selection, load_selection, selection_from
 from kfm_dagster.recovery.work_orders import Started, start
+from kfm_dagster.stages.failure import StageFailedError
+
+POLL_SECONDS = 1.0
+IDLE_SECONDS = 30.0
+"""Time without a change before the warning: a daemon takes about ten seconds to start a run."""
+INTENT_COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
+DONE_AT_ONCE = frozenset({IntentAction.CLOSE, IntentAction.ENTER, IntentAction.RUN})
+MOST_UNITS = 10_000
+"""Units of failed intents in one selection; the next call admits the rest."""
 
 
 @click.group()
@@ -159,7 +179,44 @@ def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
     _change(shell, replay_run_id, ReplayEngine.stop, given)
 
 
-for command in (compare, inspect, intents):
+@replay.command()
+@click.option("--dataset", type=DATASET, help="Only this dataset's.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="The first so many.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done with each.")
+@click.option("--reason", help="Why, for readers of the governance log; needed where units are let in again.")
+@change_ref_option
+@actor_option
+@confirm_option
+@everywhere
+def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm: bool, **decided: Any) -> ExitCode:
+    """Carry out what failed runs intended and no later run has done, from each intent's payload, through the ledger.
+
+    Example: kfm replay intents --dry-run
+    """
+    with _engine(shell, read_only=dry) as engine:
+        recovery = IntentRecovery(pipeline=engine.pipeline)
+        plans = list(islice(recovery.plans(dataset=dataset), limit))
+        units = sorted({wal_id for plan in plans for wal_id in plan.units})[:MOST_UNITS]
+        ready = [plan for plan in plans if plan.action in DONE_AT_ONCE]
+        if not dry and (units or ready):
+            if units:
+                selection = selection_from(shell.settings.env, "the intents", name="failed intents", wal_ids=units)
+                # Before any change, so that a guard's refusal leaves all as it is.
+                engine.plan(selection, change_ref=decided["change_ref"]).refuse()
+                if not decided["reason"]:
+                    raise click.UsageError("say why units are let in again: --reason")
+            require_confirmation(f"replay {len(ready)} intents, and {len(units)} units?", confirmed=confirm)
+            plans = [_carried_out(recovery, plan) if plan in ready else plan for plan in plans]
+            if units:
+                started = start(engine, selection, decision_of(shell.settings, **decided))
+                why = f"replay {started.replay_run_id} lets them in"
+                plans = [replace(plan, why=why) if plan.units else plan for plan in plans]
+    rows = [plan.as_json() for plan in plans]
+    show(rows, output=shell.output, as_table=lambda: show_rows(rows, INTENT_COLUMNS))
+    return ExitCode.FINISHED_WITH_FAILURES if any(plan.failed for plan in plans) else ExitCode.DONE
+
+
+for command in (compare, inspect):
     replay.add_command(command)
 
 
@@ -229,3 +286,66 @@ def _line(started: Started) -> str:
     if started.replay_run_id is None:
         return nothing_selected(started.plan)
     return f"backfill {started.replay_run_id} runs: {started.plan.listings} days of datasets are listed"
+
+
+def follow(
+    engine: ReplayEngine,
+    replay_run_id: str,
+    *,
+    console: Console,
+    idle_seconds: float = IDLE_SECONDS,
+    wait: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Advance and follow a replay until it is finished or stopped; return its last report.
+
+    Warns once without progress. Ctrl-C ends the following, not the replay.
+    """
+    bar = bar_of(console, "units", "{task.fields[waiting]}")
+    task = bar.add_task("replaying", total=None, waiting="")
+    previous: object = None
+    since, warned = now(), False
+    try:
+        with bar:
+            while True:
+                engine.advance(replay_run_id)
+                report = engine.report(replay_run_id)
+                account = report.account
+                bar.update(task, total=account.units, completed=account.units - account.open, waiting=_waiting(report))
+                if report.ended:
+                    return report
+                current = (report.run.state, dict(account.outcomes))
+                if current != previous:
+                    previous, since = current, now()
+                elif not warned and now() - since >= idle_seconds:
+                    console.print(_nobody_works(report), soft_wrap=True)
+                    warned = True
+                wait(POLL_SECONDS)
+    except KeyboardInterrupt:
+        console.print(
+            f"the replay goes on without this terminal; kfm replay status {replay_run_id} shows it, "
+            f'kfm replay stop {replay_run_id} --reason "..." ends it',
+            soft_wrap=True,
+        )
+        raise
+
+
+def _waiting(report: Report) -> str:
+    if report.run.state is ReplayState.PAUSED:
+        return f"paused: {report.run.state_reason}"
+    return str(report.hold) if report.hold else outcome_line(report.account.outcomes, among=OPEN)
+
+
+def _nobody_works(report: Report) -> str:
+    if report.run.state is ReplayState.PAUSED:
+        return f"the replay is paused ({report.run.state_reason}); kfm replay resume {report.run.replay_run_id} goes on"
+    if report.hold is not None:
+        return f"nothing is let in: {report.hold}"
+    return "nothing moves: no daemon seems to work on this ledger; kfm drain or kfm ui does the work"
+
+
+def _carried_out(recovery: IntentRecovery, plan: IntentPlan) -> IntentPlan:
+    try:
+        return recovery.carry_out(plan)
+    except StageFailedError as error:
+        return replace(plan, why=str(error), failed=True)

@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from kfm_dagster.cli.completion import DATASET, ERROR_CODE, UNIT
+from kfm_dagster.cli.completion import COUNT, DATASET, ERROR_CODE, POSITIVE, UNIT
 from kfm_dagster.cli.decision_options import REPLAY_REASON, actor_option, change_ref_option, confirm_option
 from kfm_dagster.cli.filter_options import option_group
-from kfm_dagster.cli.numbers import COUNT, POSITIVE
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.documents.yaml_text import read_yaml
