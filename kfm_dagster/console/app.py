@@ -1,14 +1,15 @@
-"""The console's web application: pages, metrics for Prometheus, health for monitors.
+"""The console's web application: pages, the JSON API, metrics for Prometheus, health for monitors.
 
 Each request is answered from a database that refuses writes; only the decision of a signed-in person uses a connection
 that accepts them. Headers forbid a page everything but showing itself. Belongs here: the common parts of all answers,
-and the form of a refusal. Does not belong here: pages (the modules that return routes), or the server
-(`serving.py`).
+and the form of a refusal. Does not belong here: pages (the modules that return routes), the API's answers and their
+OpenAPI document (`operations.py`), or the server (`serving.py`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from http import HTTPStatus
@@ -20,19 +21,20 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kfm_dagster.console import actions, api, datasets, histories, lists, overview, replays
+from kfm_dagster.console import actions, overview, records, replays
 from kfm_dagster.console.bounds import BoundedRequests
-from kfm_dagster.console.operations import JSON
+from kfm_dagster.console.operations import JSON, PATHS
 from kfm_dagster.console.pages import STATIC, Pages, query_of, static
-from kfm_dagster.console.requests import REFUSALS, is_page, refusal, whole_number
+from kfm_dagster.console.requests import REFUSALS, given, is_page, refusal, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
 from kfm_dagster.exports.validation_tables import report_span, report_tables
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.views.view import BASE
 from kfm_dagster.web_guard import WebGuard
 
 PATH = "/validate"
@@ -97,16 +99,14 @@ def console_app(
     application = Starlette(
         routes=[
             *overview.routes(pages, depths),
-            *lists.routes(pages, depths),
-            *histories.routes(pages),
-            *datasets.routes(pages),
+            *records.routes(pages, depths),
             *replays.routes(pages),
             *actions.routes(pages),
             Route(PATH, validate, methods=["GET"]),
             Route(METRICS, metrics, methods=["GET"]),
             Route(HEALTH, health, methods=["GET"]),
             *(Route(f"/static/{name}", static, methods=["GET"]) for name in STATIC),
-            *api.routes(pipeline),
+            _api(pipeline),
         ],
         middleware=[
             Middleware(_hardened),
@@ -142,3 +142,45 @@ def _refusal(error: Exception) -> tuple[int, str]:
             f"; the pages of the console are linked from {overview.FRONT}" if known else ""
         )
     return refusal(error)
+
+
+def _api(pipeline: Pipeline) -> Mount:
+    """Return the JSON API below /api/v1; each refusal is a problem document (RFC 9457)."""
+
+    def endpoint(path: str) -> Callable[[Request], Response]:
+        known = [name for name in PATHS[path].parameters if f"{{{name}}}" not in path]
+
+        def answered(request: Request) -> Response:
+            values = given(request.query_params.multi_items(), known=known)
+            values = {name: value for name, value in values.items() if value}
+            answer = PATHS[path].answer(pipeline, values | request.path_params)
+            return Response(json.dumps(answer), media_type=JSON)
+
+        return answered
+
+    api = Starlette(
+        routes=[Route(path, endpoint(path), methods=["GET"]) for path in PATHS],
+        exception_handlers=dict.fromkeys((*REFUSALS, HTTPException), _problem),
+    )
+    api.router.redirect_slashes = False
+    mount = Mount(BASE, app=api)
+    # Starlette's own pattern ends at a line break, so that such a path would get the console's answer.
+    mount.path_regex = re.compile(rf"^{BASE}/(?P<path>.*)$", re.DOTALL)
+    return mount
+
+
+def _problem(request: Request, error: Exception) -> Response:
+    headers = None
+    if isinstance(error, HTTPException):
+        status, headers = error.status_code, error.headers
+        detail = f"{error.detail}; {BASE}/openapi.json says what there is"
+    else:
+        status, detail = refusal(error)
+    content = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "instance": request.url.path,
+    }
+    return Response(json.dumps(content), status, headers, media_type="application/problem+json")

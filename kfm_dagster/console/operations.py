@@ -1,7 +1,7 @@
 """Operations of the JSON API and of assistants: views, and queries on a unit or deployment.
 
 Each operation is bounded and only reads. A wrong parameter raises BadFilterError or BadRequestError, an unknown dataset
-ContractError. Does not belong here: HTTP (`api.py`), the protocol of assistants (`mcp_server.py`), queries (`views/`).
+ContractError. Does not belong here: HTTP (`app.py`), the protocol of assistants (`mcp_server.py`), queries (`views/`).
 """
 
 from __future__ import annotations

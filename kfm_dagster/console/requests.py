@@ -1,6 +1,6 @@
 """Requests: parameters, numbers, JSON or page, and an error's status and line. Nothing else.
 
-Does not belong here: the form of a refusal (`app.py`, `api.py`, `mcp_server.py`).
+Does not belong here: the form of a refusal (`app.py`, `mcp_server.py`).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_a_message_s_page_has_its_own_reasons_and_none_of_one_whose_id_begins_so
 def test_a_message_of_any_size_is_shown_in_part(
     browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kfm_dagster.console.lists.MOST_SHOWN", 6)
+    monkeypatch.setattr("kfm_dagster.console.records.MOST_SHOWN", 6)
     page = browser.get("/rejected/message-1").text
     assert '<pre tabindex="0">{&#34;key</pre>' in page.replace("&#34;</pre>", "</pre>")
     assert f"And {len(HOSTILE) - 6} characters more: <code>kfm wal rejected --message message-1 --body</code>" in page
