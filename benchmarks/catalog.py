@@ -39,7 +39,7 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Met
 from kfm_dagster.contracts.identity import rfc3339, wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.exports.validation_tables import figure
+from kfm_dagster.exports.validation import figure
 from kfm_dagster.followers.geoparquet.follower import GeoParquet
 from kfm_dagster.followers.geoparquet.search import Wanted, search
 from kfm_dagster.followers.stac_api.database import StacApiDatabase

@@ -27,7 +27,7 @@ from benchmarks.processes import cpu_seconds_of
 from benchmarks.surroundings import Place, surrounded
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.tables import show_rows
-from kfm_dagster.exports.validation_tables import figure
+from kfm_dagster.exports.validation import figure
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState

@@ -42,7 +42,7 @@ from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
-from kfm_dagster.exports.validation_tables import figure
+from kfm_dagster.exports.validation import figure
 from kfm_dagster.followers.virtual.day import LIST
 from kfm_dagster.followers.virtual.follower import VirtualZarr
 from kfm_dagster.ingest.chain import read_configuration

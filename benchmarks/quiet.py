@@ -29,7 +29,7 @@ from kfm_dagster.demo.feed import Feed, FeedObject
 from kfm_dagster.demo.samples.hrrr import hrrr_samples
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
-from kfm_dagster.exports.validation_tables import figure
+from kfm_dagster.exports.validation import figure
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings, environment
 

@@ -47,7 +47,7 @@ from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.exports.validation_tables import figure
+from kfm_dagster.exports.validation import figure
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.followers.stac_api.rows import api_collection

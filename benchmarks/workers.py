@@ -32,7 +32,7 @@ from benchmarks.surroundings import Place, Surroundings, surrounded
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import DependencyUnavailableError
-from kfm_dagster.exports.validation_tables import figure
+from kfm_dagster.exports.validation import figure
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment

@@ -13,8 +13,7 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.atomic_files import write_document
-from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
-from kfm_dagster.exports.validation_tables import BY_DAY, figure, report_tables
+from kfm_dagster.exports.validation import BY_DAY, DAYS, MOST_DAYS, figure, report_tables, validate_report
 from kfm_dagster.stages.gates.verdict import OnFailure
 
 SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "retry_count", "Q_res", "p_dim")

@@ -31,8 +31,7 @@ from kfm_dagster.console.pages import STATIC, Pages, query_of, static
 from kfm_dagster.console.requests import REFUSALS, given, is_page, refusal, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
-from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
-from kfm_dagster.exports.validation_tables import report_span, report_tables
+from kfm_dagster.exports.validation import DAYS, MOST_DAYS, report_span, report_tables, validate_report
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.views.view import BASE
 from kfm_dagster.web_guard import WebGuard

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from kfm_dagster.console.requests import BadRequestError, given, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
-from kfm_dagster.exports.validation_tables import figure, report_span, report_tables
+from kfm_dagster.exports.validation import figure, report_span, report_tables
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment

@@ -11,7 +11,7 @@ import pytest
 from kfm_dagster.console.pages import validation_page
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.kpis import KPIS
-from kfm_dagster.exports.validation_tables import figure
+from kfm_dagster.exports.validation import figure
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster_tests.commands import Call
 

@@ -15,7 +15,7 @@ from shapely import from_wkt
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ContractError
-from kfm_dagster.exports import dcat_terms
+from kfm_dagster.exports import dcat
 from kfm_dagster.exports.dcat import export_dcat, wkt
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -140,16 +140,16 @@ def test_a_catalog_that_is_published_is_named_by_its_public_address_and_contact(
 def test_how_often_objects_are_added_follows_from_the_contract(
     contracts: ContractRegistry, dataset: str, code: str | None, interval: str
 ) -> None:
-    said = dcat_terms.frequency(contracts[dataset])["accrualPeriodicity"]
+    said = dcat.frequency(contracts[dataset])["accrualPeriodicity"]
     assert said["label"] == interval
     assert (said["id"] == f"{FREQUENCY}/{code}") == (code is not None)
 
 
 def test_every_dataset_of_ours_has_what_dcat_asks_for(contracts: ContractRegistry) -> None:
     for contract in contracts:
-        assert len(dcat_terms.themes(contract)["theme"]) == 2, contract.id
-        assert dcat_terms.producers_contact(contract), contract.id
-        for one in dcat_terms.distributions("urn:x", contract.stac.collection, contract, catalog="https://a.example"):
+        assert len(dcat.themes(contract)["theme"]) == 2, contract.id
+        assert dcat.producers_contact(contract), contract.id
+        for one in dcat.distributions("urn:x", contract.stac.collection, contract, catalog="https://a.example"):
             assert one["accessURL"].startswith("https://"), contract.id
             assert one.keys() >= {"title", "mediaType", "format", "license"}, contract.id
 
