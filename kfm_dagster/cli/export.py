@@ -11,7 +11,7 @@ from kfm_dagster.cli.session import opened_database, opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, MANIFEST, SUMMED, gather_release
-from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
+from kfm_dagster.exports.bundle.signing import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.dcat import export_dcat

@@ -11,8 +11,7 @@ import click
 
 from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.provisioning.making import Part, PartState, QueueMaker
-from kfm_dagster.deployment.provisioning.plan import QueuePlan, iam_policy, terraform_module
+from kfm_dagster.deployment.provisioning import Part, PartState, QueueMaker, QueuePlan, iam_policy, terraform_module
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
 from kfm_dagster.settings import Settings

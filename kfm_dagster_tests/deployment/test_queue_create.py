@@ -12,7 +12,7 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.deployment.provisioning.plan import (
+from kfm_dagster.deployment.provisioning import (
     DLQ_RETENTION,
     MAX_PREFIXES,
     QUEUE_RETENTION,

@@ -12,8 +12,7 @@ import pysequoia.packet
 import pytest
 
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
-from kfm_dagster.exports.bundle.signature import sign_detached, verify_detached
+from kfm_dagster.exports.bundle.signing import open_signer, sign_detached, trusted_certificates, verify_detached
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.exports.gpg import Gpg
 

@@ -1,6 +1,6 @@
 """Messages: queue, dead-letter queue and their rules, senders' certificates, and the clock.
 
-Does not belong here: creating a queue (`deployment/provisioning/`), or its messages (`kfm dlq`).
+Does not belong here: creating a queue (`deployment/provisioning.py`), or its messages (`kfm dlq`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.deployment.doctor.stores import missing_file
-from kfm_dagster.deployment.provisioning.plan import DLQ_RETENTION, LEASE_MARGIN_SECONDS
+from kfm_dagster.deployment.provisioning import DLQ_RETENTION, LEASE_MARGIN_SECONDS
 from kfm_dagster.errors import KfmError, QueueUnavailableError
 from kfm_dagster.notifications.authenticity import Signatures
 from kfm_dagster.notifications.sqs import connect

@@ -2,7 +2,7 @@
 
 The manifest has only recorded facts and reads no clock, so the same data give the same bytes. Does not belong here:
 writing the files (`writing.py`), drawing (`figures.py`), verifying (`verification.py`) and signing them
-(`signature.py`).
+(`signing.py`).
 """
 
 from __future__ import annotations

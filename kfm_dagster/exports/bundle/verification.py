@@ -26,7 +26,7 @@ from kfm_dagster.exports.bundle.content import (
     Manifest,
     SummedFile,
 )
-from kfm_dagster.exports.bundle.signature import Signed, fingerprint_of, verify_detached
+from kfm_dagster.exports.bundle.signing import Signed, fingerprint_of, verify_detached
 
 if TYPE_CHECKING:
     from pysequoia import Cert

@@ -31,8 +31,7 @@ from kfm_dagster.exports.bundle.content import (
     span,
 )
 from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
-from kfm_dagster.exports.bundle.keys import BundleSigner
-from kfm_dagster.exports.bundle.signature import sign_detached
+from kfm_dagster.exports.bundle.signing import BundleSigner, sign_detached
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
