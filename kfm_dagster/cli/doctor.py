@@ -1,20 +1,32 @@
-"""`kfm doctor`: check a deployment, report faults with their next steps. Changes nothing."""
+"""`kfm doctor`: check a deployment, report faults with their next steps. Changes nothing.
+
+Belongs here: the list of checks and their arguments, in the order in which they are shown. Does not belong here: the
+checks themselves (`deployment/doctor/`).
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 import click
 
-from kfm_dagster.deployment.doctor.checks import checks_of
-from kfm_dagster.deployment.doctor.finding import Diagnosis, Health, examine
+from kfm_dagster.catalog.discovery import FollowerSource
+from kfm_dagster.deployment.doctor import instance, queues, stores
+from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, Health, examine, fault, ok, refused
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest import preflight
+from kfm_dagster.ingest.calibration import time_server
 from kfm_dagster.ingest.chain import read_configuration
+from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.telemetry.clock.decision import ClockRules
 
 
 @click.command()
@@ -38,7 +50,7 @@ def doctor(*, seconds: float, as_json: bool) -> int:
     """
     settings = Settings.load()
     configuration = read_configuration(settings)
-    findings = examine(checks_of(settings, configuration, clock=utc_now), seconds=seconds)
+    findings = examine(_checks_of(settings, configuration), seconds=seconds)
     _show(findings, as_json=as_json)
     return ExitCode.FINISHED_WITH_FAILURES if _count(findings)[Health.FAULT] else ExitCode.DONE
 
@@ -60,3 +72,55 @@ def _show(found: Sequence[Diagnosis], *, as_json: bool) -> None:
 
 def _count(found: Sequence[Diagnosis]) -> Counter[Health]:
     return Counter(finding.verdict for finding in found)
+
+
+def _checks_of(settings: Settings, read: Configuration) -> Mapping[str, Check]:
+    registry, rule = read.registry, read.card.machine.clock
+    rules = ClockRules(tau_calib=rule.tau_calib, max_offset=rule.max_offset)
+    objects = ObjectStores(object_root=settings.object_root, anonymous=settings.anonymous)
+    locations, broker = preflight.stores(settings), settings.celery_broker
+    recorded = partial(queues.recorded_readings, settings, utc_now() - rules.tau_calib)
+    endpoint = partial(time_server, settings, registry)
+    folders = [settings.home, settings.dagster_home, *(Path(place) for *_, place in locations if "://" not in place)]
+    return {
+        "configuration": partial(_configuration, read),
+        "database": partial(stores.check_database, settings),
+        "backups": partial(stores.check_backups, settings, utc_now),
+        "retention": partial(stores.check_retention, settings),
+        "queue": partial(queues.check_queue, settings, registry),
+        "dead letters": partial(queues.check_dead_letters, settings),
+        "clock": partial(queues.check_clock, rules, endpoint, utc_now, recorded=recorded),
+        "senders": partial(queues.check_senders, settings, registry),
+        "instance": partial(instance.check_instance, settings),
+        "daemons": partial(instance.check_daemons, settings),
+        **{name: partial(stores.check_store, name, setting, place) for name, setting, place in locations},
+        **{
+            f"objects {bucket}": partial(stores.check_bucket, objects, contracts[0], bucket)
+            for bucket, contracts in registry.buckets.items()
+        },
+        "room": partial(stores.check_room, folders),
+        **({"Celery": partial(instance.check_broker, broker.get_secret_value())} if broker is not None else {}),
+        **{source.title or name: partial(_ask, source) for name, source in read.followers.loaded.items()},
+        **{f"follower {name}": partial(_left_out, error) for name, error in read.followers.errors.items()},
+    }
+
+
+def _ask(source: FollowerSource) -> Iterator[Diagnosis]:
+    for answer in source.ask():
+        if isinstance(answer, str):
+            yield ok(answer)
+        else:
+            yield refused(answer)
+
+
+def _left_out(error: str) -> Iterator[Diagnosis]:
+    yield fault(
+        "the follower is left out, and lacks every change of the catalog from now on",
+        observed=error,
+        expected="a package that can be loaded",
+        next_step="install what it needs, or uninstall it",
+    )
+
+
+def _configuration(read: Configuration) -> Iterator[Diagnosis]:
+    yield ok(f"settings, pipeline card and {len(list(read.registry))} contracts are in order")

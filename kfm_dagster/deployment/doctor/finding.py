@@ -1,6 +1,6 @@
 """Findings of `kfm doctor`, and its checks: concurrent, bounded in time, and independent.
 
-Does not belong here: the checks (the other modules), or displaying findings (`cli/doctor.py`).
+Does not belong here: the checks (the other modules), their list and display (`cli/doctor.py`).
 """
 
 from __future__ import annotations
