@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 from typing import cast
 
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.decision import ClockDecision
-from kfm_dagster.telemetry.clock.reading import ClockState
+from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockRule, ClockState
+
+RULE = ClockRule(tau_calib=timedelta(hours=24), max_offset=timedelta(seconds=1), unlocked="reject")
 
 
 class LockedClock:

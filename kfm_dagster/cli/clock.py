@@ -18,9 +18,8 @@ from kfm_dagster.ingest.calibration import time_server
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
-from kfm_dagster.telemetry.clock.decision import ClockDecision, ClockRules, decide
 from kfm_dagster.telemetry.clock.quality import ClockQuality, clock_quality
-from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading
+from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockLog, ClockReading, decide
 from kfm_dagster.telemetry.clock.sources import measure
 
 SHOWN = timedelta(days=30)
@@ -42,12 +41,11 @@ def clock(*, ask: bool, as_json: bool) -> int:
     Example: kfm clock --ask --json
     """
     settings = Settings.load()
-    card = Card.load(settings.configs_dir).machine.clock
-    rules = ClockRules(tau_calib=card.tau_calib, max_offset=card.max_offset)
+    rule = Card.load(settings.configs_dir).machine.clock
     endpoint = time_server(settings, ContractRegistry.load(settings.contracts_dir)) if ask else None
     with opened_database(settings, recording=ask) as database:
         log = ClockLog(database)
-        now = measure(rules, clock=utc_now, endpoint=endpoint)
+        now = measure(rule, clock=utc_now, endpoint=endpoint)
         if endpoint is not None and len(now) == 1:
             click.echo(f"kfm: {endpoint} did not answer; the state is by the kernel and what was recorded", err=True)
         if ask:
@@ -55,7 +53,7 @@ def clock(*, ask: bool, as_json: bool) -> int:
         started = utc_now()
         recorded = log.recent(since=started - SHOWN)
     # Without --ask nothing is recorded, but the kernel's reading counts all the same.
-    decision = decide(recorded if ask else [*recorded, *now], rules, ts_start=started)
+    decision = decide(recorded if ask else [*recorded, *now], rule, ts_start=started)
     _show(now[0], decision, clock_quality(recorded), as_json=as_json)
     return ExitCode.DONE if decision.locked else ExitCode.FINISHED_WITH_FAILURES
 

@@ -26,7 +26,6 @@ from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.decision import ClockRules
 
 
 @click.command()
@@ -76,10 +75,9 @@ def _count(found: Sequence[Diagnosis]) -> Counter[Health]:
 
 def _checks_of(settings: Settings, read: Configuration) -> Mapping[str, Check]:
     registry, rule = read.registry, read.card.machine.clock
-    rules = ClockRules(tau_calib=rule.tau_calib, max_offset=rule.max_offset)
     objects = ObjectStores(object_root=settings.object_root, anonymous=settings.anonymous)
     locations, broker = preflight.stores(settings), settings.celery_broker
-    recorded = partial(queues.recorded_readings, settings, utc_now() - rules.tau_calib)
+    recorded = partial(queues.recorded_readings, settings, utc_now() - rule.tau_calib)
     endpoint = partial(time_server, settings, registry)
     folders = [settings.home, settings.dagster_home, *(Path(place) for *_, place in locations if "://" not in place)]
     return {
@@ -89,7 +87,7 @@ def _checks_of(settings: Settings, read: Configuration) -> Mapping[str, Check]:
         "retention": partial(stores.check_retention, settings),
         "queue": partial(queues.check_queue, settings, registry),
         "dead letters": partial(queues.check_dead_letters, settings),
-        "clock": partial(queues.check_clock, rules, endpoint, utc_now, recorded=recorded),
+        "clock": partial(queues.check_clock, rule, endpoint, utc_now, recorded=recorded),
         "senders": partial(queues.check_senders, settings, registry),
         "instance": partial(instance.check_instance, settings),
         "daemons": partial(instance.check_daemons, settings),

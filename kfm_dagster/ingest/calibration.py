@@ -14,11 +14,9 @@ from datetime import datetime, timedelta
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.settings import Settings
-from kfm_dagster.stages.card import ClockRule
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.decision import ClockDecision, ClockRules, decide, decides
-from kfm_dagster.telemetry.clock.reading import ClockLog
+from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockLog, ClockRule, decide, decides
 from kfm_dagster.telemetry.clock.sources import measure
 
 FRESH = timedelta(minutes=5)
@@ -35,18 +33,17 @@ class Calibration:
 
     def __post_init__(self) -> None:
         self._log = ClockLog(self.database)
-        self._rules = ClockRules(tau_calib=self.rule.tau_calib, max_offset=self.rule.max_offset)
 
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         """Return the decision on the clock now; measure first if no fresh reading is decisive."""
         now = self.clock()
         if not self._known(now):
-            self._log.record(measure(self._rules, clock=self.clock, endpoint=_server(objects, contract)))
-        since = now - self._rules.tau_calib
-        return decide(self._log.recent(since=since), self._rules, ts_start=self.clock())
+            self._log.record(measure(self.rule, clock=self.clock, endpoint=_server(objects, contract)))
+        since = now - self.rule.tau_calib
+        return decide(self._log.recent(since=since), self.rule, ts_start=self.clock())
 
     def _known(self, now: datetime) -> bool:
-        return any(decides(reading, self._rules) for reading in self._log.recent(since=now - FRESH))
+        return any(decides(reading, self.rule) for reading in self._log.recent(since=now - FRESH))
 
 
 def time_server(settings: Settings, registry: ContractRegistry) -> str | None:

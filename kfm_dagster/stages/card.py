@@ -21,6 +21,7 @@ from kfm_dagster.contracts.model import Backoff
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.stages.conditions import WORDS, Condition
 from kfm_dagster.stages.gates.verdict import Gate, Gates, Stop
+from kfm_dagster.telemetry.clock.reading import ClockRule
 
 STATE_MACHINE = "state_machine.yaml"
 REPLAY_PLAN = "replay_plan.yaml"
@@ -113,14 +114,6 @@ class RetryPolicy(Strict):
             base_seconds=self.base.total_seconds(),
             maximum_seconds=self.maximum.total_seconds(),
         )
-
-
-class ClockRule(Strict):
-    """When writing is allowed: the clock calibrated within tau_calib before, and off by no more than max_offset."""
-
-    tau_calib: Duration
-    max_offset: Duration
-    unlocked: Literal["reject", "restrict"]
 
 
 class DedupeEvidence(Strict):

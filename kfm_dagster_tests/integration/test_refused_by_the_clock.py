@@ -18,8 +18,7 @@ from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.decision import ClockDecision
-from kfm_dagster.telemetry.clock.reading import ClockState
+from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockState
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.clocks import LockedClock
 from kfm_dagster_tests.integration import traces

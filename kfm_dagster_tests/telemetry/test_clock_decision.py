@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.telemetry.clock.decision import ClockRules, decide
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState, decide
+from kfm_dagster_tests.clocks import RULE
 
 START = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
-RULES = ClockRules(tau_calib=timedelta(hours=24), max_offset=timedelta(seconds=1))
 LOCKED, UNLOCKED, UNKNOWN = ClockState
 
 
@@ -79,7 +78,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
 @pytest.mark.clause("PCS-10")
 def test_the_rule_of_the_clock() -> None:
     for readings, state, reason in CASES.values():
-        found = decide(readings, RULES, ts_start=START)
+        found = decide(readings, RULE, ts_start=START)
         assert (found.state, found.locked) == (state, state is LOCKED)
         assert reason in found.reason
         assert (found.calibrated_at is not None) == found.locked
@@ -88,9 +87,9 @@ def test_the_rule_of_the_clock() -> None:
 @pytest.mark.clause("PCS-10")
 def test_tau_and_the_offset_that_is_allowed_come_from_the_rules() -> None:
     readings = [server(0.2, hours=-2)]
-    assert decide(readings, ClockRules(), ts_start=START).locked
-    assert not decide(readings, ClockRules(tau_calib=timedelta(hours=1)), ts_start=START).locked
-    assert not decide(readings, ClockRules(max_offset=timedelta(seconds=0.7)), ts_start=START).locked
+    assert decide(readings, RULE, ts_start=START).locked
+    assert not decide(readings, RULE.model_copy(update={"tau_calib": timedelta(hours=1)}), ts_start=START).locked
+    assert not decide(readings, RULE.model_copy(update={"max_offset": timedelta(seconds=0.7)}), ts_start=START).locked
 
 
 any_reading = st.builds(
@@ -111,11 +110,11 @@ any_reading = st.builds(
 @pytest.mark.clause("PCS-10")
 @given(st.lists(any_reading, max_size=8))
 def test_locked_always_has_a_calibration_that_keeps_both_limits(readings: list[ClockReading]) -> None:
-    found = decide(readings, RULES, ts_start=START)
+    found = decide(readings, RULE, ts_start=START)
     if found.locked:
         assert found.deciding in readings
         assert found.calibrated_at is not None
-        assert abs(START - found.calibrated_at) <= RULES.tau_calib
+        assert abs(START - found.calibrated_at) <= RULE.tau_calib
         assert found.deciding is not None
         assert found.deciding.offset_seconds is not None
         assert found.deciding.uncertainty_seconds is not None

@@ -10,13 +10,13 @@ import pytest
 
 from kfm_dagster import failpoints
 from kfm_dagster.ingest.pipeline import utc_now
-from kfm_dagster.telemetry.clock.decision import ClockRules, decide
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState, decide
 from kfm_dagster.telemetry.clock.sources import ask_date, measure
+from kfm_dagster_tests.clocks import RULE
 from kfm_dagster_tests.telemetry.conftest import DateServer, http_date
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, 500_000, tzinfo=UTC)
-WIDE = ClockRules(max_offset=timedelta(seconds=30))
+WIDE = RULE.model_copy(update={"max_offset": timedelta(seconds=30)})
 """A limit that a loaded machine's round trip does not reach."""
 
 
@@ -96,15 +96,15 @@ def test_a_server_is_asked_again_only_where_its_answer_decides_nothing(date_serv
     times = [near, near, past, past, past + timedelta(seconds=0.1)]
     date_server.headers = lambda: {"Date": http_date(past)}
 
-    readings = measure(ClockRules(), clock=lambda: times.pop(0), endpoint=date_server.url)
+    readings = measure(RULE, clock=lambda: times.pop(0), endpoint=date_server.url)
 
-    assert [decide([one], ClockRules(), ts_start=NOW).locked for one in readings[1:]] == [False, True]
+    assert [decide([one], RULE, ts_start=NOW).locked for one in readings[1:]] == [False, True]
     assert len(date_server.asked) == 2
-    assert decide(readings[1:], ClockRules(), ts_start=NOW).locked
+    assert decide(readings[1:], RULE, ts_start=NOW).locked
 
 
 def test_a_server_that_never_decides_is_asked_five_times(date_server: DateServer) -> None:
     date_server.headers = lambda: {"Date": http_date(NOW + timedelta(seconds=1))}
-    readings = measure(ClockRules(), clock=lambda: NOW, endpoint=date_server.url)
+    readings = measure(RULE, clock=lambda: NOW, endpoint=date_server.url)
     assert len(readings) == 6
     assert len(date_server.asked) == 5

@@ -24,8 +24,7 @@ from kfm_dagster.notifications.authenticity import Signatures
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
-from kfm_dagster.telemetry.clock.decision import ClockRules, decide
-from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockRule, ClockState, decide
 from kfm_dagster.telemetry.clock.sources import ask_date, measure
 
 SHORT_RETENTION = timedelta(days=4)
@@ -259,16 +258,16 @@ _SET = "let a time service keep the clock (chrony, systemd-timesyncd), then: kfm
 
 
 def check_clock(
-    rules: ClockRules,
+    rule: ClockRule,
     endpoint: Callable[[], str | None],
     clock: Callable[[], datetime],
     *,
     recorded: Callable[[], Sequence[ClockReading]] = tuple,
 ) -> Iterator[Diagnosis]:
     """Measure the clock and decide by all readings, as stages do."""
-    readings = measure(rules, clock=clock, endpoint=endpoint())
-    decision = decide([*recorded(), *readings], rules, ts_start=clock())
-    limit = f"within {rules.max_offset.total_seconds():g} s of true time"
+    readings = measure(rule, clock=clock, endpoint=endpoint())
+    decision = decide([*recorded(), *readings], rule, ts_start=clock())
+    limit = f"within {rule.max_offset.total_seconds():g} s of true time"
     if decision.state is ClockState.LOCKED:
         yield ok(f"the clock is right: {decision.reason}")
     elif decision.deciding is not None:

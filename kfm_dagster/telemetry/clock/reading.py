@@ -1,16 +1,21 @@
-"""Readings of this machine's clock, and their append-only record (`clock_readings`).
+"""Readings of this machine's clock, their append-only record, and the card's rule (PCS-10).
+
+Belongs here: the record (`clock_readings`), and whether readings let a stage write. Does not belong here: the sources
+of readings, or the effect of an unlocked clock on a stage (E_SYNC: `stages/`).
 
 Offsets are seconds of true time minus this clock: positive for a slow clock, as in the kernel and NTP (RFC 5905).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from pathlib import Path
+from typing import Literal
 
+from kfm_dagster.configs import Duration, Strict
 from kfm_dagster.storage.database import Database
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -80,3 +85,89 @@ class ClockLog:
         with self._database.snapshot() as tx:
             readings = tx.rows(ClockReading, "clock.recent", clock_id=self._clock, since=since, limit=limit)
         return tuple(reversed(readings))
+
+
+class ClockRule(Strict):
+    """When writing is allowed: the clock calibrated within tau_calib before, and off by no more than max_offset."""
+
+    tau_calib: Duration
+    max_offset: Duration
+    """Largest error, the uncertainty included; an HTTP Date alone has an uncertainty of at least half a second."""
+    unlocked: Literal["reject", "restrict"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClockDecision:
+    """Whether the clock allows writing, by which reading, and why."""
+
+    state: ClockState
+    reason: str
+    deciding: ClockReading | None = None
+    """The reading that calibrates the clock or proves it wrong, if any."""
+
+    @property
+    def locked(self) -> bool:
+        """Whether stages may write."""
+        return self.state is ClockState.LOCKED
+
+    @property
+    def calibrated_at(self) -> datetime | None:
+        """When the clock was last seen right; None unless it is locked."""
+        return self.deciding.at if self.deciding is not None and self.locked else None
+
+
+def decide(readings: Sequence[ClockReading], rule: ClockRule, *, ts_start: datetime) -> ClockDecision:
+    """Judge the clock at a stage's start by its readings, in the order of measurement.
+
+    A reading calibrates the clock when its whole uncertainty interval is within `max_offset`, and refutes it when the
+    whole interval is outside. A reading in between decides nothing, nor does an unsynchronised kernel, whose clock
+    another service may keep. The latest deciding reading of the kernel, and of all servers together, counts, if it
+    lies within `tau_calib` of the start. Either can refute the clock, and one calibration suffices.
+
+    The order of measurement counts, not `at`: a clock that was ahead and then corrected has readings in its future.
+    """
+    fresh = [reading for reading in readings if abs(ts_start - reading.at) <= rule.tau_calib]
+    latest = {reading.source == KERNEL: reading for reading in fresh if decides(reading, rule)}
+    limit = _seconds(rule.max_offset)
+    for _, reading in sorted(latest.items()):  # servers first
+        if not _calibrates(reading, rule):
+            reason = f"{_offset_of(reading)}; at most {limit} s is allowed"
+            return ClockDecision(state=ClockState.UNLOCKED, reason=reason, deciding=reading)
+    if latest:
+        sharpest = min(latest.values(), key=_uncertainty)
+        reason = f"{_offset_of(sharpest)}, within {limit} s"
+        return ClockDecision(state=ClockState.LOCKED, reason=reason, deciding=sharpest)
+    if stale := [abs(ts_start - reading.at) for reading in readings if _calibrates(reading, rule)]:
+        reason = f"the nearest calibration is {_seconds(min(stale))} s from the start; at most "
+        return ClockDecision(state=ClockState.UNLOCKED, reason=f"{reason}{_seconds(rule.tau_calib)} s is allowed")
+    if any(reading.state is ClockState.UNLOCKED for reading in fresh):
+        reason = "the kernel does not keep the clock, and no server's answer calibrates it"
+        return ClockDecision(state=ClockState.UNLOCKED, reason=reason)
+    reason = "neither the kernel nor a server gives an offset of the clock"
+    if blurred := [reading for reading in fresh if reading.offset_seconds is not None]:
+        reason = f"{_offset_of(min(blurred, key=_uncertainty))}, too blurred for {limit} s"
+    return ClockDecision(state=ClockState.UNKNOWN, reason=reason)
+
+
+def decides(reading: ClockReading, rule: ClockRule) -> bool:
+    """Whether a reading calibrates the clock or proves it wrong."""
+    most = rule.max_offset.total_seconds()
+    refutes = reading.delta_t_abs is not None and reading.delta_t_abs - _uncertainty(reading) > most
+    return refutes or _calibrates(reading, rule)
+
+
+def _calibrates(reading: ClockReading, rule: ClockRule) -> bool:
+    error = reading.delta_t_abs
+    return error is not None and error + _uncertainty(reading) <= rule.max_offset.total_seconds()
+
+
+def _uncertainty(reading: ClockReading) -> float:
+    return reading.uncertainty_seconds or 0.0
+
+
+def _offset_of(reading: ClockReading) -> str:
+    return f"{reading.source} tells an offset of {reading.offset_seconds:.3f} +- {_uncertainty(reading):.3f} s"
+
+
+def _seconds(length: timedelta) -> str:
+    return f"{length.total_seconds():g}"

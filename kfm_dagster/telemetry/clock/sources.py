@@ -19,8 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kfm_dagster.redaction import error_text
-from kfm_dagster.telemetry.clock.decision import ClockRules, decides
-from kfm_dagster.telemetry.clock.reading import KERNEL, ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import KERNEL, ClockReading, ClockRule, ClockState, decides
 
 TIME_ERROR = 5
 """Answer of adjtimex: the clock is not synchronised to a reliable server."""
@@ -146,10 +145,10 @@ MOST_REQUESTS = 5
 answers take 0.3 s, and 0.2 % of five in a row."""
 
 
-def measure(rules: ClockRules, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
+def measure(rule: ClockRule, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
     """Return current readings, the kernel's first, in the order in which they are judged.
 
-    `endpoint` gets further requests while its answer decides nothing by the rules. Never raises for a lost network:
+    `endpoint` gets further requests while its answer decides nothing by the rule. Never raises for a lost network:
     the kernel's reading remains.
     """
     readings = [kernel_clock(clock())]
@@ -157,6 +156,6 @@ def measure(rules: ClockRules, *, clock: Callable[[], datetime], endpoint: str |
         if (answer := ask_date(endpoint or "", clock=clock)) is None:
             break
         readings.append(answer)
-        if decides(answer, rules):
+        if decides(answer, rule):
             break
     return readings
