@@ -11,9 +11,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from pathlib import Path
-
-from sqlalchemy.engine import make_url
 
 from kfm_dagster.contracts.identity import DayWindow
 from kfm_dagster.errors import DatabaseUnavailableError, NoLedgerError, SchemaVersionError
@@ -86,9 +83,6 @@ def stored_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> da
 
     A code location must load without its database: the default then replaces the stored day until the next load.
     """
-    url = make_url(settings.database_url)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        return default_first_day(settings, clock=clock)  # opening would create the file
     try:
         database = Database.open(settings.database_url, read_only=True)
     except NoLedgerError:

@@ -166,11 +166,7 @@ class Database:
         known = migrations(self.dialect)
         pending = _pending(known, applied)
         if not applied:
-            raise NoLedgerError(
-                observed="a database without one",
-                expected="a database that an ingest has made",
-                next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
-            )
+            raise _no_ledger("a database without one")
         if pending:
             raise SchemaVersionError(
                 "the database has an older schema than this release needs",
@@ -237,6 +233,14 @@ def _encoded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: parameter(value) for name, value in row.items()}
 
 
+def _no_ledger(observed: str) -> NoLedgerError:
+    return NoLedgerError(
+        observed=observed,
+        expected="a database that an ingest has made",
+        next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
+    )
+
+
 def _engine(url: URL, *, read_only: bool) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
         return sa.create_engine(
@@ -248,8 +252,11 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
         )
     if url.get_backend_name() != "sqlite":
         raise ConfigurationError("unknown database", observed=url.get_backend_name(), expected="sqlite or postgresql")
-    if url.database and not url.database.startswith((":memory:", "file:")) and not read_only:
-        _make_file(Path(url.database))
+    if url.database and not url.database.startswith((":memory:", "file:")):
+        if not read_only:
+            _make_file(Path(url.database))
+        elif not Path(url.database).is_file():  # which opening would create
+            raise _no_ledger(url.database)
     engine = sa.create_engine(url, json_deserializer=json_value, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
 
     @sa.event.listens_for(engine, "connect")

@@ -138,7 +138,7 @@ def test_looking_into_a_database_that_nobody_has_made_makes_none(empty_database_
         with pytest.raises(NoLedgerError, match="there is no ledger yet"):
             Database.open(empty_database_url, read_only=True)
     if empty_database_url.startswith("sqlite"):
-        with pytest.raises(DatabaseUnavailableError):
+        with pytest.raises(NoLedgerError, match=r"such\.db"):
             Database.open(f"sqlite:///{tmp_path / 'no' / 'such.db'}", read_only=True)
         assert not (tmp_path / "no").exists()
 

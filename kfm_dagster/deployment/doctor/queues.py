@@ -17,7 +17,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
-from kfm_dagster.deployment.doctor.stores import missing_file
 from kfm_dagster.deployment.provisioning import DLQ_RETENTION, LEASE_MARGIN_SECONDS
 from kfm_dagster.errors import KfmError, QueueUnavailableError
 from kfm_dagster.notifications.authenticity import Signatures
@@ -285,8 +284,6 @@ def check_clock(
 
 def recorded_readings(settings: Settings, since: datetime) -> Sequence[ClockReading]:
     """Return the recorded readings; none without a ledger, which is another finding."""
-    if missing_file(settings) is not None:
-        return ()
     with suppress(KfmError, SQLAlchemyError), ExitStack() as stack:
         database = Database.open(settings.database_url, read_only=True)
         stack.callback(database.dispose)

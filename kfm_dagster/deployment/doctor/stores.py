@@ -8,12 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.engine import make_url
-
 from kfm_dagster.addresses import shown
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
-from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.errors import DependencyUnavailableError, KfmError, NoLedgerError
 from kfm_dagster.retention.policy import RetentionPolicy
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.answering import answering, refuse_unwritable
@@ -23,10 +21,11 @@ from kfm_dagster.storage.objects import ObjectStores, open_store
 
 def check_database(settings: Settings) -> Iterator[Diagnosis]:
     """Check the database by opening it read-only. Raises KfmError where it cannot be opened."""
-    if (file := missing_file(settings)) is not None:
-        yield fault("there is no ledger yet", observed=file, expected="a database", next_step="run kfm init")
+    try:
+        database = Database.open(settings.database_url, read_only=True)
+    except NoLedgerError as error:
+        yield fault(error.what, observed=error.observed, expected="a database", next_step="run kfm init")
         return
-    database = Database.open(settings.database_url, read_only=True)
     try:
         yield ok(f"{shown(settings.database_url)} answers, with schema {database.schema()}")
         if database.dialect == "postgresql":
@@ -40,13 +39,6 @@ def check_database(settings: Settings) -> Iterator[Diagnosis]:
             )
     finally:
         database.dispose()
-
-
-def missing_file(settings: Settings) -> str | None:
-    """Return the path of a missing ledger file, which opening the database would create."""
-    url = make_url(settings.database_url)
-    is_missing = url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file()
-    return str(url.database) if is_missing else None
 
 
 def _role(settings: Settings) -> Diagnosis:
