@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 import click
 
 from kfm_dagster.cli.session import opened_database
 from kfm_dagster.cli.tables import show_fields, show_section
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.calibration import time_server
@@ -21,6 +20,7 @@ from kfm_dagster.stages.card import Card
 from kfm_dagster.telemetry.clock.quality import ClockQuality, clock_quality
 from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockLog, ClockReading, decide
 from kfm_dagster.telemetry.clock.sources import measure
+from kfm_dagster.views.view import json_row
 
 SHOWN = timedelta(days=30)
 """Age of the readings in the summary: the database keeps at least as many days."""
@@ -59,34 +59,24 @@ def clock(*, ask: bool, as_json: bool) -> int:
 
 
 def _show(kernel: ClockReading, decision: ClockDecision, qualities: Sequence[ClockQuality], *, as_json: bool) -> None:
-    calibrated_at = decision.calibrated_at
-    fields: dict[str, Any] = {
+    fields = {
         "state": decision.state.value,
         "reason": decision.reason,
-        "calibrated_at": None if calibrated_at is None else rfc3339(calibrated_at),
+        "calibrated_at": decision.calibrated_at,
         "kernel": kernel.state.value,
         "kernel_offset_seconds": kernel.offset_seconds,
         "kernel_uncertainty_seconds": kernel.uncertainty_seconds,
     }
     sources = [
-        {
-            "source": quality.source,
-            "readings": quality.readings,
-            "at": rfc3339(quality.last.at),
-            "offset_seconds": quality.last.offset_seconds,
-            "uncertainty_seconds": quality.last.uncertainty_seconds,
-            "delta_t_abs": quality.last.delta_t_abs,
-        }
+        {"source": quality.source, "readings": quality.readings}
+        | {name: getattr(quality.last, name) for name in SOURCE_COLUMNS[2:]}
         for quality in qualities
     ]
-    stability = [
-        {"source": quality.source, "tau_seconds": point.tau_seconds, "sigma_y": point.sigma_y, "terms": point.terms}
-        for quality in qualities
-        for point in quality.stability
-    ]
+    stability = [{"source": quality.source, **asdict(point)} for quality in qualities for point in quality.stability]
+    document = json_row({**fields, "sources": sources, "stability": stability})
     if as_json:
-        click.echo(json.dumps({**fields, "sources": sources, "stability": stability}))
+        click.echo(json.dumps(document))
         return
-    show_fields(fields)
-    show_section("offsets", sources, SOURCE_COLUMNS)
-    show_section("stability", stability, STABILITY_COLUMNS)
+    show_fields({name: document[name] for name in fields})
+    show_section("offsets", document["sources"], SOURCE_COLUMNS)
+    show_section("stability", document["stability"], STABILITY_COLUMNS)

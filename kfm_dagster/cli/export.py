@@ -15,7 +15,7 @@ from kfm_dagster.exports.bundle.signing import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.dcat import export_dcat
-from kfm_dagster.exports.graph import export_graph
+from kfm_dagster.exports.graph import FILES, export_graph
 from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.settings import Settings
 
@@ -108,14 +108,15 @@ def graph(*, out: Path | None, as_json: bool) -> None:
     settings = Settings.load()
     with opened_database(settings) as database:
         registry = ContractRegistry.load(settings.contracts_dir)
-        result = export_graph(database, registry, folder=out or settings.home / "exports" / "graph")
-    files = [str(file) for file in result.files]
+        folder = out or settings.home / "exports" / "graph"
+        counts = export_graph(database, registry, folder=folder)
+    files = [str(folder / file.name) for file in FILES]
     if as_json:
-        click.echo(json.dumps({"files": files, "counts": dict(result.counts)}))
+        click.echo(json.dumps({"files": files, "counts": counts}))
         return
     for file in files:
         click.echo(file)
-    click.echo(", ".join(f"{count} {name}" for name, count in result.counts.items()) or "nothing has been applied yet")
+    click.echo(", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing has been applied yet")
 
 
 def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:

@@ -101,39 +101,23 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C (128 + SIGINT), as in shells."""
 
 
+_MODULES = {
+    "cloud": "demo",
+    "discard": "quarantine",
+    "drain": "worker",
+    "mcp": "console",
+    "release": "quarantine",
+    "replay": "replay.commands",
+}
+"""Modules of the commands that are not in a module of their own name."""
 COMMANDS = {
-    "alerts": Lazy("kfm_dagster.cli.alerts:alerts"),
-    "announcements": Lazy("kfm_dagster.cli.announcements:announcements"),
-    "backfill": Lazy("kfm_dagster.cli.backfill:backfill"),
-    "clock": Lazy("kfm_dagster.cli.clock:clock"),
-    "cloud": Lazy("kfm_dagster.cli.demo:cloud"),
-    "console": Lazy("kfm_dagster.cli.console:console"),
-    "dataset": Lazy("kfm_dagster.cli.dataset:dataset"),
-    "demo": Lazy("kfm_dagster.cli.demo:demo"),
-    "discard": Lazy("kfm_dagster.cli.quarantine:discard"),
-    "dlq": Lazy("kfm_dagster.cli.dlq:dlq"),
-    "doctor": Lazy("kfm_dagster.cli.doctor:doctor"),
-    "drain": Lazy("kfm_dagster.cli.worker:drain"),
-    "explain": Lazy("kfm_dagster.cli.explain:explain"),
-    "export": Lazy("kfm_dagster.cli.export:export"),
-    "gaps": Lazy("kfm_dagster.cli.gaps:gaps"),
-    "governance": Lazy("kfm_dagster.cli.governance:governance"),
-    "init": Lazy("kfm_dagster.cli.init:init"),
-    "items": Lazy("kfm_dagster.cli.items:items"),
-    "kill-switch": Lazy("kfm_dagster.cli.kill_switch:kill_switch"),
-    "mcp": Lazy("kfm_dagster.cli.console:mcp"),
-    "quarantine": Lazy("kfm_dagster.cli.quarantine:quarantine"),
-    "queue": Lazy("kfm_dagster.cli.queue:queue"),
-    "reconcile": Lazy("kfm_dagster.cli.reconcile:reconcile"),
-    "release": Lazy("kfm_dagster.cli.quarantine:release"),
-    "replay": Lazy("kfm_dagster.cli.replay.commands:replay"),
-    "retention": Lazy("kfm_dagster.cli.retention:retention"),
-    "stac": Lazy("kfm_dagster.cli.stac:stac"),
-    "status": Lazy("kfm_dagster.cli.status:status"),
-    "ui": Lazy("kfm_dagster.cli.ui:ui"),
-    "validate": Lazy("kfm_dagster.cli.validate:validate"),
-    "wal": Lazy("kfm_dagster.cli.wal:wal"),
-    "worker": Lazy("kfm_dagster.cli.worker:worker"),
+    name: Lazy(f"kfm_dagster.cli.{_MODULES.get(name, name).replace('-', '_')}:{name.replace('-', '_')}")
+    for name in (
+        *("alerts", "announcements", "backfill", "clock", "cloud", "console", "dataset", "demo", "discard", "dlq"),
+        *("doctor", "drain", "explain", "export", "gaps", "governance", "init", "items", "kill-switch", "mcp"),
+        *("quarantine", "queue", "reconcile", "release", "replay", "retention", "stac", "status", "ui", "validate"),
+        *("wal", "worker"),
+    )
 }
 
 

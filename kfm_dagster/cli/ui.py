@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import socket
 import time
 from contextlib import ExitStack, closing
 
@@ -14,7 +13,7 @@ from rich.console import Console
 from kfm_dagster.cli.decision_options import actor_of
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.local import Deployment, free_port
+from kfm_dagster.deployment.local import Deployment, accepts, free_port
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -47,7 +46,10 @@ def ui(*, port: int, cloud: str) -> None:
     Example: kfm ui --port 3010
     """
     settings = Settings.load()
-    _refuse_taken(port)
+    if accepts(port):
+        raise ConfigurationError(
+            "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
+        )
     # Checked here: the daemon's ticks would refuse it one by one, unseen in its log.
     registry = read_configuration(settings).registry
     refuse_unwritable_home(settings.home)
@@ -117,19 +119,6 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     ]
 
 
-def _refuse_taken(port: int) -> None:
-    if _is_taken(port):
-        raise ConfigurationError(
-            "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
-        )
-
-
 def free_console_port(port: int) -> int:
     """Return the port after the page's, or a free one where that is taken by another console."""
-    return free_port() if _is_taken(port + 1) else port + 1
-
-
-def _is_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    return free_port() if accepts(port + 1) else port + 1

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from types import FrameType
 
 import click
@@ -38,30 +37,33 @@ def drain(*, timeout: int, as_json: bool) -> None:
 
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """
-    settings = Settings.load()
-    # The first checks of opening the pipeline, then the queue: without a queue, no ledger is created.
-    read_configuration(settings)
-    refuse_unwritable_home(settings.home)
-    preflight(settings, connect(settings).depth)
-    pipeline = Pipeline.open(settings)
-    started = utc_now()
-    try:
-        hold_roots(pipeline.settings, pipeline.database)
+    with _opened() as pipeline:
+        started = utc_now()
         with (
             drain_bar(Console(stderr=True)) as report,
-            Deployment(Path(settings.home), environment={}) as deployment,
+            Deployment(pipeline.settings.home, environment={}) as deployment,
         ):
             drain_queue(deployment, pipeline, timeout_seconds=timeout, report=report)
         flush_lineage(pipeline.lineage, _say)
         say_what_is_held(pipeline.ledger, _say)
         result = account(pipeline, since=started)
-    finally:
-        pipeline.close()
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
         units = sum(counts["received"] for counts in result.datasets.values())
         click.echo(f"drained: {units} units in the ledger, {result.seconds:.0f} s")
+
+
+@contextmanager
+def _opened() -> Iterator[Pipeline]:
+    """Open the deployment to ingest: without a queue and stores that answer, no ledger is created."""
+    settings = Settings.load()
+    read_configuration(settings)
+    refuse_unwritable_home(settings.home)
+    preflight(settings, connect(settings).depth)
+    with closing(Pipeline.open(settings)) as pipeline:
+        hold_roots(settings, pipeline.database)
+        yield pipeline
 
 
 def _say(line: str) -> None:
@@ -80,17 +82,12 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
 
     Example: kfm worker --json
     """
-    settings = Settings.load()
-    read_configuration(settings)
-    refuse_unwritable_home(settings.home)
-    preflight(settings, connect(settings).depth)
-    # Imported here, because importing Dagster takes seconds.
-    from kfm_dagster.defs.runless import RunlessReports  # noqa: PLC0415
+    with _opened() as pipeline:
+        # Imported here, because importing Dagster takes seconds.
+        from kfm_dagster.defs.runless import RunlessReports  # noqa: PLC0415
 
-    with closing(Pipeline.open(settings)) as pipeline:
-        hold_roots(settings, pipeline.database)
-        home = settings.dagster_home
-        with closing(RunlessReports(home, pipeline, warn=_warn)) as reports:
+        settings = pipeline.settings
+        with closing(RunlessReports(settings.dagster_home, pipeline, warn=_warn)) as reports:
             resident = Worker(
                 pipeline=pipeline,
                 locks=RunLocks.of(settings),

@@ -123,7 +123,7 @@ class Deployment:
             "code-server",
             ["python", "-m", "kfm_dagster.defs.code_server", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
         )
-        self._wait("code-server", lambda: _accepts(port))
+        self._wait("code-server", lambda: accepts(port))
         if self._with_daemon:
             # Sensors, run queue, run monitoring, backfills.
             self._spawn("daemon", ["dagster-daemon", "run", "-w", str(workspace)])
@@ -281,7 +281,8 @@ def free_port() -> int:
     )
 
 
-def _accepts(port: int) -> bool:
+def accepts(port: int) -> bool:
+    """Return whether a server listens on a loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -15,7 +15,6 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from itertools import groupby
@@ -107,16 +106,8 @@ FILES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GraphExport:
-    """The written files, and counts by label of node and kind of edge."""
-
-    files: tuple[Path, ...]
-    counts: Mapping[str, int]
-
-
-def export_graph(database: Database, registry: ContractRegistry, *, folder: Path) -> GraphExport:
-    """Write the graph's files. Raises ForeignFileError, ConfigurationError.
+def export_graph(database: Database, registry: ContractRegistry, *, folder: Path) -> Mapping[str, int]:
+    """Write FILES; return counts by label of node and kind of edge. Raises ForeignFileError, ConfigurationError.
 
     The same database gives the same bytes.
     """
@@ -142,7 +133,7 @@ def export_graph(database: Database, registry: ContractRegistry, *, folder: Path
         for file in files:
             # The underlying files stay open: atomic_files still puts them in place.
             file.detach()
-    return GraphExport(files=tuple(folder / file.name for file in FILES), counts=dict(counts))
+    return dict(counts)
 
 
 def public_node(registry: ContractRegistry, node: str) -> str:
