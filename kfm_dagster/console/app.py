@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kfm_dagster.console import actions, overview, records, replays
+from kfm_dagster.console import decisions, overview, records
 from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.console.operations import JSON, PATHS
 from kfm_dagster.console.pages import STATIC, Pages, query_of, static
@@ -99,8 +99,7 @@ def console_app(
         routes=[
             *overview.routes(pages, depths),
             *records.routes(pages, depths),
-            *replays.routes(pages),
-            *actions.routes(pages),
+            *decisions.routes(pages),
             Route(PATH, validate, methods=["GET"]),
             Route(METRICS, metrics, methods=["GET"]),
             Route(HEALTH, health, methods=["GET"]),

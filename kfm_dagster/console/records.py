@@ -1,7 +1,7 @@
 """Pages of records: lists, the history of a unit or run, a dataset. Only reads.
 
 Belongs here: pages of views with the content beside their rows, and a dataset's page, from a bounded number of rows.
-Does not belong here: searching (`views/`), drawing (`charts.py`), decisions (`actions.py`).
+Does not belong here: searching (`views/`), drawing (`charts.py`), decisions (`decisions.py`).
 """
 
 from __future__ import annotations

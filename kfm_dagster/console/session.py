@@ -1,7 +1,7 @@
 """Sessions: sign-in with a token of KFM_CONSOLE_TOKENS, kept by a signed cookie for hours.
 
 The governance log records the token's name. Browsers send the cookie with no request of another site
-(SameSite=Strict). Does not belong here: decisions (`actions.py`), refusing forms of other sites (`web_guard.py`).
+(SameSite=Strict). Does not belong here: decisions (`decisions.py`), refusing forms of other sites (`web_guard.py`).
 """
 
 from __future__ import annotations

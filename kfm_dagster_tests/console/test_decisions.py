@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from kfm_dagster.console import replays, session
+from kfm_dagster.console import decisions, session
 from kfm_dagster.console.app import console_app
 from kfm_dagster.console.session import COOKIE, SESSION_SECONDS, Sessions
 from kfm_dagster.contracts.envelope import WalId
@@ -314,9 +314,9 @@ def test_a_filter_that_takes_too_long_to_look_through_is_no_replay(
 ) -> None:
     # Nobody has to sign in for a dry run: it must not read a ledger of any size.
     anna = console.browser("anna")
-    monkeypatch.setattr(replays, "PAGE", 1)
+    monkeypatch.setattr(decisions, "PAGE", 1)
     assert anna.get("/replays/dry-run?status=failed&text=KTLX").status_code == 200
-    monkeypatch.setattr(replays, "MOST_PAGES", 1)
+    monkeypatch.setattr(decisions, "MOST_PAGES", 1)
     refused = anna.get("/replays/dry-run?status=failed&text=KTLX")
     assert (refused.status_code, "too many to look through" in refused.text) == (400, True)
 
