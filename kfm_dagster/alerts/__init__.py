@@ -1,5 +1,4 @@
 """Alerts over the stages: evaluated from records, sent once, acknowledged by people.
 
-`plan.py` reads `configs/alerts.yaml`, `store.py` keeps the alerts, `channels.py` delivers, `evaluator.py` is one
-evaluation.
+`plan.py` reads `configs/alerts.yaml`, `store.py` keeps the alerts, `evaluator.py` evaluates and delivers.
 """

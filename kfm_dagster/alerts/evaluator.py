@@ -1,27 +1,152 @@
-"""The evaluator: one evaluation, from recorded events to sent messages.
+"""The evaluator: one evaluation, from recorded events to messages sent by services of apprise.
 
-Belongs here: the receivers of each alert, and that a dead channel delays no other. Does not belong here: the rules
-(`sql/queries/alerts.sql`), the rows (`store.py`), or sending (`channels.py`).
+Belongs here: the receivers of each alert, that a dead channel delays no other, the URLs of KFM_ALERT_URLS, and sending
+one message to one of them. No log line, row or page holds a credential. Does not belong here: the rules
+(`sql/queries/alerts.sql`), the rows, or the text of a message (`store.py`).
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import product
+from urllib.parse import unquote, urlsplit
 
+import apprise
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.channels import Answer, Endpoint, endpoints_of, send
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
 from kfm_dagster.alerts.store import AlertMessage, AlertStore, Evaluation, RuleEndpoints, consumer_of, message_of, trial
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
 
-Send = Callable[[Endpoint, AlertMessage], Answer]
+SECONDS = 10.0
+"""Timeout of a service's answer: a tick of a sensor has 60."""
 BUDGET_SECONDS = 30.0
 """After this time an evaluation begins no further message; the next one continues."""
+SHORTEST_SECRET = 4
+"""Characters; blotting out a shorter part of a URL would hit every second word."""
+
+_ENTRY = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([A-Za-z][A-Za-z0-9+.-]*://\S+)")
+_TALKATIVE = (apprise.LOGGER_NAME, "urllib3.connectionpool")
+"""Loggers that write parts of URLs, also of URLs that apprise cannot read."""
+_KINDS = {
+    Level.INFO: apprise.NotifyType.INFO,
+    Level.WARNING: apprise.NotifyType.WARNING,
+    Level.CRITICAL: apprise.NotifyType.FAILURE,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """A URL, its number among the URLs, from 1, and the channels that use it."""
+
+    number: int
+    channels: tuple[str, ...]
+    url: SecretStr = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """An endpoint's answer. `service`: apprise's name of it; `error`: None for a sent message."""
+
+    service: str
+    error: str | None = None
+
+
+def endpoints_of(urls: SecretStr | None, channels: Collection[str]) -> list[Endpoint]:
+    """Read `URL` or `CHANNEL=URL`, separated by blanks; a bare URL is for every channel.
+
+    Raises ConfigurationError with the number of the wrong entry.
+    """
+    channels_by_url: dict[str, list[str]] = {}
+    for place, entry in enumerate(("" if urls is None else urls.get_secret_value()).split(), start=1):
+        match = _ENTRY.fullmatch(entry)
+        if match is None or (match[1] is not None and match[1] not in channels):
+            raise ConfigurationError(
+                "environment variable KFM_ALERT_URLS is wrong",
+                observed=f"entry {place}" + ("" if match is None else f", channel {match[1]}"),
+                expected=f"URL or CHANNEL=URL, separated by blanks; the channels are {', '.join(channels)}",
+                next_step="correct it, or name the channel in alerts.yaml",
+            )
+        url_channels = channels_by_url.setdefault(match[2], [])
+        url_channels += [name for name in ([match[1]] if match[1] else channels) if name not in url_channels]
+    return [
+        Endpoint(number=number, channels=tuple(names), url=SecretStr(url))
+        for number, (url, names) in enumerate(channels_by_url.items(), start=1)
+    ]
+
+
+_SECRETS: ContextVar[frozenset[str]] = ContextVar("kfm_alert_secrets", default=frozenset())
+
+
+def _blot(record: logging.LogRecord) -> bool:
+    """Remove the secrets of the URL in use from libraries' log records, for every handler."""
+    if secrets := _SECRETS.get():
+        record.msg, record.args, record.exc_info = _blotted(record.getMessage(), secrets), (), None
+    return True
+
+
+def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS) -> Answer:
+    """Send a message and wait up to `seconds`. Raises nothing: errors are in the answer."""
+    url = endpoint.url.get_secret_value()
+    for name in _TALKATIVE:
+        logging.getLogger(name).addFilter(_blot)
+    before = _SECRETS.set(frozenset())
+    try:
+        return _sent(url, message, seconds)
+    except Exception as error:
+        # A fault in the service's code; its text may hold the URL.
+        return Answer(service=_scheme(url), error=type(error).__name__)
+    finally:
+        _SECRETS.reset(before)
+
+
+def _sent(url: str, message: AlertMessage, seconds: float) -> Answer:
+    _SECRETS.set(_secrets(url))
+    asset = apprise.AppriseAsset(app_id="kfm_dagster", app_desc="alerts over the stages", app_url="")
+    service = apprise.Apprise.instantiate(url, asset=asset)
+    if service is None:
+        return Answer(service=_scheme(url), error="apprise knows no such URL (its list: appriseit.com/services)")
+    for timeout in ("socket_connect_timeout", "socket_read_timeout"):
+        # Apprise's shorter default would resend a message that is accepted a moment later. The URL's own stays.
+        if timeout not in vars(service):
+            setattr(service, timeout, seconds)
+    shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise types most of itself
+    _SECRETS.set(_secrets(url, shown=shown))
+    outcome = apprise.Apprise(service, asset=asset).notify(
+        body=message.body, title=message.title, notify_type=_KINDS[message.level], timeout=seconds
+    )
+    if outcome:
+        return Answer(service=str(service.service_name))
+    errors = [str(entry.message) for result in outcome for entry in result.logs()] or [outcome.status.name]
+    return Answer(service=str(service.service_name), error=" ".join(errors[0].split()))
+
+
+def _scheme(url: str) -> str:
+    return f"{url.partition('://')[0]}://"
+
+
+def _secrets(url: str, *, shown: str = "") -> frozenset[str]:
+    """Return the secret parts of a URL: all but a host that apprise itself shows.
+
+    A token may be anywhere: in place of the host (Slack), or in the path (a webhook).
+    """
+    host = urlsplit(url).hostname or ""
+    pieces = re.split(r"[/:@?&=#]+", url.partition("://")[2])
+    parts = {part for piece in pieces for part in (piece, unquote(piece)) if len(part) >= SHORTEST_SECRET}
+    return frozenset(part for part in parts if part.lower() != host or host not in shown)
+
+
+def _blotted(text: str, secrets: Collection[str]) -> str:
+    for part in sorted(secrets, key=len, reverse=True):
+        text = text.replace(part, "****")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +160,7 @@ class AlertEvaluator:
     database: Database
     clock: Callable[[], datetime]
     urls: SecretStr | None
-    send: Send = send
+    send: Callable[[Endpoint, AlertMessage], Answer] = send
 
     @property
     def store(self) -> AlertStore:

@@ -1,6 +1,6 @@
 """`configs/alerts.yaml`: rules with thresholds, windows and escalation; channels by level.
 
-Belongs here: the model of the file. Does not belong here: the URLs of a channel (`channels.py`), or how a rule is
+Belongs here: the model of the file. Does not belong here: the URLs of a channel (`evaluator.py`), or how a rule is
 evaluated (`sql/queries/alerts.sql`).
 """
 

@@ -1,7 +1,7 @@
 """Alerts in the database: their states, pending notifications (`outbox`), acknowledgements.
 
 Belongs here: one evaluation's rows, claims of notifications, acknowledging, reading, messages. Does not belong here:
-the rules and their consequences, which are queries (`sql/queries/alerts.sql`), sending (`channels.py`), or the guards,
+the rules and their consequences, which are queries (`sql/queries/alerts.sql`), sending (`evaluator.py`), or the guards,
 which are the database's (`sql/schema`).
 """
 

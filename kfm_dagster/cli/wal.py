@@ -16,7 +16,7 @@ from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.rejections import RejectionFilter
 from kfm_dagster.ledger.search import UnitFilter
-from kfm_dagster.views.rejections import IGNORED, IGNORED_COUNTS, REJECTIONS, IgnoredFilter, rejected_message
+from kfm_dagster.views.feeds import IGNORED, IGNORED_COUNTS, REJECTIONS, IgnoredFilter, rejected_message
 from kfm_dagster.views.units import UNITS
 from kfm_dagster.views.view import Page, Parts, json_row
 

@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 from html import escape
 
 from kfm_dagster.console.pages import duration
-from kfm_dagster.drawing.state_graph import Arrow, StateGraph
-from kfm_dagster.drawing.svg import Scale, line
+from kfm_dagster.drawing.svg import Arrow, Scale, StateGraph, line
 from kfm_dagster.ledger.state_machine import Status
 
 _GRAPH = StateGraph(

@@ -23,8 +23,7 @@ from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.decisions import ALERTS
-from kfm_dagster.views.feeds import DATASETS, GAPS
-from kfm_dagster.views.rejections import REJECTIONS
+from kfm_dagster.views.feeds import DATASETS, GAPS, REJECTIONS
 from kfm_dagster.views.units import FAILURES, UNITS
 from kfm_dagster.views.view import BASE, View, json_row
 

@@ -40,8 +40,7 @@ from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.views.decisions import ALERTS
-from kfm_dagster.views.feeds import GAP_DAYS, GAPS
-from kfm_dagster.views.rejections import REJECTIONS, rejected_message
+from kfm_dagster.views.feeds import GAP_DAYS, GAPS, REJECTIONS, rejected_message
 from kfm_dagster.views.units import FAILURES, UNITS, FailureFilter, count_units, failure_groups
 from kfm_dagster.views.view import require_contract
 

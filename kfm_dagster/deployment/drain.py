@@ -26,7 +26,7 @@ from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.backfill.progress import UnlistedDays, listed_backfills, unlisted_days
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.views.rejections import IGNORED_COUNTS, IgnoredFilter
+from kfm_dagster.views.feeds import IGNORED_COUNTS, IgnoredFilter
 
 MAX_FAILING_SHOWN = 20
 

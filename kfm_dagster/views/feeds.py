@@ -1,20 +1,31 @@
-"""Feeds: the datasets ingested here, and their gaps. Only reads."""
+"""Feeds: the datasets ingested here, their gaps, and messages without units. Only reads.
+
+Does not belong here: storing rejections and ignored records (`ledger/rejections.py`, `ledger/ignored.py`).
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from datetime import timedelta
-from urllib.parse import urlencode
+from datetime import datetime, timedelta
+from urllib.parse import quote, urlencode
 
 from pydantic import Field
 
 from kfm_dagster.contracts.filters import MOST_DAYS, Days, Filter, Flag, OfDataset
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import UnknownNameError
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitches
+from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.gaps import Gap, Gaps
-from kfm_dagster.views.view import Page, Parts, View, require_contract
+from kfm_dagster.ledger.ignored import IgnoredCount, KeptIgnoredRecord
+from kfm_dagster.ledger.rejections import MESSAGE_ID, KeptRejection, RejectionFilter, RejectionPlace
+from kfm_dagster.notifications.landing import Landing
+from kfm_dagster.operators.message_parse import IgnoreReason
+from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
 
 GAP_DAYS = 3
+_CURSOR = re.compile(rf"(\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{6}}Z)_(-?\d{{1,9}})_({MESSAGE_ID})", re.ASCII)
 
 
 class GapFilter(OfDataset):
@@ -80,4 +91,78 @@ DATASETS = View(
     filter=Filter,
     row=IngestedDataset,
     query=_datasets,
+)
+
+
+class IgnoredFilter(OfDataset):
+    """Ignored records."""
+
+    reason: IgnoreReason | None = Field(None, description="Only for this reason.")
+    bucket: str | None = Field(None, description="Only of this bucket.")
+    key_prefix: str | None = Field(None, description="Only objects whose key begins so.")
+    message_id: str | None = Field(None, description="Only of the SQS message whose id begins so.")
+
+
+def _newest(parts: Parts, wanted: IgnoredFilter, _: str | None, limit: int) -> Page:
+    with parts.database.snapshot() as tx:
+        return Page(rows=tx.rows(KeptIgnoredRecord, "deliveries.ignored", dict(wanted), limit=limit))
+
+
+def _counts(parts: Parts, wanted: IgnoredFilter, _: str | None, __: int) -> Page:
+    with parts.database.snapshot() as tx:
+        return Page(rows=tx.rows(IgnoredCount, "deliveries.ignored_counts", dict(wanted)))
+
+
+def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: int) -> Page:
+    """Return a page of rejections; its `after` starts the next page. Raises BadFilterError."""
+    place = place_of(after, _CURSOR, _place)
+    rows = Deliveries(parts.database, clock=parts.clock).rejected(wanted, after=place, limit=limit + 1)
+    return Page(rows=rows[:limit], after=_cursor(rows[limit - 1]) if len(rows) > limit else None)
+
+
+def rejected_message(deliveries: Deliveries, landing: Landing, message_id: str) -> str:
+    """Return a rejected message's original text. Raises UnknownNameError, ArtifactError."""
+    digest = deliveries.rejected_landing(message_id)
+    if digest is None:
+        raise UnknownNameError(
+            "no message of that id was rejected", observed=repr(message_id[:80]), next_step="kfm wal rejected"
+        )
+    return next(message.body for message in landing.read(digest) if message.message_id == message_id)
+
+
+def _cursor(last: RejectionPlace) -> str:
+    return f"{rfc3339(last.rejected_at)}_{last.record_index}_{last.message_id}"
+
+
+def _place(at: str, record: str, message_id: str) -> RejectionPlace:
+    return RejectionPlace(rejected_at=datetime.fromisoformat(at), message_id=message_id, record_index=int(record))
+
+
+REJECTIONS = View(
+    name="rejections",
+    operation="searchRejections",
+    tool="rejections",
+    summary="What came and could not be taken in, with the reason, the newest first.",
+    filter=RejectionFilter,
+    row=KeptRejection,
+    query=rejections,
+    columns=("rejected_at", "reason_code", "records", "message_id", "detail"),
+    links={"message_id": lambda row: f"/rejected/{quote(row.message_id)}"},
+    end="next",
+)
+IGNORED = View(
+    name="ignored",
+    summary="What messages named that gave no unit, the newest message first.",
+    filter=IgnoredFilter,
+    row=KeptIgnoredRecord,
+    query=_newest,
+    columns=("received_at", "dataset", "reason", "records", "bucket", "key", "message_id"),
+)
+IGNORED_COUNTS = View(
+    name="ignored counts",
+    summary="How many ignored records and messages there are by dataset and reason.",
+    filter=IgnoredFilter,
+    row=IgnoredCount,
+    query=_counts,
+    columns=("dataset", "reason", "records", "messages", "newest_at"),
 )

@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.channels import Answer, Endpoint
-from kfm_dagster.alerts.evaluator import AlertEvaluator
+from kfm_dagster.alerts.evaluator import AlertEvaluator, Answer, Endpoint
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
 from kfm_dagster.alerts.store import AlertMessage
 from kfm_dagster.contracts.identity import rfc3339

@@ -9,8 +9,7 @@ import apprise
 import pytest
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.channels import Endpoint, endpoints_of, send
-from kfm_dagster.alerts.evaluator import AlertEvaluator
+from kfm_dagster.alerts.evaluator import AlertEvaluator, Endpoint, endpoints_of, send
 from kfm_dagster.alerts.plan import AlertPlan, Level
 from kfm_dagster.alerts.store import AlertMessage, spoken, trial
 from kfm_dagster.errors import ConfigurationError

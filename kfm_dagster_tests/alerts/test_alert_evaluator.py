@@ -12,8 +12,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.alerts.channels import Answer, Endpoint
-from kfm_dagster.alerts.evaluator import AlertEvaluator
+from kfm_dagster.alerts.evaluator import AlertEvaluator, Answer, Endpoint
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
 from kfm_dagster.alerts.store import (
     LEASE,

@@ -6,8 +6,7 @@ import base64
 import re
 
 from kfm_dagster.defs.pictures import arrival_plot
-from kfm_dagster.drawing.state_graph import Arrow, StateGraph
-from kfm_dagster.drawing.svg import Scale, data_url, line
+from kfm_dagster.drawing.svg import Arrow, Scale, StateGraph, data_url, line
 
 GRAPH = StateGraph(places={"a": (0, 0), "b": (1, 1)}, column=200)
 

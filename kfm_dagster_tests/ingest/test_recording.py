@@ -31,7 +31,7 @@ from kfm_dagster.recovery.backfill.progress import day_progress
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster.storage.refusal import refusal_of, write_all_but_refused
-from kfm_dagster.views.rejections import rejected_message
+from kfm_dagster.views.feeds import rejected_message
 from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import FakeQueue, assert_conserved, open_pipeline, raw_message

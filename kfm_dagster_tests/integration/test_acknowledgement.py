@@ -17,7 +17,7 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.views.rejections import IGNORED, IgnoredFilter, rejected_message
+from kfm_dagster.views.feeds import IGNORED, IgnoredFilter, rejected_message
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     PARTITION,

@@ -17,7 +17,7 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
-from kfm_dagster.views.rejections import IGNORED, IgnoredFilter
+from kfm_dagster.views.feeds import IGNORED, IgnoredFilter
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, PARTITION, Clock, FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face, asked_datasets

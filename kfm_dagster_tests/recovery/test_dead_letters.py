@@ -27,7 +27,7 @@ from kfm_dagster.recovery.dead_letters.treatments import discard, drain, redrive
 from kfm_dagster.recovery.dead_letters.work import Bounds, DeadLetterWork, End, LetterOutcome
 from kfm_dagster.settings import Environment
 from kfm_dagster.telemetry.totals import Total, kept_totals
-from kfm_dagster.views.rejections import rejected_message
+from kfm_dagster.views.feeds import rejected_message
 from kfm_dagster_tests.databases import every_row, refuse_rows
 from kfm_dagster_tests.integration.chain import assert_conserved, good
 from kfm_dagster_tests.integration.chunk_feed import notice

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from kfm_dagster.drawing.state_graph import Arrow, StateGraph
+from kfm_dagster.drawing.svg import Arrow, StateGraph
 from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, StageTransition, span
 from kfm_dagster.plural import counted
 from kfm_dagster.stages.card import POSSIBLE, StageState, StateMachine
