@@ -14,8 +14,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from kfm_dagster.documents.checking import DocumentError, KeyPath, Model, checked, line_of
-from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
+from kfm_dagster.documents import DocumentError, KeyPath, Model, checked, compose_yaml, line_of, read_yaml
 from kfm_dagster.errors import ConfigurationError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.stewardship import Masking
-from kfm_dagster.documents.checking import DocumentError, checked
+from kfm_dagster.documents import DocumentError, checked
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.masking import SHORTEST_SALT
 from kfm_dagster.settings import Settings

@@ -9,8 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from kfm_dagster.documents.checking import DocumentError, checked, line_of
-from kfm_dagster.documents.yaml_text import MOST_LEVELS, MOST_VALUES, compose_yaml, read_yaml
+from kfm_dagster.documents import MOST_LEVELS, MOST_VALUES, DocumentError, checked, compose_yaml, line_of, read_yaml
 
 TEXT = """\
 # A plan.

@@ -31,8 +31,19 @@ from kfm_dagster.cli.decision_options import (
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.replay.inspect import MOST_ROWS, compare, inspect
-from kfm_dagster.cli.replay.options import SelectionOptions, Shell, everywhere, global_options, selecting, starting
-from kfm_dagster.cli.replay.output import nothing_selected, show, show_plan, show_report, show_runs
+from kfm_dagster.cli.replay.interface import (
+    SelectionOptions,
+    Shell,
+    everywhere,
+    global_options,
+    nothing_selected,
+    selecting,
+    show,
+    show_plan,
+    show_report,
+    show_runs,
+    starting,
+)
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ConfigurationError, ExitCode

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
-from kfm_dagster.documents.yaml_text import read_yaml
+from kfm_dagster.documents import read_yaml
 from kfm_dagster.settings import Environment, Settings
 
 LANE, BULK = "kfm/lane", "bulk"

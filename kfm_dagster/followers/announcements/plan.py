@@ -17,7 +17,7 @@ from kfm_dagster.addresses import shown
 from kfm_dagster.catalog.changes import ChangeKind
 from kfm_dagster.configs import Strict, parse, refusal, text_in
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.documents.checking import KeyPath
+from kfm_dagster.documents import KeyPath
 from kfm_dagster.followers.announcements.selection import compiled
 from kfm_dagster.settings import LOOPBACK_HOSTS
 

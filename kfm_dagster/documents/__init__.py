@@ -1,1 +1,0 @@
-"""Documents (contracts, the pipeline card, selections, plans), validated by a model."""
