@@ -23,7 +23,7 @@ from kfm_dagster.console.overview import FRONT
 from kfm_dagster.errors import ConfigurationError, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.redaction import error_text
-from kfm_dagster.telemetry.otlp import exports
+from kfm_dagster.telemetry.traces import exports
 from kfm_dagster.web_guard import host_names
 
 EVERY_SECONDS = 15.0

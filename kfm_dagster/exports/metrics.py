@@ -7,10 +7,13 @@ belong here: names and labels of the other metrics (`telemetry/totals.py`), the 
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
+from typing import TypeVar
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -28,6 +31,7 @@ ATTEMPTS = (1, 2, 3, 4, 5, 10)
 QUANTILES: Mapping[str, str] = {"0.5": "half_at", "0.9": "most_at", "0.99": "nearly_all_at", "1": "oldest_at"}
 """Quantile of the waiting units, and the column of `ledger.waiting` with its time."""
 NO_DEPTHS: Mapping[str, int] = {}
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 REJECTED = "rejected"
 """Status of records without a unit; their dataset is unknown."""
 
@@ -119,9 +123,7 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
     yield from _totals(totals, datasets, {"env": env, "queue": settings.sqs_dlq_queue})
 
 
-def _family(
-    family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[tuple[str, ...], float]
-) -> GaugeMetricFamily | CounterMetricFamily:
+def _family(family: Family, values: Mapping[tuple[str, ...], float]) -> Family:
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family
@@ -132,22 +134,27 @@ def _age(since: datetime | None, now: datetime) -> float:
 
 
 def _attempts(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
-    claims: Mapping[str, dict[int, int]] = {dataset: {} for dataset in datasets}
+    claims: Mapping[tuple[str, ...], Counter[str]] = {(dataset,): Counter() for dataset in datasets}
     for move in moves:
         if move.attempt:
-            claims[move.dataset][move.attempt] = move.moves
+            bound = next((bound for bound in ATTEMPTS if move.attempt <= bound), math.inf)
+            claims[move.dataset,].update({bound_label(bound): move.moves, SUM: move.attempt * move.moves})
     family = HistogramMetricFamily(
         "nodd_sns_wal_attempts_histogram", "Claims, by which attempt of their unit each began.", labels=["dataset"]
     )
-    for dataset, times in claims.items():
-        bounds: list[tuple[str, float]] = [
-            (f"{bound}", sum(count for attempt, count in times.items() if attempt <= bound)) for bound in ATTEMPTS
-        ]
-        family.add_metric(
-            [dataset],
-            buckets=[*bounds, ("+Inf", sum(times.values()))],
-            sum_value=sum(attempt * count for attempt, count in times.items()),
-        )
+    return _histogram(family, ATTEMPTS, claims)
+
+
+def _histogram(
+    family: HistogramMetricFamily, bounds: Sequence[float], amounts: Mapping[tuple[str, ...], Mapping[str, float]]
+) -> Metric:
+    """Add a histogram for each set of label values: numbers of observations by `bound_label`, and their SUM."""
+    for labels, by_bound in amounts.items():
+        below, buckets = 0.0, []
+        for bound in map(bound_label, (*bounds, math.inf)):
+            below += by_bound.get(bound, 0.0)
+            buckets.append((bound, below))
+        family.add_metric(labels, buckets=buckets, sum_value=by_bound.get(SUM, 0.0))
     return family
 
 
@@ -160,40 +167,24 @@ def _totals(
         amounts[total][subject, label] = amount
     amounts[Total.MESSAGES_PARSED]["", REJECTED] = sum(amounts[Total.PARSE_FAILURES].values())
     for total in Total:
-        yield (_histogram if total.bounds else _counter)(total, amounts[total], datasets, deployment)
+        if total.bounds:
+            by_dataset: dict[str, dict[str, float]] = {dataset: {} for dataset in datasets}
+            for (dataset, bound), amount in amounts[total].items():
+                by_dataset.setdefault(dataset, {})[bound] = amount
+            of_labels = {
+                _label_values(total, deployment, dataset): by_dataset[dataset] for dataset in sorted(by_dataset)
+            }
+            family = HistogramMetricFamily(total, total.documentation, labels=total.labels)
+            yield _histogram(family, total.bounds, of_labels)
+        else:
+            subjects = {"dataset": datasets, "": ("",)}.get(total.subject, ())
+            values = dict.fromkeys(product(subjects, total.known), 0.0) | amounts[total]
+            yield _family(
+                CounterMetricFamily(total, total.documentation, labels=total.labels),
+                {_label_values(total, deployment, *labels): amount for labels, amount in values.items()},
+            )
 
 
-def _counter(
-    total: Total,
-    amounts: Mapping[tuple[str, str], float],
-    datasets: Sequence[str],
-    deployment: Mapping[str, str],
-) -> Metric:
-    subjects = {"dataset": datasets, "": ("",)}.get(total.subject, ())
-    values = dict.fromkeys(product(subjects, total.known), 0.0) | dict(amounts)
-    family = CounterMetricFamily(total, total.documentation, labels=total.labels)
-    for (subject, label), amount in values.items():
-        label_values = {**deployment, total.subject: subject, total.label: label}
-        family.add_metric([label_values[name] for name in total.labels], amount)
-    return family
-
-
-def _histogram(
-    total: Total,
-    amounts: Mapping[tuple[str, str], float],
-    datasets: Sequence[str],
-    deployment: Mapping[str, str],
-) -> Metric:
-    family = HistogramMetricFamily(total, total.documentation, labels=total.labels)
-    for dataset in sorted({*datasets, *(subject for subject, _ in amounts)}):
-        label_values, below = {**deployment, "dataset": dataset}, 0.0
-        buckets: list[tuple[str, float]] = []
-        for bound in (*total.bounds, float("inf")):
-            below += amounts.get((dataset, bound_label(bound)), 0.0)
-            buckets.append((bound_label(bound), below))
-        family.add_metric(
-            [label_values[name] for name in total.labels],
-            buckets=buckets,
-            sum_value=amounts.get((dataset, SUM), 0.0),
-        )
-    return family
+def _label_values(total: Total, deployment: Mapping[str, str], subject: str, label: str = "") -> tuple[str, ...]:
+    values = {**deployment, total.subject: subject, total.label: label}
+    return tuple(values[name] for name in total.labels)

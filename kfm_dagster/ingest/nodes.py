@@ -40,9 +40,8 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.read_ahead import ReadAhead
-from kfm_dagster.telemetry.otlp import flush_traces
 from kfm_dagster.telemetry.totals import Total, Totals
-from kfm_dagster.telemetry.traces import traced_batch
+from kfm_dagster.telemetry.traces import flush_traces, traced_batch
 
 __all__ = [
     "IntegrityCheck",

@@ -48,7 +48,7 @@ from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.telemetry.energy import CodecarbonMeter
-from kfm_dagster.telemetry.otlp import configure_traces
+from kfm_dagster.telemetry.traces import configure_traces
 
 if TYPE_CHECKING:
     from kfm_dagster.alerts.evaluator import AlertEvaluator

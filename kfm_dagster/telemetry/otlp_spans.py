@@ -1,4 +1,4 @@
-"""Span export by OpenTelemetry's SDK; imported once an endpoint is set (`otlp.py`)."""
+"""Span export by OpenTelemetry's SDK; imported once an endpoint is set (`traces.py`)."""
 
 from __future__ import annotations
 

@@ -3,19 +3,23 @@
 The ids of a trace and of its root derive from the unit and its attempt, so that every process that works on the
 attempt adds to one trace. The root is written last, once the ledger has committed the attempt's end. The trace of an
 attempt whose worker died has the spans that the worker exported, and the root that the recovery wrote.
-Belongs here: names, ids, attributes, errors, also of any other span: they cost nothing until an SDK is configured. Does
-not belong here: the export of spans (`otlp.py`).
+Belongs here: names, ids, attributes, errors, also of any other span: they cost nothing until an SDK is configured;
+whether OpenTelemetry's environment variables enable export, and flushing spans. Does not belong here: the SDK's parts
+(`otlp_spans.py`), which are imported only once an endpoint is set.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from opentelemetry import trace
@@ -25,6 +29,11 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.issues import Severity
 
+_LOG = logging.getLogger(__name__)
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_FLUSH_MILLISECONDS = 5_000
+"""Timeout of the flush at the end of a batch, outside any lock; later spans stay in the queue."""
 ROOT = "ingest"
 RECEIVE = "sqs_receive"
 
@@ -260,3 +269,44 @@ def _tracer() -> trace.Tracer:
 
 def _nanoseconds(at: datetime) -> int:
     return int(at.astimezone(UTC).timestamp() * 1_000_000) * 1_000
+
+
+def exports(signal: str, environment: Mapping[str, str]) -> bool:
+    """Return whether OTLP of a signal ("traces", "metrics") is configured and installed.
+
+    The variables are OpenTelemetry's: an endpoint of all signals or of this one, `OTEL_SDK_DISABLED`, and
+    `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, or without the exporter.
+    """
+    prefix = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
+    if not (environment.get(f"{prefix}ENDPOINT") or environment.get(ENDPOINT)):
+        return False
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if environment.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp") != "otlp":
+        return False
+    protocol = environment.get(f"{prefix}PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    if protocol != "http/protobuf":
+        _LOG.warning("no %s are exported: OTLP over %s is asked for, and http/protobuf is spoken", signal, protocol)
+        return False
+    try:
+        import_module("opentelemetry.exporter.otlp.proto.http")
+    except ImportError:
+        _LOG.warning("no %s are exported: pip install kfm_dagster[otlp]", signal)
+        return False
+    return True
+
+
+def configure_traces(environment: Mapping[str, str] = os.environ) -> None:
+    """Send this process's spans to the environment's collector, unless an SDK is configured."""
+    if is_tracing() or not exports("traces", environment):
+        return
+    from kfm_dagster.telemetry.otlp_spans import AttemptProvider  # noqa: PLC0415, an extra that few have installed
+
+    trace.set_tracer_provider(AttemptProvider())
+
+
+def flush_traces() -> None:
+    """Flush pending spans, within 5 s: a run's process may end abruptly."""
+    flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if flush is not None:
+        flush(_FLUSH_MILLISECONDS)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.telemetry.otlp import exports
-from kfm_dagster.telemetry.traces import is_tracing, traced
+from kfm_dagster.telemetry.traces import exports, is_tracing, traced
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.telemetry.collector import SeenSpan, collecting

@@ -13,7 +13,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
-from kfm_dagster.telemetry.otlp import flush_traces
+from kfm_dagster.telemetry.traces import flush_traces
 from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.integration.chain import (
     DAY,
