@@ -30,7 +30,8 @@ class CardError(ConfigurationError):
 class Strict(BaseModel):
     """A part of a file: an unknown key is refused, and nothing changes after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Deferred: a part's validator is built within its file's, when a process first reads one.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def _duration(value: object) -> object:

@@ -19,13 +19,11 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from importlib import metadata
 from importlib.abc import InspectLoader
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
-from packaging.requirements import Requirement
 
 from kfm_dagster import __version__
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode, KfmError
@@ -82,6 +80,10 @@ _OF_DEVELOPERS = frozenset({"dev", "docs"})
 
 def missing_extra(error: ModuleNotFoundError) -> ConfigurationError | None:
     """Return the refusal that names the extra to install, or None where no extra has the module."""
+    from importlib import metadata  # noqa: PLC0415
+
+    from packaging.requirements import Requirement  # noqa: PLC0415
+
     module = (error.name or "").partition(".")[0]
     for line in metadata.requires("kfm-dagster") or ():
         requirement = Requirement(line)

@@ -12,7 +12,6 @@ from kfm_dagster.cli.decision_options import unknown_record
 from kfm_dagster.cli.filter_options import filter_options, limit_option, lists, require_dataset, rows_as_json
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
-from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.rejections import RejectionFilter
 from kfm_dagster.ledger.search import UnitFilter
@@ -62,6 +61,8 @@ def show(*, wal_id: str, as_json: bool) -> None:
 
     Example: kfm wal show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
+    from kfm_dagster.exports.explanations.unit_history import unit_history  # noqa: PLC0415, which imports the stages
+
     with opened_pipeline(read_only=True) as pipeline:
         with pipeline.database.snapshot() as tx:
             record = pipeline.ledger.get(UNIT.whole(tx, wal_id), tx=tx)

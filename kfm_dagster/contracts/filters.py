@@ -58,7 +58,7 @@ DatasetId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$", json_schema_extra
 class Filter(BaseModel):
     """The rows that a list shows. A field without a value matches every row."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @classmethod
     def of_query(cls, pairs: Iterable[tuple[str, str]]) -> Self:

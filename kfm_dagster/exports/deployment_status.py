@@ -15,8 +15,7 @@ from typing import Any
 
 from kfm_dagster.alerts.store import Alert, AlertState, AlertStore
 from kfm_dagster.catalog.following import FollowerRunner
-from kfm_dagster.followers.announcements.announcer import follower_name
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan, follower_name
 from kfm_dagster.followers.announcements.store import AnnouncementStore
 from kfm_dagster.governance.review import Proposal
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch

@@ -20,14 +20,12 @@ from enum import StrEnum, unique
 from typing import Any, ClassVar
 
 import h3
-from pyproj import Geod
 
 from kfm_dagster.contracts.stewardship import NARROWEST_RING_M, WIDEST_RADIUS_M
 from kfm_dagster.errors import ConfigurationError
 
 EARTH_RADIUS_M = 6_371_007.180918475
 """Authalic radius of WGS 84, the sphere of H3."""
-GREAT_CIRCLES = Geod(a=EARTH_RADIUS_M, b=EARTH_RADIUS_M)
 FINEST_RESOLUTION = 8
 """H3 cells with edges of about half a kilometre; a finer one names a farm."""
 SHORTEST_SALT = 16
@@ -144,11 +142,13 @@ class DonutMask:
 
     def apply(self, site: str, location: ExactLocation) -> MaskedLocation:
         """Return the site's pseudonym and its displaced place."""
+        from pyproj import Geod  # noqa: PLC0415, only where a ring is declared
+
         resolution = self.anchor_resolution
         margin = _cell_radius_m(resolution) + ROUNDING_M
         digest = self._keyed("step", site)
         anchor_latitude, anchor_longitude = h3.cell_to_latlng(cell_of(location, resolution))
-        longitude, latitude, _ = GREAT_CIRCLES.fwd(
+        longitude, latitude, _ = Geod(a=EARTH_RADIUS_M, b=EARTH_RADIUS_M).fwd(
             anchor_longitude,
             anchor_latitude,
             360 * _unit(digest[:8]),

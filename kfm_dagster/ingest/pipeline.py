@@ -1,7 +1,8 @@
 """The pipeline's parts, built from settings: shared by nodes, sensors and commands.
 
 Belongs here: construction only, no work with the parts. Opening a pipeline connects to the database; the queue is
-connected on first use, because a backfill needs none.
+connected on first use, because a backfill needs none. A part is imported where it is built: a reading command imports
+neither the stages nor what they read and write with (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -13,46 +14,40 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfm_dagster.catalog.changes import Follower
-from kfm_dagster.catalog.discovery import FollowerContext, FollowerSources
-from kfm_dagster.catalog.following import FollowerRunner
-from kfm_dagster.catalog.publisher import open_publisher
-from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import clock_skew
-from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
-from kfm_dagster.idempotent_node.steps import StepMeter
-from kfm_dagster.idempotent_node.transaction import IdempotentNodes
-from kfm_dagster.ingest.acknowledgement import Acknowledger
-from kfm_dagster.ingest.calibration import Calibration
-from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.threads import Threads
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.gaps import Gaps
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.lineage.backend import ClientBackend
-from kfm_dagster.lineage.store import Lineage
-from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
-from kfm_dagster.readers.registry import READERS, LazyReader
-from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.machine import review_codes
-from kfm_dagster.stages.run_contract import StageRunner
-from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
-from kfm_dagster.storage.s3 import Store
-from kfm_dagster.telemetry.energy import CodecarbonMeter
-from kfm_dagster.telemetry.traces import configure_traces
 
 if TYPE_CHECKING:
     from kfm_dagster.alerts.evaluator import AlertEvaluator
+    from kfm_dagster.catalog.changes import Follower
+    from kfm_dagster.catalog.discovery import FollowerSources
+    from kfm_dagster.catalog.following import FollowerRunner
+    from kfm_dagster.catalog.store import Catalog
+    from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
+    from kfm_dagster.idempotent_node.transaction import IdempotentNodes
+    from kfm_dagster.ingest.acknowledgement import Acknowledger
+    from kfm_dagster.ingest.calibration import Calibration
+    from kfm_dagster.lineage.store import Lineage
     from kfm_dagster.notifications.authenticity import Signatures
+    from kfm_dagster.notifications.landing import Landing
+    from kfm_dagster.readers.registry import LazyReader
+    from kfm_dagster.stages.run_contract import StageRunner
+    from kfm_dagster.storage.artifacts import Artifacts
+    from kfm_dagster.storage.objects import ObjectStores
+    from kfm_dagster.storage.s3 import Store
+    from kfm_dagster.telemetry.energy import CodecarbonMeter
 
 LOCKFILE = "requirements.lock"
 """File name of the lock: beside the package in a checkout, bundled with it in a wheel."""
@@ -65,6 +60,8 @@ def utc_now() -> datetime:
 
 def installed_code(settings: Settings) -> CodeFingerprint:
     """Fingerprint package and SQL, once a process. Raises ConfigurationError without a lockfile."""
+    from kfm_dagster.idempotent_node.compute_hash import code_fingerprint  # noqa: PLC0415
+
     image = settings.image_digest or None
     package = Path(__file__).resolve().parents[1]
     bundled = package / "_bundled"
@@ -112,24 +109,33 @@ class Pipeline:
         connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters,
     ) -> Pipeline:
         """Read the configuration, open the database (`read_only`: unchanged). Raises KfmError."""
+        if read_only:
+            return cls(
+                settings=settings,
+                registry=ContractRegistry.load(settings.contracts_dir),
+                card=Card.load(settings.configs_dir),
+                database=Database.open(settings.database_url, read_only=True),
+                connect_queue=connect_queue,
+                connect_dead_letters=connect_dead_letters,
+            )
+        from kfm_dagster.ingest.configuration import Configuration  # noqa: PLC0415
+        from kfm_dagster.telemetry.traces import configure_traces  # noqa: PLC0415
+
         # Before the database, which opening creates: a refusal leaves nothing behind.
         configuration = Configuration.load(settings)
-        if not read_only:
-            _make_home(settings)
-        database = Database.open(settings.database_url, read_only=read_only)
+        _make_home(settings)
         opened = cls(
             settings=settings,
             registry=configuration.registry,
-            database=database,
+            database=Database.open(settings.database_url),
             card=configuration.card,
             sources=configuration.followers,
             energy=configuration.energy,
             connect_queue=connect_queue,
             connect_dead_letters=connect_dead_letters,
         )
-        if not read_only:
-            opened.window.make()
-            configure_traces()
+        opened.window.make()
+        configure_traces()
         return opened
 
     def close(self) -> None:
@@ -168,11 +174,15 @@ class Pipeline:
     @cached_property
     def store(self) -> Store:
         """Where landed messages, outputs of stages and evidence are kept. Raises ConfigurationError."""
+        from kfm_dagster.storage.objects import open_store  # noqa: PLC0415
+
         return open_store(self.settings.storage)
 
     @cached_property
     def landing(self) -> Landing:
         """The immutable landing zone."""
+        from kfm_dagster.notifications.landing import Landing  # noqa: PLC0415
+
         return Landing(self.store)
 
     @cached_property
@@ -185,16 +195,23 @@ class Pipeline:
     @cached_property
     def objects(self) -> ObjectStores:
         """The providers' object stores, read-only."""
+        from kfm_dagster.storage.objects import ObjectStores  # noqa: PLC0415
+
         return ObjectStores(object_root=self.settings.object_root, anonymous=self.settings.anonymous)
 
     @cached_property
     def readers(self) -> Mapping[str, LazyReader]:
         """The readers of object headers, by the name that contracts give them."""
+        from kfm_dagster.readers.registry import READERS  # noqa: PLC0415
+
         return READERS
 
     @cached_property
     def catalog(self) -> Catalog:
         """The STAC catalog."""
+        from kfm_dagster.catalog.publisher import open_publisher  # noqa: PLC0415
+        from kfm_dagster.catalog.store import Catalog  # noqa: PLC0415
+
         return Catalog(
             self.database,
             open_publisher(self.settings.catalog),
@@ -205,11 +222,17 @@ class Pipeline:
     @cached_property
     def following(self) -> FollowerRunner:
         """How far the catalog's followers have come."""
+        from kfm_dagster.catalog.following import FollowerRunner  # noqa: PLC0415
+        from kfm_dagster.catalog.publisher import open_publisher  # noqa: PLC0415
+
         return FollowerRunner(self.database, self.registry, open_publisher(self.settings.catalog), clock=self.clock)
 
     @cached_property
     def followers(self) -> Sequence[Follower]:
         """What follows the catalog, as it is installed and configured. Raises ConfigurationError."""
+        from kfm_dagster.catalog.discovery import FollowerContext, FollowerSources  # noqa: PLC0415
+        from kfm_dagster.catalog.publisher import open_publisher  # noqa: PLC0415
+
         sources = self.sources or FollowerSources.load(self.settings, self.registry)
         return sources.followers(
             FollowerContext(
@@ -223,6 +246,9 @@ class Pipeline:
     @cached_property
     def lineage(self) -> Lineage:
         """OpenLineage and PROV-O."""
+        from kfm_dagster.lineage.backend import ClientBackend  # noqa: PLC0415
+        from kfm_dagster.lineage.store import Lineage  # noqa: PLC0415
+
         return Lineage(
             self.database,
             self.settings.lineage,
@@ -234,6 +260,8 @@ class Pipeline:
     @cached_property
     def calibration(self) -> Calibration:
         """This machine's clock."""
+        from kfm_dagster.ingest.calibration import Calibration  # noqa: PLC0415
+
         return Calibration(rule=self.card.machine.clock, database=self.database, clock=self.clock)
 
     def alert_evaluator(self) -> AlertEvaluator:
@@ -269,6 +297,8 @@ class Pipeline:
     @cached_property
     def acknowledger(self) -> Acknowledger:
         """What deletes and postpones messages."""
+        from kfm_dagster.ingest.acknowledgement import Acknowledger  # noqa: PLC0415
+
         return Acknowledger(
             deliveries=self.deliveries,
             primary=lambda: self.queue,
@@ -279,6 +309,9 @@ class Pipeline:
     @cached_property
     def nodes(self) -> IdempotentNodes:
         """Intents, outputs and checkpoints."""
+        from kfm_dagster.idempotent_node.steps import StepMeter  # noqa: PLC0415
+        from kfm_dagster.idempotent_node.transaction import IdempotentNodes  # noqa: PLC0415
+
         meter = StepMeter.of(self.settings, energy=self.energy)
         return IdempotentNodes(self.database, clock=self.clock, meter=meter)
 
@@ -290,11 +323,16 @@ class Pipeline:
     @cached_property
     def artifacts(self) -> Artifacts:
         """What the stages have stored."""
+        from kfm_dagster.storage.artifacts import Artifacts  # noqa: PLC0415
+
         return Artifacts(lambda: self.store)
 
     @cached_property
     def stages(self) -> StageRunner:
         """The run contract."""
+        from kfm_dagster.run_state.choice import open_run_states  # noqa: PLC0415
+        from kfm_dagster.stages.run_contract import StageRunner  # noqa: PLC0415
+
         return StageRunner(
             database=self.database,
             run_states=open_run_states(

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import pyarrow as pa
-
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.outbox import Entry, Outbox
@@ -101,6 +99,8 @@ class LineageBatches:
 
         Its file, at `href` below the lineage root, covers `units` units or steps.
         """
+        import pyarrow as pa  # noqa: PLC0415, reading a backlog needs none of it
+
         deliver = self._deliver and path is LineagePath.OPENLINEAGE
         tx.run(
             "lineage.insert_batch",
@@ -141,6 +141,8 @@ class LineageBatches:
         return published
 
     def _publish(self, entry: Entry) -> bool:
+        import pyarrow as pa  # noqa: PLC0415, likewise
+
         href, size = entry.payload["href"], entry.payload["bytes"]
         try:
             self._files.publish(href, pa.decompress(entry.content, size, codec=CODEC, asbytes=True))

@@ -100,6 +100,11 @@ def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
         assert f"{name} {summary}" in listed.replace("dry- run", "dry-run")
 
 
+STAGES = ["dagster", "boto3", "numpy", "pyarrow", "shapely", "pyproj", "duckdb", "h5py", "jsonschema", "pystac"]
+STAGES += ["kfm_dagster.ingest.node", "kfm_dagster.readers", "kfm_dagster.lineage.store", "kfm_dagster.catalog.store"]
+"""Modules of the stages, of which a command that reads the database needs none."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "spared"),
     [
@@ -109,10 +114,16 @@ def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
             ["kfm_dagster.demo", "kfm_dagster.deployment", "kfm_dagster.recovery", "kfm_dagster.cli.dlq"],
         ),
         (["drain", "--help"], ["kfm_dagster.demo", "h5py", "moto"]),
+        (["status", "--help"], STAGES),
+        (["status"], STAGES),
+        (["wal", "list"], STAGES),
+        (["alerts", "list"], STAGES),
     ],
     ids=" ".join,
 )
+@pytest.mark.usefixtures("home")
 def test_a_command_imports_nothing_of_the_others(arguments: list[str], spared: list[str]) -> None:
+    Pipeline.open(Settings.load()).close()
     code = f"""
 import sys
 from kfm_dagster.cli.main import main

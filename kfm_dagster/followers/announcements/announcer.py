@@ -21,7 +21,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.announcements.aws import AwsReceiver
 from kfm_dagster.followers.announcements.event import EventWriter
-from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription
+from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription, follower_name
 from kfm_dagster.followers.announcements.selection import Matches, compiled, within
 from kfm_dagster.followers.announcements.sending import BUDGET_SECONDS, Receiver, Reception, Sending, request
 from kfm_dagster.followers.announcements.store import Announced, AnnouncementState, AnnouncementStore
@@ -144,11 +144,6 @@ def receiver_of(subscription: Subscription, token: SecretStr | None) -> AwsRecei
     if target.kind == "webhook":
         return Webhook(target.address, token=token)
     return AwsReceiver(target.kind, target.address)
-
-
-def follower_name(subscription: str) -> str:
-    """Return the name of a subscription's cursors."""
-    return f"announcements.{subscription}"
 
 
 def _selects(subscription: Subscription, registry: ContractRegistry) -> Iterator[Matches]:

@@ -28,6 +28,11 @@ SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
 highest limit of any of them (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
 
 
+def follower_name(subscription: str) -> str:
+    """Return the name of a subscription's cursors."""
+    return f"announcements.{subscription}"
+
+
 def _secure(value: str) -> str:
     """Accept https, and http on this machine; refuse URLs with credentials."""
     try:

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import shapely
-from shapely.geometry import shape
-
 from kfm_dagster.redaction import redact
 
 Matches = Callable[[Mapping[str, Any]], bool]
@@ -43,6 +40,9 @@ def compiled(text: str | Mapping[str, Any]) -> Matches:
 
 def within(bbox: Sequence[float]) -> Matches:
     """Match Items with a footprint that meets a box (west, south, east, north)."""
+    import shapely  # noqa: PLC0415, only where a box is declared
+    from shapely.geometry import shape  # noqa: PLC0415, likewise
+
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     area = shapely.union_all([shapely.box(first, south, last, north) for first, last in parts])
