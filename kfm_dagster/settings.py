@@ -464,10 +464,8 @@ class Settings(BaseSettings):
 
     @property
     def read_threads(self) -> int:
-        """Threads that read objects: a folder makes nobody wait, so threads beyond the cores would only contend."""
-        if self.object_root is None:
-            return self.read_concurrency
-        return min(self.read_concurrency, (os.cpu_count() or 1) + 1)
+        """Threads that read objects: in a folder no read waits, and more threads contend for the interpreter."""
+        return self.read_concurrency if self.object_root is None else 1
 
     @property
     def max_bulk_in_flight_units(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +187,9 @@ def test_the_dsn_is_not_shown_by_a_repr(dsn: str, monkeypatch: pytest.MonkeyPatc
     assert SECRET not in repr(Settings.load())
 
 
-def test_a_folder_is_read_by_no_more_threads_than_the_cores_can_use(tmp_path: Path) -> None:
+def test_a_folder_is_read_by_one_thread_and_a_store_by_as_many_as_configured(tmp_path: Path) -> None:
     assert Settings(read_concurrency=64).read_threads == 64
-    assert Settings(read_concurrency=64, object_root=tmp_path).read_threads == (os.cpu_count() or 1) + 1
-    assert Settings(read_concurrency=1, object_root=tmp_path).read_threads == 1
+    assert Settings(read_concurrency=64, object_root=tmp_path).read_threads == 1
 
 
 def test_all_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,12 @@ class Threads:
     """Number of threads that read at once."""
 
     def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
-        """Apply `work` to each element; return the results in the batch's order."""
+        """Apply `work` to each element; return the results in the batch's order.
+
+        A single thread is the caller's: a pool's one would only contend with it for the interpreter.
+        """
+        if self.most == 1:
+            return [work(element) for element in batch]
         with ThreadPoolExecutor(max_workers=self.most) as pool:
             return list(pool.map(with_context(work), batch))
 

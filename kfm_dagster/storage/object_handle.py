@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import stat
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -250,12 +251,17 @@ def _span(failpoint: Failpoint) -> Iterator[None]:
 
 
 class FolderObject:
-    """A file ROOT/bucket/key as an object. Only small files are read whole, for their ETag."""
+    """A file ROOT/bucket/key as an object. Only small files are read whole, for their ETag.
+
+    The file is opened at the first request and stays open: all answers are of one file.
+    """
 
     def __init__(self, root: Path, *, uri: str, bucket: str, key: str) -> None:
+        """Create the handle without a look at the file. `root` has no symbolic link."""
         self._uri = uri
-        self._bucket_root = Path(os.path.realpath(root), bucket)
-        self._path = os.path.realpath(root / bucket / key)
+        self._bucket_root = f"{root}/{bucket}"
+        self._key = key
+        self._descriptor: int | None = None
         self._last_modified: datetime | None = None
 
     @property
@@ -266,8 +272,8 @@ class FolderObject:
     @property
     def size(self) -> int:
         """Size in bytes."""
-        with request(self._uri, *_HEAD), self._opened() as (_, status):
-            return status.st_size
+        with request(self._uri, *_HEAD):
+            return os.fstat(self._opened()).st_size
 
     @property
     def first(self) -> bytes:
@@ -281,48 +287,50 @@ class FolderObject:
 
     def head(self) -> ObjectHead:
         """Size, time, and the ETag that a store would give."""
-        with request(self._uri, *_HEAD), self._opened() as (descriptor, status):
-            return self._headed(descriptor, status)
+        with request(self._uri, *_HEAD):
+            return self._headed(self._opened())
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         """Head and first bytes."""
-        with request(self._uri, *_HEAD), self._opened() as (descriptor, status):
-            return self._headed(descriptor, status), os.pread(descriptor, length, 0)
+        with request(self._uri, *_HEAD):
+            descriptor = self._opened()
+            return self._headed(descriptor), os.pread(descriptor, length, 0)
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes [start, start + length), cut at the end of the file."""
-        with request(self._uri, *_READ), self._opened() as (descriptor, _):
-            return os.pread(descriptor, length, start)
+        with request(self._uri, *_READ):
+            return os.pread(self._opened(), length, start)
 
-    def _headed(self, descriptor: int, status: os.stat_result) -> ObjectHead:
-        head = _folder_head(descriptor, status)
+    def _headed(self, descriptor: int) -> ObjectHead:
+        head = _folder_head(descriptor, os.fstat(descriptor))
         self._last_modified = head.last_modified
         return head
 
-    @contextmanager
-    def _opened(self) -> Iterator[tuple[int, os.stat_result]]:
+    def _opened(self) -> int:
         """Open for reading; refuse links out of the bucket's folder, and anything but regular files."""
-        if not is_inside(self._path, self._bucket_root):
+        if self._descriptor is not None:
+            return self._descriptor
+        path = os.path.realpath(f"{self._bucket_root}/{self._key}")
+        if not is_inside(path, self._bucket_root):
             raise UndeclaredObjectError(self._uri, "the file is outside the folder that stands for the bucket")
         try:
             # Non-blocking, because opening a pipe for reading waits for a writer.
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except PermissionError:
             raise ObjectReadError(IntegrityIssue.ACCESS_DENIED, self._uri, "the file is not readable") from None
         except OSError:
             raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "there is no such file") from None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "it is no regular file")
-            yield descriptor, status
-        finally:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
+            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "it is no regular file")
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
 
 
-def is_inside(path: str, folder: Path) -> bool:
+def is_inside(path: str, folder: str) -> bool:
     """Tell whether a resolved path is in the folder, whose own last part is taken as written."""
-    return Path(path).is_relative_to(folder)
+    return f"{path}/".startswith(f"{folder}/")
 
 
 def file_etag(path: Path) -> str | None:

@@ -73,7 +73,8 @@ class ObjectStores:
     def __init__(
         self, *, object_root: Path | None = None, anonymous: bool = False, request_seconds: float = REQUEST_SECONDS
     ) -> None:
-        self._root = object_root
+        # Resolved once: each object's path would be resolved from the root's first folder on.
+        self._root = None if object_root is None else Path(os.path.realpath(object_root))
         self._anonymous = anonymous
         self._request_seconds = request_seconds
         self._lock = threading.Lock()
@@ -169,7 +170,7 @@ class ObjectStores:
             return [prefix]
         with request(f"s3://{bucket}/{above}", Failpoint.OBJECT_LIST_BEFORE, Failpoint.OBJECT_LIST_AFTER):
             if self._root is not None:
-                folders = _folders(self._root / bucket, bucket, above)
+                folders = _folders(self._root / bucket, above)
             else:
                 listing = self._store(contract, bucket).list_with_delimiter(above.rstrip("/"))
                 folders = [folder.rstrip("/") for folder in listing["common_prefixes"]]
@@ -307,7 +308,7 @@ def _day_of(grammar: KeyGrammarReader, key: str) -> date | None:
 
 def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
     base = root / prefix.rpartition("/")[0]
-    if not is_inside(os.path.realpath(base), Path(os.path.realpath(root.parent), bucket)):
+    if not is_inside(os.path.realpath(base), str(root)):
         return
     for folder, names, files in os.walk(base):  # follows no symbolic link to a folder
         names.sort()
@@ -327,9 +328,9 @@ def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, 
                 )
 
 
-def _folders(root: Path, bucket: str, above: str) -> list[str]:
+def _folders(root: Path, above: str) -> list[str]:
     base = root / above
-    if not is_inside(os.path.realpath(base), Path(os.path.realpath(root.parent), bucket)) or not base.is_dir():
+    if not is_inside(os.path.realpath(base), str(root)) or not base.is_dir():
         return []
     return [f"{above}{path.name}" for path in base.iterdir() if path.is_dir() and not path.is_symlink()]
 

@@ -298,6 +298,14 @@ def test_rewritten_file_gets_a_new_etag(folder: Path) -> None:
     assert stores.open(HRRR, URI).head().etag != before
 
 
+def test_a_handle_reads_one_file_though_another_takes_its_place(folder: Path, tmp_path: Path) -> None:
+    handle = ObjectStores(object_root=folder).open(HRRR, URI)
+    before = handle.head()
+    (tmp_path / "newer").write_bytes(b"newer")
+    (tmp_path / "newer").replace(folder / BUCKET / KEY)
+    assert (handle.size, handle.read(0, 4), handle.head()) == (len(DATA), DATA[:4], before)
+
+
 @pytest.mark.parametrize(
     ("status", "code", "requests"),
     [

@@ -1,0 +1,45 @@
+"""Threads over a batch: results in its order, no more at once than configured, an error ends the batch."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kfm_dagster.ingest.threads import Threads
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_results_are_in_the_order_of_the_batch(most: int) -> None:
+    working = threading.Semaphore(most)
+
+    def work(number: int) -> int:
+        assert working.acquire(blocking=False), "more threads work than configured"
+        try:
+            threading.Event().wait(0.001 * (number % 3))
+            return number * 2
+        finally:
+            working.release()
+
+    assert Threads(most=most).concurrently(work, iter(range(50))) == list(range(0, 100, 2))
+    assert Threads(most=most).concurrently(work, []) == []
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_an_error_is_raised_and_no_thread_begins_more(most: int) -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 3:
+            raise ValueError(number)
+        threading.Event().wait(0.01)
+
+    with pytest.raises(ValueError, match="3"):
+        Threads(most=most).concurrently(work, range(1_000))
+    assert len(begun) < 100
+
+
+def test_as_many_threads_work_as_configured() -> None:
+    together = threading.Barrier(4, timeout=10)
+    Threads(most=4).concurrently(lambda _: together.wait(), range(4))
