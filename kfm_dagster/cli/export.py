@@ -11,9 +11,8 @@ from kfm_dagster.cli.session import opened_database, opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, MANIFEST, SUMMED, gather_release
+from kfm_dagster.exports.bundle.folder import verify_release, write_release
 from kfm_dagster.exports.bundle.signing import open_signer, trusted_certificates
-from kfm_dagster.exports.bundle.verification import verify_release
-from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.dcat import export_dcat
 from kfm_dagster.exports.graph import FILES, export_graph
 from kfm_dagster.run_state.choice import looked_up_states

@@ -65,14 +65,7 @@ def _arrivals(parts: Parts, dataset: str | None, days: int, *, by_lead: bool) ->
         parts.database, first=today - timedelta(days=days), last=today, dataset=dataset, by_lead=by_lead
     )
     return [
-        {
-            "dataset": row.dataset,
-            "product": row.product,
-            "lead": row.lead,
-            "objects": row.objects,
-            "p50_seconds": round(row.p50, 1),
-            "p95_seconds": round(row.p95, 1),
-            "p99_seconds": round(row.p99, 1),
-        }
+        {name: getattr(row, name) for name in ("dataset", "product", "lead", "objects")}
+        | {f"{quantile}_seconds": round(getattr(row, quantile), 1) for quantile in ("p50", "p95", "p99")}
         for row in rows
     ]

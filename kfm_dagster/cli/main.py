@@ -106,10 +106,12 @@ INTERRUPTED = 130
 _MODULES = {
     "cloud": "demo",
     "discard": "quarantine",
-    "drain": "worker",
+    "drain": "running",
     "mcp": "console",
     "release": "quarantine",
     "replay": "replay.commands",
+    "ui": "running",
+    "worker": "running",
 }
 """Modules of the commands that are not in a module of their own name."""
 COMMANDS = {

@@ -51,14 +51,8 @@ def status(*, as_json: bool) -> None:
     with opened_pipeline(read_only=True) as pipeline:
         follower = _follower(pipeline.followers)
         rows = [
-            {
-                "collection_id": place.collection_id,
-                "change_id": place.change_id,
-                "behind": place.behind,
-                "failures": place.failures,
-                "next_attempt_at": rfc3339(place.next_attempt_at) if place.failures else None,
-                "last_error": place.last_error,
-            }
+            {name: getattr(place, name) for name in ("collection_id", "change_id", "behind", "failures", "last_error")}
+            | {"next_attempt_at": rfc3339(place.next_attempt_at) if place.failures else None}
             for place in pipeline.following.states()
             if place.follower == follower.name
         ]

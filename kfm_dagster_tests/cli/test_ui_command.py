@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from kfm_dagster.cli.main import stopped_by_signals
-from kfm_dagster.cli.ui import addresses, free_console_port, ui
+from kfm_dagster.cli.running import addresses, free_console_port, ui
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.settings import Settings
 

@@ -19,9 +19,8 @@ from kfm_dagster import __version__
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
 from kfm_dagster.exports.atomic_files import ForeignFileError
 from kfm_dagster.exports.bundle.content import LAYOUT, MANIFEST, OPENING, SIGNATURE, SUMMED
+from kfm_dagster.exports.bundle.folder import verify_release, write_release
 from kfm_dagster.exports.bundle.signing import BundleSigner
-from kfm_dagster.exports.bundle.verification import verify_release
-from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster_tests.exports import bundle_sample
 from kfm_dagster_tests.exports.gpg import Gpg
 from kfm_dagster_tests.exports.test_release_tampering import new_signer

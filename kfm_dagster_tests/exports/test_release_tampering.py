@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from kfm_dagster.errors import ExitCode, RefusedError
 from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, OPENING, SIGNATURE, SUMMED
+from kfm_dagster.exports.bundle.folder import verify_release, write_release
 from kfm_dagster.exports.bundle.signing import BundleSigner, sign_detached
-from kfm_dagster.exports.bundle.verification import verify_release
-from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster_tests.exports import bundle_sample
 
 BEGIN, END = b"-----BEGIN PGP SIGNATURE-----\n\n", b"-----END PGP SIGNATURE-----\n"

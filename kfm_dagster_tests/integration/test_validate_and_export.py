@@ -14,9 +14,8 @@ from kfm_dagster.console.pages import REPORT_OPENING, validation_page
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, RefusedError
 from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION, gather_release
+from kfm_dagster.exports.bundle.folder import verify_release, write_release
 from kfm_dagster.exports.bundle.signing import open_signer, trusted_certificates
-from kfm_dagster.exports.bundle.verification import verify_release
-from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.kpis import KPIS
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.ingest.nodes import operators

@@ -1,8 +1,7 @@
 """Content of a release from card, reports and audit, and `report_manifest.yaml`.
 
 The manifest has only recorded facts and reads no clock, so the same data give the same bytes. Does not belong here:
-writing the files (`writing.py`), drawing (`figures.py`), verifying (`verification.py`) and signing them
-(`signing.py`).
+writing and verifying the files (`folder.py`), drawing (`figures.py`), and signing (`signing.py`).
 """
 
 from __future__ import annotations
