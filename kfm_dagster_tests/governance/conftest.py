@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from kfm_dagster.contracts.identity import WalId
+from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.no_settings import unset_settings
+from kfm_dagster_tests.transactions import own_tx
 
 
 @pytest.fixture
@@ -32,3 +37,14 @@ def deployment(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatc
 def call(deployment: Pipeline, capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm ...` in this process over the deployment."""
     return caller(capfd)
+
+
+def cases_of(pipeline: Pipeline) -> QuarantineCases:
+    return QuarantineCases(pipeline.database, clock=pipeline.clock)
+
+
+def release(pipeline: Pipeline, wal_id: WalId, version: int, decision: Decision) -> frozenset[WalId]:
+    """Release a quarantined unit at a version by the ledger itself; return the released ids."""
+    return own_tx(pipeline.ledger).override(
+        {wal_id: version}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=decision
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ from kfm_dagster.ingest.nodes import Source, masking_params
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.databases import every_row
-from kfm_dagster_tests.governance.test_governed_chain import _positions, arrive, items_of
-from kfm_dagster_tests.integration.chain import DAY, open_pipeline, run_chain, volumes
+from kfm_dagster_tests.governance.test_governed_chain import arrive, items_of, positions_of, stored_positions
+from kfm_dagster_tests.integration.chain import DATASET, PARTITION, open_pipeline, run_chain, volumes
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
@@ -47,9 +46,11 @@ def ring(box: Box) -> list[list[float]]:
     return [[west, south], [east, south], [east, north], [west, north], [west, south]]
 
 
-def feature(coordinates: Any, *, kind: str = "Polygon", **properties: Any) -> dict[str, Any]:
+def feature(
+    coordinates: Any, *, kind: str = "Polygon", masking: dict[str, Any] = H3, **properties: Any
+) -> dict[str, Any]:
     geometry = {"type": kind, "coordinates": coordinates}
-    return {"type": "Feature", "properties": {"name": "the hill", **H3, **properties}, "geometry": geometry}
+    return {"type": "Feature", "properties": {"name": "the hill", **masking, **properties}, "geometry": geometry}
 
 
 def settings_with(folder: Path, *features: dict[str, Any], **more: Any) -> Settings:
@@ -134,9 +135,7 @@ def test_a_file_that_is_none_is_refused_in_one_line_before_anything_is_made(
 @pytest.mark.parametrize("salt", [None, "too short"])
 def test_a_displacement_without_its_secret_is_refused(tmp_path: Path, salt: str | None) -> None:
     more = {} if salt is None else {"masking_salt": SecretStr(salt)}
-    donut = {"type": "Feature", "properties": {"name": "the hill", **DONUT}}
-    geometry = {"type": "Polygon", "coordinates": [ring((0, 0, 1, 1))]}
-    settings = settings_with(tmp_path, donut | {"geometry": geometry}, **more)
+    settings = settings_with(tmp_path, feature([ring((0, 0, 1, 1))], masking=DONUT), **more)
     with pytest.raises(ConfigurationError, match=r"area the hill is masked by method donut, and KFM_MASKING_SALT"):
         Configuration.load(settings)
 
@@ -171,75 +170,52 @@ def test_where_a_donut_shows_a_footprint_is_a_secret_of_the_deployment() -> None
     assert len({bearing // 90 for bearing in bearings}) > 2, "one step for all of them would be learnt from any of them"
 
 
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., Pipeline]]:
-    """A deployment of open datasets, with areas."""
-    found: list[Pipeline] = []
-
-    def again(home: str, **more: Any) -> Pipeline:
-        found.append(open_pipeline(tmp_path / home, tmp_path / "objects", **more))
-        return found[-1]
-
-    yield again
-    for pipeline in found:
-        pipeline.close()
-
-
 @pytest.mark.clause("IEN-17", "IEN-12")
 @pytest.mark.parametrize("masking", [H3, DONUT], ids=["h3", "donut"])
 def test_what_meets_an_area_is_masked_in_an_open_dataset_before_anything_of_it_is_stored(
-    tmp_path: Path, opened: Callable[..., Pipeline], masking: dict[str, Any]
+    tmp_path: Path, masking: dict[str, Any]
 ) -> None:
     first, *_, last = volumes(24)
-    exact = _positions(first, tmp_path / "open")
-    plain = opened("plain")
-    arrive(plain, tmp_path / "objects", first, last)
-    run_chain(plain, "nexrad-l2", DAY.isoformat(), "run", Source.LEDGER)
-    stand = items_of(plain)
-    west, south, east, north = stand[first.uri]["bbox"]
+    exact = positions_of(first, tmp_path / "open")
+    with closing(open_pipeline(tmp_path / "plain", tmp_path / "objects")) as plain:
+        arrive(plain, tmp_path / "objects", first, last)
+        run_chain(plain, DATASET, PARTITION, "run", Source.LEDGER)
+        unmasked = items_of(plain)
+
+    west, south, east, north = unmasked[first.uri]["bbox"]
     middle = ((west + east) / 2, (south + north) / 2)
     # A tenth of a degree within the one, and far from the other.
     around = ring((middle[0] - 0.05, middle[1] - 0.05, middle[0] + 0.05, middle[1] + 0.05))
-    properties = {"name": "the hill", "properties": ["platform", "instruments"], **masking}
-    hill = {"type": "Feature", "properties": properties, "geometry": {"type": "Polygon", "coordinates": [around]}}
-    path = settings_with(tmp_path, hill).sensitive_areas
-
-    pipeline = opened("masked", sensitive_areas=path, masking_salt=SecretStr(SALT))
-    arrive(pipeline, tmp_path / "objects", first, last)
+    hill = feature([around], masking=masking, properties=["platform", "instruments"])
+    more = {"sensitive_areas": settings_with(tmp_path, hill).sensitive_areas, "masking_salt": SecretStr(SALT)}
     seen: list[str] = []
-    for run in ("run", "again"):
-        run_chain(
-            pipeline,
-            "nexrad-l2",
-            DAY.isoformat(),
-            run,
-            Source.LEDGER,
-            seen=lambda batch: seen.extend(str(unit) for unit in batch.envelopes if unit.object_uri == first.uri),
-        )
-    found = items_of(pipeline)
-    # What meets no area is as it was.
-    assert found[last.uri]["geometry"] == stand[last.uri]["geometry"]
-    assert "kfm:masking" not in found[last.uri]["properties"]
-    told = found[first.uri]["properties"]
-    assert told["kfm:masking"] == str(Masking.model_validate({**masking, "properties": []}))
-    assert {name for name in told if not name.startswith("kfm:")} == {
-        "datetime", "start_datetime", "end_datetime", "platform", "instruments", "storage:schemes",
-    }  # fmt: skip
-    home = tmp_path / "masked"
-    texts = [file.read_text() for file in home.rglob("*.*json*") if file.suffix != ".gz"]
-    texts += [row for rows in every_row(pipeline.database).values() for row in rows] + seen
-    assert [position for position in exact if any(position in text for text in texts)] == []
-
-    [entry] = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.MASK, dataset="nexrad-l2")
-    assert (entry.actor, entry.reason, entry.change_ref) == ("steward", "sites are sacred", "CARE-1")
-    assert entry.details.items() >= {"area": "the hill", "units": 1, "method": masking["method"]}.items()
-    [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
+    with closing(open_pipeline(tmp_path / "masked", tmp_path / "objects", **more)) as pipeline:
+        arrive(pipeline, tmp_path / "objects", first, last)
+        for run in ("run", "again"):
+            run_chain(
+                pipeline, DATASET, PARTITION, run, Source.LEDGER,
+                seen=lambda batch: seen.extend(str(unit) for unit in batch.envelopes if unit.object_uri == first.uri),
+            )  # fmt: skip
+        items = items_of(pipeline)
+        # What meets no area is as it was.
+        assert items[last.uri]["geometry"] == unmasked[last.uri]["geometry"]
+        assert "kfm:masking" not in items[last.uri]["properties"]
+        properties = items[first.uri]["properties"]
+        assert properties["kfm:masking"] == str(Masking.model_validate({**masking, "properties": []}))
+        assert {name for name in properties if not name.startswith("kfm:")} == {
+            "datetime", "start_datetime", "end_datetime", "platform", "instruments", "storage:schemes",
+        }  # fmt: skip
+        assert stored_positions(exact, pipeline, seen) == []
+        [entry] = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.MASK, dataset=DATASET)
+        assert (entry.actor, entry.reason, entry.change_ref) == ("steward", "sites are sacred", "CARE-1")
+        assert entry.details.items() >= {"area": "the hill", "units": 1, "method": masking["method"]}.items()
+        [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
     prov = prov_json(document.read_bytes())
     [activity] = [node for node, one in prov["activity"].items() if one.get("kfm:method") == masking["method"]]
     [place] = [one["prov:entity"] for one in prov["wasGeneratedBy"].values() if one["prov:activity"] == activity]
     users = [one["prov:generatedEntity"] for one in prov["wasDerivedFrom"].values() if one["prov:usedEntity"] == place]
-    assert [prov["entity"][user]["kfm:stac_item_id"] for user in users] == [found[first.uri]["id"]]
-    assert "the hill" not in document.read_text(), "the area's name is nobody else's business"
+    assert [prov["entity"][user]["kfm:stac_item_id"] for user in users] == [items[first.uri]["id"]]
+    assert "the hill" not in document.read_text(), "the area's name is the deployment's own"
 
 
 @pytest.mark.clause("IEN-17")

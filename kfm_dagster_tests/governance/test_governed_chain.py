@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceEnt
 from kfm_dagster.ingest.evidence import read_evidence
 from kfm_dagster.ingest.nodes import MetadataExtract, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.cases import CaseState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster_tests.databases import every_row
+from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.governance.test_rules import MASKING, governance
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
-    DAY,
+    DATASET,
+    PARTITION,
     START,
     Clock,
     CrashError,
@@ -43,8 +46,6 @@ from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
-PARTITION = DAY.isoformat()
-DATASET = "nexrad-l2"
 SHOWN = ["platform", "instruments", "nexrad:message-type"]
 SHIELDED = {"sensitivity": "sensitive", "access": "restricted", "masking": MASKING | {"properties": SHOWN}}
 RUN = "run-1"
@@ -69,15 +70,13 @@ def under(pipeline: Pipeline, declared: Governance) -> Pipeline:
 @pytest.fixture
 def opened(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Open]:
     """Open the deployment under a governance section; again is another process."""
-    found: list[Pipeline] = []
+    with ExitStack() as stack:
 
-    def again(**declared: Any) -> Pipeline:
-        found.append(under(open_pipeline(tmp_path / "home", objects, url=database_url), governance(**declared)))
-        return found[-1]
+        def again(**declared: Any) -> Pipeline:
+            pipeline = open_pipeline(tmp_path / "home", objects, url=database_url)
+            return under(stack.enter_context(closing(pipeline)), governance(**declared))
 
-    yield again
-    for pipeline in found:
-        pipeline.close()
+        yield again
 
 
 def arrive(pipeline: Pipeline, objects: Path, *items: StoredObject) -> None:
@@ -131,21 +130,16 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
     record = records[sound.uri]
     assert (record.status, record.attempts) == (Status.QUARANTINED, 1)
     assert (record.last_error_code, record.last_error_message) == (GovernanceIssue.HARD_FAIL, rule)
-    history = [
-        (entry.from_status, entry.to_status, entry.at) for entry in own_tx(pipeline.ledger).history(record.wal_id)
-    ]
-    assert [(before, after) for before, after, _ in history[-2:]] == [
-        (Status.IN_PROGRESS, Status.FAILED),
-        (Status.FAILED, Status.QUARANTINED),
-    ]
+    *_, failed, quarantined = own_tx(pipeline.ledger).history(record.wal_id)
+    assert (failed.from_status, failed.to_status) == (Status.IN_PROGRESS, Status.FAILED)
+    assert (quarantined.from_status, quarantined.to_status) == (Status.FAILED, Status.QUARANTINED)
     # What failed for another reason is judged by that one, as often as its contract allows.
     assert (records[cut.uri].last_error_code, records[cut.uri].attempts) == ("size_mismatch", 3)
     assert items_of(pipeline) == {}
     assert not list(Path(pipeline.settings.lineage).rglob("*.*"))
     [entry] = logged_refusals(pipeline)
     assert (entry.wal_id, entry.reason, entry.details["run_id"]) == (record.wal_id, rule, record.ingest_run_id)
-    cases = QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN)
-    [case] = [case for case in cases if case.wal_id == record.wal_id]
+    [case] = [case for case in cases_of(pipeline).find(CaseState.OPEN) if case.wal_id == record.wal_id]
     assert case.evidence_file is not None
     bundle = read_evidence(pipeline.store, case.evidence_file)
     assert (bundle["reason"], bundle["operator"]) == (GovernanceIssue.HARD_FAIL, MetadataExtract.operator)
@@ -166,13 +160,7 @@ def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_rele
     for now, status in ((end - timedelta(days=1), Status.QUARANTINED), (end, Status.SUCCEEDED)):
         clock.now = now
         record = traces.records(pipeline)[item.uri]
-        released = own_tx(pipeline.ledger).override(
-            {record.wal_id: record.version},
-            from_status=Status.QUARANTINED,
-            action=GovernanceAction.RELEASE,
-            decision=JANE,
-        )
-        assert released == {record.wal_id}
+        assert release(pipeline, record.wal_id, record.version, JANE) == {record.wal_id}
         work_until_done(pipeline)
         assert traces.records(pipeline)[item.uri].status is status
     assert items_of(pipeline).keys() == {item.uri}
@@ -186,15 +174,9 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
     """An embargo that ends between the death of a run and its next execution does not make two outcomes of one run."""
     pipeline = opened(embargo={"until": START + timedelta(minutes=1)})
     arrive(pipeline, objects, volumes(1)[0])
+    dies_at = Failpoint(operator=MetadataExtract.operator, point="computed")
     with pytest.raises(CrashError):
-        run_chain(
-            pipeline,
-            DATASET,
-            PARTITION,
-            RUN,
-            Source.LEDGER,
-            dies_at=Failpoint(operator=MetadataExtract.operator, point="computed"),
-        )
+        run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=dies_at)
     clock = pipeline.clock
     assert isinstance(clock, Clock)
     clock.forward(120)
@@ -230,13 +212,8 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
         run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER)
     [masked] = logged(pipeline, GovernanceAction.MASK)
     assert (masked.actor, masked.reason, masked.change_ref) == ("steward", "sites are sacred", "CARE-1")
-    assert masked.details == {
-        "method": "h3",
-        "parameters": {"resolution": 4},
-        "run_id": RUN,
-        "partition": PARTITION,
-        "units": 2,
-    }
+    placed = {"run_id": RUN, "partition": PARTITION, "units": 2}
+    assert masked.details == {"method": "h3", "parameters": {"resolution": 4}, **placed}
     [refused] = logged_refusals(pipeline)
     assert refused.wal_id == traces.records(pipeline)[embargoed.uri].wal_id
     assert items_of(pipeline).keys() == {shown.uri}
@@ -250,28 +227,20 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
 @pytest.mark.clause("SEC-03")
 def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, objects: Path, tmp_path: Path) -> None:
     item, cut = volumes(2)[0], truncated(volumes(2)[1])
-    exact = _positions(item, tmp_path / "open")
+    exact = positions_of(item, tmp_path / "open")
     pipeline = opened(**SHIELDED)
     seen: list[str] = []
     arrive(pipeline, objects, item, cut)
-    # Artifacts are compressed; a batch is what stands in one.
     run_chain(
         pipeline, DATASET, PARTITION, RUN, Source.LEDGER, seen=lambda batch: seen.extend(map(str, batch.envelopes))
     )
-    texts = [path.read_text(encoding="utf-8") for path in (tmp_path / "home").rglob("*.*json*") if path.suffix != ".gz"]
-    texts += [row for rows in every_row(pipeline.database).values() for row in rows] + seen
-    assert [position for position in exact if any(position in text for text in texts)] == []
+    assert stored_positions(exact, pipeline, seen) == []
     [shown] = items_of(pipeline).values()
-    told = shown["properties"]
-    assert {name for name in told if not name.startswith("kfm:")} == {
-        *SHOWN,
-        "datetime",
-        "start_datetime",
-        "storage:schemes",
-        "end_datetime",
-    }
+    properties = shown["properties"]
+    generic = {"datetime", "start_datetime", "end_datetime", "storage:schemes"}
+    assert {name for name in properties if not name.startswith("kfm:")} == {*SHOWN, *generic}
     notice = {"kfm:sensitivity": "sensitive", "kfm:access": "restricted", "kfm:masking": "h3, resolution 4"}
-    assert notice.items() <= told.items()
+    assert notice.items() <= properties.items()
     assert notice.items() <= traces.catalog_tree(Path(pipeline.settings.catalog))["nexrad-l2/collection.json"].items()
     assert logged_refusals(pipeline) == []
     [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
@@ -280,16 +249,23 @@ def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, o
     assert (masking["kfm:dataset"], masking["kfm:change_ref"]) == (pipeline.registry[DATASET].public_id, "CARE-1")
 
 
-def _positions(item: StoredObject, folder: Path) -> set[str]:
+def positions_of(item: StoredObject, folder: Path) -> set[str]:
     """Every degree that an open dataset shows of the object, as text."""
     put(folder / "objects", [item])
-    pipeline = open_pipeline(folder / "home", folder / "objects")
-    run_chain(pipeline, DATASET, PARTITION, RUN)
-    [shown] = items_of(pipeline).values()
-    pipeline.close()
+    with closing(open_pipeline(folder / "home", folder / "objects")) as pipeline:
+        run_chain(pipeline, DATASET, PARTITION, RUN)
+        [shown] = items_of(pipeline).values()
     assert not {"kfm:sensitivity", "kfm:access", "kfm:masking"} & shown["properties"].keys()
     pairs = [*shown["geometry"]["coordinates"][0], shown["bbox"]]
-    found = {str(degrees) for pair in pairs for degrees in pair}
-    found |= {str(shown["properties"][f"nexrad:{name}"]) for name in ("latitude", "longitude")}
+    degrees = {str(degrees) for pair in pairs for degrees in pair}
+    degrees |= {str(shown["properties"][f"nexrad:{name}"]) for name in ("latitude", "longitude")}
     # Shorter ones could be anything.
-    return {text for text in found if len(text) > 7}
+    return {text for text in degrees if len(text) > 7}
+
+
+def stored_positions(exact: set[str], pipeline: Pipeline, batches: list[str]) -> list[str]:
+    """The positions in a file or a row of the deployment, or in the batches that its compressed artifacts hold."""
+    home = Path(pipeline.settings.home)
+    texts = [path.read_text(encoding="utf-8") for path in home.rglob("*.*json*") if path.suffix != ".gz"]
+    texts += [row for rows in every_row(pipeline.database).values() for row in rows] + batches
+    return [position for position in exact if any(position in text for text in texts)]

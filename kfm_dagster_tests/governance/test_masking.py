@@ -175,14 +175,10 @@ def test_a_displacement_is_the_same_each_time_and_another_for_each_site_salt_and
     }
     assert DONUT.apply("site", home) == shown["first"]
     assert len({location.group for location in shown.values()}) == len({place(each) for each in shown.values()}) == 4
+    assert ring_radius_m(3, 4, 0.5) == pytest.approx(math.sqrt((9 + 16) / 2), rel=1e-9), "half of a ring lies within"
+    assert [ring_radius_m(2_000, 8_000, share) for share in (0, 1)] == pytest.approx([2_000, 8_000])
     # Computed once and written down: another release must not move what has been published.
     assert shown["first"] == MaskedLocation(group="donut:0892cd1608f3464c", latitude=38.47862, longitude=-97.94804)
-
-
-def test_half_of_a_ring_lies_within_the_radius_of_its_half() -> None:
-    assert ring_radius_m(3, 4, 0.5) == pytest.approx(math.sqrt((9 + 16) / 2), rel=1e-9)
-    assert ring_radius_m(2_000, 8_000, 0) == pytest.approx(2_000)
-    assert ring_radius_m(2_000, 8_000, 1) == pytest.approx(8_000)
 
 
 @pytest.mark.clause("IEN-12")

@@ -26,6 +26,7 @@ from kfm_dagster.settings import Environment, Settings
 from kfm_dagster_tests.commands import Answer, Call
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, finished
+from kfm_dagster_tests.governance.conftest import release
 from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
@@ -94,16 +95,8 @@ def test_a_release_in_prod_is_done_by_the_second_person_and_the_log_names_both(
 def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_override_names_both(
     call: Call, prod: Pipeline, out: Envelope
 ) -> None:
-    chosen = [
-        "--wal-id",
-        out.wal_id,
-        "--wal-id",
-        envelope(1).wal_id,
-        "--status",
-        "quarantined",
-        "--status",
-        "succeeded",
-    ]
+    statuses = ["--status", "quarantined", "--status", "succeeded"]
+    chosen = ["--wal-id", out.wal_id, "--wal-id", envelope(1).wal_id, *statuses]
     number = proposed(call(*REPAIR, *chosen))
     assert own_tx(prod.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED) == []
     done = call("governance", "approve", number, *APPROVING, "--json")
@@ -225,9 +218,7 @@ def test_a_client_that_calls_itself_dev_cannot_go_alone_over_a_database_of_prod(
     # And so the library that a command calls.
     before = every_row(prod.database)
     with pytest.raises(IllegalTransitionError, match=r"override_is_reviewed.*expected an approval by a second person"):
-        own_tx(prod.ledger).override(
-            {out.wal_id: 2}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
-        )
+        release(prod, out.wal_id, 2, JANE)
     assert every_row(prod.database) == before
 
 
@@ -321,12 +312,7 @@ def test_the_dagster_ui_releases_nothing_by_itself_in_any_environment(call: Call
     before = every_row(deployment.database)
     for actor in (DAGSTER_UI, " Dagster-UI"):
         with pytest.raises(IllegalTransitionError, match="override_is_reviewed"):
-            own_tx(ledger).override(
-                {wal_id: 2},
-                from_status=Status.QUARANTINED,
-                action=GovernanceAction.RELEASE,
-                decision=replace(JANE, actor=actor),
-            )
+            release(deployment, wal_id, 2, replace(JANE, actor=actor))
     assert every_row(deployment.database) == before
     number = proposed(call("release", wal_id, *WHY, "--actor", DAGSTER_UI))
     assert call("governance", "approve", number, *APPROVING, "--actor", DAGSTER_UI).code == ExitCode.REFUSED

@@ -52,91 +52,36 @@ UNIT = read(envelope())
 """Observed at START, by its key and by its header."""
 LATER = read(envelope(), end_datetime="2025-12-05T00:06:24Z")
 NOWHERE = UNIT.evolve(metadata=Metadata(status=CheckStatus.SUSPECT, stac_properties={"datetime": "x"}))
+ENDLESS = read(envelope(), end_datetime="9999-12-31T23:59:59Z")
+UNTIL_NOON, A_DAY = {"embargo": {"until": NOON}}, {"embargo": {"days_after_observation": 1}}
+CONSENTED = {"indigenous_data_flag": True, "consent": CONSENT}
+CONSENTED_UNTIL_NOON = {"indigenous_data_flag": True, "consent": CONSENT | {"valid_until": NOON}}
+ALLOW, HARD_FAIL = Action.ALLOW, Action.HARD_FAIL
 
-RULINGS = [
-    ("nothing declared", {}, UNIT, NOON, Action.ALLOW, RuleId.NONE),
-    ("restricted, and shown", {"sensitivity": "restricted", "access": "restricted"}, UNIT, NOON, Action.ALLOW, "none"),
-    ("closed", {"access": "closed"}, UNIT, NOON, Action.HARD_FAIL, RuleId.ACCESS),
-    ("closed and sensitive", {"access": "closed", "sensitivity": "sensitive"}, UNIT, NOON, Action.HARD_FAIL, "access"),
-    ("consented", {"indigenous_data_flag": True, "consent": CONSENT}, UNIT, NOON, Action.ALLOW, RuleId.NONE),
-    (
-        "consent still valid",
-        {"consent": CONSENT | {"valid_until": NOON}, "indigenous_data_flag": True},
-        UNIT,
-        NOON - SECOND,
-        Action.ALLOW,
-        RuleId.NONE,
-    ),
-    (
-        "consent over",
-        {"consent": CONSENT | {"valid_until": NOON}, "indigenous_data_flag": True},
-        UNIT,
-        NOON,
-        Action.HARD_FAIL,
-        RuleId.CONSENT,
-    ),
-    ("embargo", {"embargo": {"until": NOON}}, UNIT, NOON - SECOND, Action.HARD_FAIL, RuleId.EMBARGO),
-    ("embargo over", {"embargo": {"until": NOON}}, UNIT, NOON, Action.ALLOW, RuleId.NONE),
-    (
-        "embargo of a day",
-        {"embargo": {"days_after_observation": 1}},
-        UNIT,
-        START + timedelta(days=1) - SECOND,
-        Action.HARD_FAIL,
-        RuleId.EMBARGO,
-    ),
-    (
-        "embargo of a day, over",
-        {"embargo": {"days_after_observation": 1}},
-        UNIT,
-        START + timedelta(days=1),
-        Action.ALLOW,
-        RuleId.NONE,
-    ),
-    (
-        "the header tells a later end",
-        {"embargo": {"days_after_observation": 1}},
-        LATER,
-        START + timedelta(days=3) - SECOND,
-        Action.HARD_FAIL,
-        RuleId.EMBARGO,
-    ),
-    (
-        "no time in the header",
-        {"embargo": {"days_after_observation": 1}},
-        NOWHERE,
-        START,
-        Action.HARD_FAIL,
-        RuleId.EMBARGO,
-    ),
-    (
-        "an end beyond all time",
-        {"embargo": {"days_after_observation": 1}},
-        read(envelope(), end_datetime="9999-12-31T23:59:59Z"),
-        NOON,
-        Action.HARD_FAIL,
-        RuleId.EMBARGO,
-    ),
-    ("masked", SHIELDED, UNIT, NOON, Action.MASK, RuleId.SENSITIVITY),
-    ("no place to mask", SHIELDED, NOWHERE, NOON, Action.HARD_FAIL, RuleId.SENSITIVITY),
-    (
-        "embargoed, and no place to mask",
-        SHIELDED | {"embargo": {"until": NOON}},
-        NOWHERE,
-        START,
-        Action.HARD_FAIL,
-        RuleId.EMBARGO,
-    ),
-    ("masked and embargoed", SHIELDED | {"embargo": {"until": NOON}}, UNIT, START, Action.HARD_FAIL, RuleId.EMBARGO),
-]
+RULINGS: dict[str, tuple[dict[str, Any], Envelope, datetime, Action, RuleId]] = {
+    "nothing declared": ({}, UNIT, NOON, ALLOW, RuleId.NONE),
+    "restricted, and shown": ({"sensitivity": "restricted", "access": "restricted"}, UNIT, NOON, ALLOW, RuleId.NONE),
+    "closed": ({"access": "closed"}, UNIT, NOON, HARD_FAIL, RuleId.ACCESS),
+    "closed and sensitive": ({"access": "closed", "sensitivity": "sensitive"}, UNIT, NOON, HARD_FAIL, RuleId.ACCESS),
+    "consented": (CONSENTED, UNIT, NOON, ALLOW, RuleId.NONE),
+    "consent still valid": (CONSENTED_UNTIL_NOON, UNIT, NOON - SECOND, ALLOW, RuleId.NONE),
+    "consent over": (CONSENTED_UNTIL_NOON, UNIT, NOON, HARD_FAIL, RuleId.CONSENT),
+    "embargo": (UNTIL_NOON, UNIT, NOON - SECOND, HARD_FAIL, RuleId.EMBARGO),
+    "embargo over": (UNTIL_NOON, UNIT, NOON, ALLOW, RuleId.NONE),
+    "embargo of a day": (A_DAY, UNIT, START + timedelta(days=1) - SECOND, HARD_FAIL, RuleId.EMBARGO),
+    "embargo of a day, over": (A_DAY, UNIT, START + timedelta(days=1), ALLOW, RuleId.NONE),
+    "the header tells a later end": (A_DAY, LATER, START + timedelta(days=3) - SECOND, HARD_FAIL, RuleId.EMBARGO),
+    "no time in the header": (A_DAY, NOWHERE, START, HARD_FAIL, RuleId.EMBARGO),
+    "an end beyond all time": (A_DAY, ENDLESS, NOON, HARD_FAIL, RuleId.EMBARGO),
+    "masked": (SHIELDED, UNIT, NOON, Action.MASK, RuleId.SENSITIVITY),
+    "no place to mask": (SHIELDED, NOWHERE, NOON, HARD_FAIL, RuleId.SENSITIVITY),
+    "embargoed, and no place to mask": (SHIELDED | UNTIL_NOON, NOWHERE, START, HARD_FAIL, RuleId.EMBARGO),
+    "masked and embargoed": (SHIELDED | UNTIL_NOON, UNIT, START, HARD_FAIL, RuleId.EMBARGO),
+}
 
 
 @pytest.mark.clause("SEC-03")
-@pytest.mark.parametrize(
-    ("declared", "unit", "at", "action", "rule"),
-    [case[1:] for case in RULINGS],
-    ids=[case[0] for case in RULINGS],
-)
+@pytest.mark.parametrize(("declared", "unit", "at", "action", "rule"), RULINGS.values(), ids=RULINGS)
 def test_what_the_rules_say_of_a_unit(
     declared: dict[str, Any], unit: Envelope, at: datetime, action: Action, rule: RuleId
 ) -> None:
@@ -159,10 +104,10 @@ def test_what_the_rules_say_of_a_unit(
     ("declared", "asked"),
     [
         ({}, False),
-        ({"indigenous_data_flag": True, "consent": CONSENT}, True),
+        (CONSENTED, True),
         ({"sensitivity": "restricted", "access": "restricted"}, False),
         ({"access": "closed"}, True),
-        ({"embargo": {"until": NOON}}, True),
+        (UNTIL_NOON, True),
         ({"consent": CONSENT}, True),
         (SHIELDED, True),
     ],
