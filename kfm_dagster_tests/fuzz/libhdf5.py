@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 import os
 import pickle
 import resource
@@ -45,6 +46,12 @@ class Question(NamedTuple):
     kind: str
     argument: Any
     answer: Any
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.argument} of {self.name!r}"
+
+    def differs(self, said: Any, reader: str) -> str:
+        return f"{self} is {str(said)[:80]!r} for {reader}, {str(self.answer)[:80]!r} for us"
 
 
 @contextmanager
@@ -86,7 +93,6 @@ class Libhdf5:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self.deaths = 0
 
     def differences(self, content: bytes, asked: list[Question]) -> list[str]:
         """Say what libhdf5 refuses or answers otherwise; that it died, where it did."""
@@ -104,7 +110,6 @@ class Libhdf5:
             process.kill()
             status = process.wait()
             self._close()
-            self.deaths += 1
             return [f"libhdf5 died of it, exit code {status}"]
         return found
 
@@ -172,13 +177,10 @@ def differences(content: bytes, asked: list[Question]) -> list[str]:
                 # Of h5py, which knows no replacement; libhdf5 has given it the bytes.
                 continue
             except Exception as error:
-                found.append(
-                    f"libhdf5 refuses {question.kind} {question.argument} of {question.name!r}: {_short(error)}"
-                )
+                found.append(f"libhdf5 refuses {question}: {_short(error)}")
                 continue
             if said is not None:
-                text = f"{question.kind} {question.argument} of {question.name!r} is {str(said)[:80]!r} for libhdf5"
-                found.append(f"{text}, {str(question.answer)[:80]!r} for us")
+                found.append(question.differs(said, "libhdf5"))
     return found or _of_pyfive(content, asked)
 
 
@@ -193,8 +195,7 @@ def _of_pyfive(content: bytes, asked: list[Question]) -> list[str]:
         if question.kind in _PYFIVE_ANSWERS:
             with warnings.catch_warnings(action="ignore"), suppress(Exception):
                 if (said := _ANSWERS[question.kind](file, question)) is not None:
-                    text = f"{question.kind} {question.argument} of {question.name!r} is {str(said)[:80]!r} for pyfive"
-                    found.append(f"{text}, {str(question.answer)[:80]!r} for us")
+                    found.append(question.differs(said, "pyfive"))
     return found
 
 
@@ -246,13 +247,8 @@ def _chunks(file: h5py.File, question: Question) -> Any:
         theirs = {} if offset is None else {(0,) * dataset.ndim: (offset, dataset.nbytes)}
     else:
         infos = [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
-        theirs = {
-            tuple(at // extent for at, extent in zip(one.chunk_offset, dataset.chunks, strict=True)): (
-                one.byte_offset,
-                one.size,
-            )
-            for one in infos
-        }
+        places = (tuple(map(operator.floordiv, one.chunk_offset, dataset.chunks)) for one in infos)
+        theirs = {place: (one.byte_offset, one.size) for place, one in zip(places, infos, strict=True)}
     return None if ours == theirs else sorted(theirs.items() - ours.items())[:1] or "fewer"
 
 
@@ -261,24 +257,18 @@ def _values(file: h5py.File, question: Question) -> Any:
     return None if value == question.answer else value[:20]
 
 
-def _text(file: h5py.File, question: Question) -> Any:
+def _attribute(file: h5py.File, question: Question) -> Any:
     attributes = _object(file, question.name).attrs
     if question.argument not in attributes:
         return None if question.answer is None else "absent"
     if question.answer is None:
         return "there"
-    value = _as_text(attributes[question.argument])
-    return None if value == question.answer else repr(value)
-
-
-def _number(file: h5py.File, question: Question) -> Any:
-    attributes = _object(file, question.name).attrs
-    if question.argument not in attributes:
-        return None if question.answer is None else "absent"
-    if question.answer is None:
-        return "there"
-    value = np.ravel(attributes[question.argument])
-    return None if value.size == 1 and _same_number(value[0], question.answer) else value
+    value = attributes[question.argument]
+    if question.kind == "text":
+        text = _as_text(value)
+        return None if text == question.answer else repr(text)
+    numbers = np.ravel(value)
+    return None if numbers.size == 1 and _same_number(numbers[0], question.answer) else numbers
 
 
 def _attributes(file: h5py.File, question: Question) -> Any:
@@ -342,8 +332,8 @@ _ANSWERS = {
     "chunks": _chunks,
     "values": _values,
     "element": _element,
-    "text": _text,
-    "number": _number,
+    "text": _attribute,
+    "number": _attribute,
     "attributes": _attributes,
 }
 

@@ -57,14 +57,8 @@ def draw(subject: Subject, seed: int, number: int, *, specimens: Sequence[Specim
     if subject.is_hdf5 and rng.random() < 0.7:
         mutated = renewed(specimen, mutated)
     if rng.random() < 0.02:
-        beyond = rng.choice((1, 100, 70_000, 1 << 24, 1 << 34, 1 << 62))
-        return Input(
-            specimen=specimen,
-            content=mutated,
-            index=index,
-            size=len(mutated) + beyond,
-            zeros=rng.random() < 0.7,
-        )
+        size = len(mutated) + rng.choice((1, 100, 70_000, 1 << 24, 1 << 34, 1 << 62))
+        return Input(specimen=specimen, content=mutated, index=index, size=size, zeros=rng.random() < 0.7)
     return _whole(specimen, mutated, index)
 
 

@@ -43,6 +43,7 @@ from kfm_dagster.readers import grib2, grib2_gzip, grib_index, isd, nexrad_end, 
 from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS
 from kfm_dagster_tests.readers.grib2_bytes import index_of
 from kfm_dagster_tests.readers.nexrad_bytes import unpack
+from kfm_dagster_tests.readers.reading import match_of
 
 CONTRACTS = ContractRegistry.load()
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -73,9 +74,7 @@ class Specimen:
     @cached_property
     def groups(self) -> Mapping[str, str]:
         """Groups of the key grammar."""
-        match = CONTRACTS.grammars[self.dataset].match(self.key)
-        assert match is not None, self.key
-        return match.groups
+        return match_of(self.dataset, self.key).groups
 
     @cached_property
     def weight(self) -> float:

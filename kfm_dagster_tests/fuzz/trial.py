@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kfm_dagster.catalog.validation import validate_item
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
-from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.envelope import CheckStatus, Integrity
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.followers.virtual import netcdf_step
 from kfm_dagster.followers.virtual.netcdf_step import CubeStep, read_cube_step
@@ -29,6 +28,7 @@ from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.fuzz.libhdf5 import Question
 from kfm_dagster_tests.fuzz.mutations import Input
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, Subject
+from kfm_dagster_tests.readers.reading import unit_of
 
 CUBE_BOUNDS = (netcdf_step.MAX_BLOCKS, netcdf_step.MAX_BLOCKS * BLOCK_BYTES)
 """What a chunk index may cost: requests, and bytes that are asked for."""
@@ -166,7 +166,8 @@ def _judge(drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> N
 
     specimen = drawn.specimen
     contract, grammar = CONTRACTS[specimen.dataset], CONTRACTS.grammars[specimen.dataset]
-    envelope = _envelope(drawn)
+    checked = Integrity(status=CheckStatus.OK, actual_size_bytes=drawn.size)
+    envelope = unit_of(specimen.dataset, specimen.key, object_version="0", object_size=None, integrity=checked)
     metadata = metadata_extract(
         envelope,
         contract=contract,
@@ -189,25 +190,6 @@ def _judge(drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> N
         trial.findings.append(f"no Item: {error}")
         return
     trial.findings += [f"an Item that is not valid: {reason}" for reason in validate_item(item)]
-
-
-def _envelope(drawn: Input) -> Envelope:
-    dataset, key = drawn.specimen.dataset, drawn.specimen.key
-    match = CONTRACTS.grammars[dataset].match(key)
-    assert match is not None
-    uri = f"s3://bucket/{key}"
-    return Envelope(
-        wal_id=wal_id(dataset=dataset, object_uri=uri, time_range_start=match.start, object_version="0"),
-        dataset=dataset,
-        object_uri=uri,
-        provider="aws",
-        queue="q",
-        event_time=match.start,
-        time_range_start=match.start,
-        time_range_end=match.end,
-        schema_version="2.1",
-        integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=drawn.size),
-    )
 
 
 class _NoSource:

@@ -19,8 +19,8 @@ from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
-from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.readers.grib2_bytes import ends_of, index_of, messages_of
+from kfm_dagster_tests.readers.reading import match_of, unit_of
 
 pytestmark = pytest.mark.clause("OPR-20", "BEY-04")
 
@@ -54,15 +54,10 @@ class Spread:
 
 def extract(dataset: str, key: str, source: ByteSource, index: bytes | None = None, **changes: Any) -> Metadata:
     """What metadata-extract says of an object that was announced, and stored, with just these bytes."""
-    contract = REGISTRY[dataset].model_copy(update=changes)
-    grammar = REGISTRY.grammars[dataset]
-    match = grammar.match(key)
-    assert match is not None
-    integrity = Integrity(status=CheckStatus.OK)
     return metadata_extract(
-        envelope(dataset=dataset, object_uri=f"s3://bucket/{key}", time_range_start=match.start, integrity=integrity),
-        contract=contract,
-        grammar=grammar,
+        unit_of(dataset, key, integrity=Integrity(status=CheckStatus.OK)),
+        contract=REGISTRY[dataset].model_copy(update=changes),
+        grammar=REGISTRY.grammars[dataset],
         source=source,
         open_sidecar=lambda _: None if index is None else BytesSource(index),
         readers=READERS,
@@ -99,8 +94,7 @@ def test_a_cut_hrrr_object_is_never_ok(shared_data: Path, *, with_index: bool) -
         content, key = path.read_bytes(), str(path.relative_to(root))
         # One of them is a part of its object, with the first letters of the messages that followed.
         content = content[: content.rindex(b"7777") + 4]
-        match = REGISTRY.grammars["hrrr"].match(key)
-        assert match is not None
+        match = match_of("hrrr", key)
         step = f"{int(match.groups['lead'])} hour fcst" if int(match.groups["lead"]) else "anl"
         index = index_of(content, run=match.start, step=step) if with_index else None
         assert (extract("hrrr", key, BytesSource(content), index).status is CheckStatus.OK) == with_index
@@ -152,20 +146,10 @@ def test_more_messages_than_are_followed_are_suspect_at_best(cut: int, expected:
     assert codes(found) == expected
     assert found.status in {CheckStatus.SUSPECT, CheckStatus.FAILED}
     assert source.requests <= WALK_MESSAGES + 3
-
-
-def test_as_many_messages_as_are_followed_are_counted() -> None:
+    # As many messages as are followed are counted.
     found = extract("hrrr", HRRR_KEY, spread([5_000] * WALK_MESSAGES))
     assert codes(found) == {"sidecar_missing"}
     assert found.stac_properties["grib:message-count"] == WALK_MESSAGES
-
-
-@pytest.mark.parametrize("with_index", [True, False], ids=["with index", "alone"])
-def test_a_hole_where_the_last_message_should_end_is_a_cut(*, with_index: bool) -> None:
-    # As long as it should be, but the last part of an upload is zeros.
-    content = HRRR[:-50] + bytes(50)
-    found = extract("hrrr", HRRR_KEY, BytesSource(content), HRRR_INDEX.encode() if with_index else None)
-    assert (found.status, codes(found)) == (CheckStatus.FAILED, {"truncated_object"})
 
 
 def test_without_a_sidecar_in_its_contract_an_object_is_suspect_for_what_nothing_lists() -> None:

@@ -153,15 +153,12 @@ def test_what_is_suspect_says_what_was_expected_and_by_how_many() -> None:
 
 
 @pytest.mark.clause("OPR-04")
-@pytest.mark.parametrize("code", [IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED])
-def test_unreadable_object_is_an_issue_and_no_exception(code: IntegrityIssue) -> None:
-    found = check(Recorded(error=ObjectReadError(code, "s3://b/k", "why")))
-    assert [(issue.code, issue.message) for issue in found.issues] == [(code.value, "why")]
-    assert (found.status, found.checks_run, found.actual_size_bytes) == (CheckStatus.FAILED, ("exists",), None)
-
-
-@pytest.mark.clause("OPR-04")
-def test_no_contract_can_let_a_silent_store_pass() -> None:
+def test_unreadable_object_is_an_issue_and_no_exception() -> None:
+    for code in (IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED):
+        found = check(Recorded(error=ObjectReadError(code, "s3://b/k", "why")))
+        assert [(issue.code, issue.message) for issue in found.issues] == [(code.value, "why")]
+        assert (found.status, found.checks_run, found.actual_size_bytes) == (CheckStatus.FAILED, ("exists",), None)
+    # No contract can let a silent store pass.
     silent = ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, "s3://b/k", "why")
     every_code_suspect = dict.fromkeys(IntegrityIssue, Severity.SUSPECT)
     assert check(Recorded(error=silent), severities=every_code_suspect).status is CheckStatus.FAILED
@@ -173,6 +170,10 @@ def test_a_check_with_nothing_to_compare_is_not_said_to_have_run() -> None:
     assert found.checks_run == ("exists", "size", "magic")
     assert check(Recorded(), announced={"object_version": None}).checks_run == ("exists", "size", "magic")
     assert check(Recorded(), content_types=[], magic=[]).checks_run == ("exists", "size", "etag_match")
+    # Of an object that is announced as empty only the head is requested.
+    handle = Recorded(b"")
+    assert [issue.code for issue in check(handle, announced={"object_size": 0}).issues] == ["size_zero"]
+    assert handle.asked == ["head"]
 
 
 @pytest.mark.clause("OPR-04")
@@ -193,12 +194,6 @@ def test_only_declared_checks_run_and_only_needed_requests_are_made(
     assert (handle.asked, found.checks_run) == (asked, run)
     if "size" not in checks:
         assert found.status is CheckStatus.OK
-
-
-def test_object_announced_as_empty_is_asked_for_its_head_only() -> None:
-    handle = Recorded(b"")
-    assert [issue.code for issue in check(handle, announced={"object_size": 0}).issues] == ["size_zero"]
-    assert handle.asked == ["head"]
 
 
 @pytest.mark.clause("SEC-09")

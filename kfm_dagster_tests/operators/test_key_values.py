@@ -73,10 +73,8 @@ def test_a_sample_agrees_with_its_own_key_and_with_no_other() -> None:
         for dataset, key in {*keys, *renamed()} - {(sample.dataset, sample.key)}:
             if (dataset == "mrms") is (sample.dataset == "mrms"):  # gzipped, or not
                 metadata = sample.under(dataset, key)
-                assert (metadata.status, "key_mismatch" in codes(metadata)) == (CheckStatus.FAILED, True), (
-                    sample.key,
-                    key,
-                )
+                found = (metadata.status, "key_mismatch" in codes(metadata))
+                assert found == (CheckStatus.FAILED, True), (sample.key, key)
 
 
 @pytest.mark.clause("OPR-26")
@@ -87,17 +85,15 @@ def test_a_real_object_agrees_with_its_own_key_and_with_none_of_another_grid_or_
         contract = REGISTRY.route(bucket=bucket, key=key).contract if path.is_file() else None
         match = contract and REGISTRY.grammars[contract.id].match(key)
         if contract and match and contract.metadata_extract.key_values:
-            told = (
-                contract.id,
-                *map(match.groups.get, ("region", "resolution", "name" if contract.id == "mrms" else "")),
-            )
-            objects.append((contract, key, path.read_bytes(), told))
+            names = ("region", "resolution", "name" if contract.id == "mrms" else "")
+            product = (contract.id, *map(match.groups.get, names))
+            objects.append((contract, key, path.read_bytes(), product))
     assert len(objects) >= 10
-    for contract, own, content, told in objects:
-        for other, key, _, told_there in objects:
+    for contract, own, content, product in objects:
+        for other, key, _, another in objects:
             if contract.metadata_extract.reader == other.metadata_extract.reader:
                 metadata = extract(other.id, key, BytesSource(content))
-                assert ("key_mismatch" in codes(metadata)) is (told != told_there), (own, key)
+                assert ("key_mismatch" in codes(metadata)) is (product != another), (own, key)
 
 
 @pytest.mark.clause("OPR-26")

@@ -81,22 +81,33 @@ def codes(found: Metadata) -> list[str]:
     return [issue.code for issue in found.issues]
 
 
+def with_sidecar(**changes: Any) -> DatasetContract:
+    """The contract with another declaration of its sidecar."""
+    sidecar = HRRR.storage.sidecars[0].model_copy(update=changes)
+    return HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"sidecars": [sidecar]})})
+
+
+class GoneSource(BytesSource):
+    """An object that the store no longer gives."""
+
+    def read(self, start: int, length: int) -> bytes:
+        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, f"s3://b/k at {start}, {length}", "the store is away")
+
+
 def test_sound_headers_become_metadata() -> None:
     found = extract(header())
     assert (found.status, found.issues) == (CheckStatus.OK, ())
     assert extract(header(), of=unit(CheckStatus.SUSPECT)) == found
     assert found.geometry == SQUARE
+    assert found.geometry is extract(header()).geometry, "a shared geometry is rounded once"
     assert found.bbox == (-1.0, 0.0, 1.0, 1.0)
     assert found.stac_properties == {**PROPERTIES, "datetime": "2025-12-03T00:00:00.000000Z"}
     assert found.sidecars == {"index": f"s3://noaa-hrrr-bdp-pds/{KEY}.idx"}
     assert found.checks_run == ("headers", "time_range", "required_properties", "sidecars", "geometry")
-
-
-def test_a_time_range_is_written_only_where_there_is_one() -> None:
+    # A range of times is written only where there is one.
     properties = extract(header(end=START + timedelta(minutes=5))).stac_properties
     assert properties["start_datetime"] == "2025-12-03T00:00:00.000000Z"
     assert properties["end_datetime"] == "2025-12-03T00:05:00.000000Z"
-    assert "start_datetime" not in extract(header()).stac_properties
 
 
 def test_reader_sees_groups_bytes_and_sidecars() -> None:
@@ -183,8 +194,6 @@ def test_a_product_that_was_made_after_it_was_stored_is_refused(
 @pytest.mark.clause("BEY-04")
 @pytest.mark.parametrize(("seconds", "expected"), [(60, []), (61, ["sidecar_outdated"])])
 def test_how_long_an_index_may_precede_its_object_is_the_contracts(seconds: int, expected: list[str]) -> None:
-    sidecar = HRRR.storage.sidecars[0].model_copy(update={"may_precede_seconds": 60})
-    contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"sidecars": [sidecar]})})
     made = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=START))
     beside = Dated(START - timedelta(seconds=seconds))
 
@@ -192,6 +201,7 @@ def test_how_long_an_index_may_precede_its_object_is_the_contracts(seconds: int,
         request.sidecar(".idx")
         return header()
 
+    contract = with_sidecar(may_precede_seconds=60)
     assert codes(extract(reader, of=made, contract=contract, open_sidecar=lambda _: beside)) == expected
 
 
@@ -218,10 +228,6 @@ def test_whatever_a_reader_raises_fails_only_its_unit(error: Exception, code: st
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_store_that_fails_while_a_reader_reads_is_transient(*, wrapped: bool) -> None:
-    class Failing(BytesSource):
-        def read(self, start: int, length: int) -> bytes:
-            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, "s3://b/k", "the store answers 503")
-
     def reader(request: ReadRequest) -> HeaderMetadata:
         try:
             request.source.read(0, 4)
@@ -234,13 +240,13 @@ def test_store_that_fails_while_a_reader_reads_is_transient(*, wrapped: bool) ->
     every_code_suspect = dict.fromkeys(MetadataIssue, Severity.SUSPECT)
     rules = HRRR.metadata_extract.model_copy(update={"severities": every_code_suspect})
     lenient = HRRR.model_copy(update={"metadata_extract": rules})
-    found = extract(reader, source=Failing(b""), contract=lenient)
+    found = extract(reader, source=GoneSource(b""), contract=lenient)
     assert (codes(found), found.status) == (["storage_unavailable"], CheckStatus.FAILED)
     beside = extract(
         lambda request: reader(
             ReadRequest(key="", groups={}, source=request.sidecar(".idx") or BytesSource(b""), sidecar=request.sidecar)
         ),
-        open_sidecar=lambda _: Failing(b""),
+        open_sidecar=lambda _: GoneSource(b""),
     )
     assert codes(beside) == ["storage_unavailable"]
 
@@ -262,8 +268,7 @@ def test_findings_take_their_severity_from_the_contract() -> None:
 
 
 def test_required_sidecar_is_missed_once() -> None:
-    sidecar = HRRR.storage.sidecars[0].model_copy(update={"required": True})
-    contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"sidecars": [sidecar]})})
+    contract = with_sidecar(required=True)
     assert codes(extract(header(sidecars=()), contract=contract)) == ["sidecar_missing"]
     reported = header(sidecars=(), findings=((MetadataIssue.SIDECAR_MISSING, "no .idx"),))
     assert codes(extract(reported, contract=contract)) == ["sidecar_missing"]
@@ -331,17 +336,6 @@ def test_rounding_keeps_rings_closed_and_is_idempotent(points: list[tuple[float,
         assert abs(y - latitude) <= 0.5 * 10**-decimals + 1e-12
         assert "-0.0" not in {str(x), str(y)}
     assert extract(header(geometry=once.geometry), contract=contract).geometry == once.geometry
-
-
-def test_shared_geometry_is_rounded_once() -> None:
-    assert extract(header()).geometry is extract(header()).geometry
-
-
-class GoneSource(BytesSource):
-    """An object that the store no longer gives."""
-
-    def read(self, start: int, length: int) -> bytes:
-        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, f"s3://b/k at {start}, {length}", "the store is away")
 
 
 def reading(request: ReadRequest) -> HeaderMetadata:

@@ -112,10 +112,7 @@ def test_a_unit_without_a_valid_item_fails_alone(
     assert [issue.code for issue in bad.stac.issues] == [StacIssue.STAC_VALIDATION_FAILED]
     assert bad.failure is not None
     trees.assert_consistent(root)
-
-
-def test_impossible_stamps_give_no_item(contracts: ContractRegistry) -> None:
-    envelope = goes(0)
-    impossible = envelope.evolve(object_uri=envelope.object_uri.replace("_s2025337", "_s2025999"))
+    # Impossible stamps give no Item.
+    impossible = goes(0).evolve(object_uri=goes(0).object_uri.replace("_s2025337", "_s2025999"))
     with pytest.raises(NoItemError, match="no Item id"):
         stac_register(impossible, contract=contracts["goes-abi"], grammar=contracts.grammars["goes-abi"])

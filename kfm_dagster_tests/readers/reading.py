@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import h5py
 import pytest
 
+from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import KeyMatch
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
+from kfm_dagster_tests.factories import envelope
 
 CONTRACTS = ContractRegistry.load()
 Change = Callable[[h5py.File], None]
@@ -28,15 +33,50 @@ class Reading:
         self._reader = CONTRACTS[dataset].metadata_extract.reader
 
     def read(self, key: str, content: bytes | ByteSource) -> HeaderMetadata:
-        match = self.grammar.match(key)
-        assert match is not None, key
-        return header_of(self._reader, content, key=key, groups=match.groups)
+        return header_of(self._reader, content, key=key, groups=match_of(self.grammar.contract.id, key).groups)
 
     def outcome(self, key: str, content: bytes) -> Outcome:
         return outcome(self.read, key, content)
 
     def refusal(self, key: str, content: bytes) -> MetadataIssue:
         return code_of(self.read, key, content)
+
+
+def match_of(dataset: str, key: str) -> KeyMatch:
+    """Match a key by its dataset's grammar."""
+    match = CONTRACTS.grammars[dataset].match(key)
+    assert match is not None, key
+    return match
+
+
+def unit_of(dataset: str, key: str, *, bucket: str = "bucket", **changes: Any) -> Envelope:
+    """Return the envelope of the object of a key, with the key's times."""
+    match = match_of(dataset, key)
+    times: dict[str, Any] = {"time_range_start": match.start, "time_range_end": match.end, "event_time": match.end}
+    return envelope(dataset=dataset, object_uri=f"s3://{bucket}/{key}", **times, **changes)
+
+
+class Claiming(BytesSource):
+    """An object that is said to be longer than its bytes."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        super().__init__(data)
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+
+@contextmanager
+def allocating_at_most(size: int) -> Iterator[None]:
+    """Hold the allocations within the block to so many bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
 
 
 def header_of(

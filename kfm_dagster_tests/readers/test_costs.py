@@ -20,8 +20,8 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
-from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, SUBJECTS, Specimen
+from kfm_dagster_tests.readers.reading import unit_of
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "datasets.md"
@@ -85,28 +85,18 @@ def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
     bucket = CountedBucket({specimen.key: specimen.content, **index})
     objects = ObjectStores()
     cast("Any", objects)._store = lambda *_: bucket
-    match = grammar.match(specimen.key)
-    assert match is not None
-    uri = f"s3://{contract.storage.buckets[0]}/{specimen.key}"
-    unit = envelope(
-        dataset=specimen.dataset,
-        object_uri=uri,
-        time_range_start=match.start,
-        object_version="e",
-        object_size=len(specimen.content),
-    )
-    reader = READERS[contract.metadata_extract.reader]
-    looked = objects.open(contract, uri)
-    wanted = reader.first_bytes
-    checked = integrity_check(unit, contract=contract, handle=looked, first_bytes=wanted)
+    described = {"object_version": "e", "object_size": len(specimen.content)}
+    unit = unit_of(specimen.dataset, specimen.key, bucket=contract.storage.buckets[0], **described)
+    handle = objects.open(contract, unit.object_uri)
+    first_bytes = READERS[contract.metadata_extract.reader].first_bytes
+    checked = integrity_check(unit, contract=contract, handle=handle, first_bytes=first_bytes)
+    size, etag = checked.actual_size_bytes, checked.actual_etag
     found = metadata_extract(
         unit.evolve(integrity=checked),
         contract=contract,
         grammar=grammar,
-        source=objects.open(
-            contract, uri, size=checked.actual_size_bytes, etag=checked.actual_etag, first=looked.first
-        ),
-        open_sidecar=lambda suffix: objects.open_sidecar(contract, uri, suffix),
+        source=objects.open(contract, unit.object_uri, size=size, etag=etag, first=handle.first),
+        open_sidecar=lambda suffix: objects.open_sidecar(contract, unit.object_uri, suffix),
         readers=READERS,
     )
     return found.status, bucket

@@ -28,8 +28,7 @@ from kfm_dagster.readers.geometry import first_column
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.grib2_properties import duration
-from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.readers.reading import code_of, header_of
+from kfm_dagster_tests.readers.reading import Claiming, code_of, header_of, match_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
@@ -51,8 +50,7 @@ def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
 @pytest.mark.parametrize("lead", [0, 7, 48])
 def test_sample_is_read_without_a_finding(product: str, region: str, lead: int, contracts: ContractRegistry) -> None:
     key, content, index = make_hrrr(run=RUN, lead=lead, product=product, region=region)
-    match = contracts.grammars["hrrr"].match(key)
-    assert match is not None
+    match = match_of("hrrr", key)
     found = read(content, key=key, groups=match.groups, index=index)
     assert found.findings == ()
     assert found.sidecars == (".idx",)
@@ -194,6 +192,9 @@ def test_grid_that_cannot_be_placed_is_refused(octet: int, value: int, code: Met
     section = bytearray(make_hrrr(run=RUN, lead=7)[1][37:118])
     section[octet - 1] = value
     assert code_of(describe_grid, bytes(section)) is code
+    # Larger than any real grid: before any work is done.
+    huge = latlon_grid(4_000_000, 1000, first=(90, 0), last=(-90, 359))
+    assert code_of(describe_grid, huge) is MetadataIssue.RESOURCE_LIMIT
 
 
 PRESSURE = Field(name="PRMSL", level="mean sea level", parameter=(0, 3, 1), surface=(101, 0), value=101_325.0)
@@ -235,13 +236,6 @@ def test_corners_of_a_mercator_grid_are_as_far_apart_as_its_spacing_says(
     assert (describe_grid(grid.section).fault is None) is sound
 
 
-def test_grid_larger_than_any_real_one_is_refused_before_work_is_done() -> None:
-    assert (
-        code_of(describe_grid, latlon_grid(4_000_000, 1000, first=(90, 0), last=(-90, 359)))
-        is MetadataIssue.RESOURCE_LIMIT
-    )
-
-
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
@@ -257,9 +251,7 @@ def test_grid_larger_than_any_real_one_is_refused_before_work_is_done() -> None:
 )
 def test_key_and_message_must_agree_on_time(groups: dict[str, str], expected: list[MetadataIssue]) -> None:
     _, content, _ = make_hrrr(run=RUN, lead=7)
-    assert [
-        code for code in codes(read(content, groups=groups)) if code is not MetadataIssue.SIDECAR_MISSING
-    ] == expected
+    assert codes(read(content, groups=groups)) == [*expected, MetadataIssue.SIDECAR_MISSING]
 
 
 SAMPLE_KEY, SAMPLE, SAMPLE_INDEX = make_hrrr(run=RUN, lead=7)
@@ -299,11 +291,25 @@ def test_index_of_another_object_is_a_finding_and_no_sidecar(index: str | bytes)
     assert "grib:variables" not in found.properties
 
 
-def test_index_older_than_its_object_is_a_finding() -> None:
-    # The object has grown by more than what may stand between two messages.
-    found = read(SAMPLE * 3, key=SAMPLE_KEY, groups=groups_of(), index=SAMPLE_INDEX)
-    assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH]
-    assert found.properties["grib:message-count"] == 9
+LINES = SAMPLE_INDEX.splitlines()
+SUBMESSAGES = [LINES[0], LINES[1].replace("2:", "2.1:", 1), LINES[1].replace("2:", "2.2:", 1), LINES[2]]
+
+
+@pytest.mark.parametrize(
+    ("objects", "index", "expected", "messages"),
+    [
+        # The object has grown by more than what may stand between two messages.
+        (3, SAMPLE_INDEX, [MetadataIssue.SIDECAR_MISMATCH], 9),
+        (1, SAMPLE_INDEX.replace("0-7 hour acc", "0-9 hour acc"), [MetadataIssue.TIME_MISMATCH], 3),
+        (1, "\n".join(SUBMESSAGES) + "\n", [], 3),
+    ],
+    ids=["older than its object", "a field later than the lead", "submessages"],
+)
+def test_index_is_held_against_the_object(
+    objects: int, index: str, expected: list[MetadataIssue], messages: int
+) -> None:
+    found = read(SAMPLE * objects, key=SAMPLE_KEY, groups=groups_of(), index=index)
+    assert (codes(found), found.properties["grib:message-count"]) == (expected, messages)
 
 
 def stretched(last: bytes) -> tuple[bytes, str]:
@@ -352,10 +358,13 @@ def test_data_that_look_like_an_end_hide_no_cut_and_no_hole(room: int) -> None:
         assert code_of(read, content[:end], groups=groups_of(), index=index) is MetadataIssue.TRUNCATED_OBJECT
     # As long as it should be, but the last part of an upload is zeros.
     for hole in (1, 4, 1000):
-        assert (
-            code_of(read, content[:-hole] + bytes(hole), groups=groups_of(), index=index)
-            is MetadataIssue.TRUNCATED_OBJECT
-        )
+        cut = content[:-hole] + bytes(hole)
+        for beside in (index, None):
+            assert code_of(read, cut, groups=groups_of(), index=beside) is MetadataIssue.TRUNCATED_OBJECT
+    # Without data the hole reaches into the sections.
+    for beside in (SAMPLE_INDEX, None):
+        cut = SAMPLE[:-50] + bytes(50)
+        assert code_of(read, cut, groups=groups_of(), index=beside) is MetadataIssue.TRUNCATED_OBJECT
 
 
 def test_object_without_its_own_index_has_no_layers() -> None:
@@ -366,19 +375,6 @@ def test_object_without_its_own_index_has_no_layers() -> None:
     ]
     assert read(SAMPLE, groups=groups_of()).layers == ()
     assert read(SAMPLE, groups=groups_of(), index=OTHER_RUN).layers == ()
-
-
-def test_field_later_than_the_lead_in_the_index_is_a_finding() -> None:
-    index = SAMPLE_INDEX.replace("0-7 hour acc", "0-9 hour acc")
-    assert codes(read(SAMPLE, groups=groups_of(), index=index)) == [MetadataIssue.TIME_MISMATCH]
-
-
-def test_submessages_count_as_one_message() -> None:
-    lines = SAMPLE_INDEX.splitlines()
-    index = "\n".join([lines[0], lines[1].replace("2:", "2.1:", 1), lines[1].replace("2:", "2.2:", 1), lines[2]]) + "\n"
-    found = read(SAMPLE, groups=groups_of(), index=index)
-    assert found.findings == ()
-    assert found.properties["grib:message-count"] == 3
 
 
 def test_object_without_index_is_walked_only_so_far() -> None:
@@ -505,9 +501,4 @@ def test_object_cut_anywhere_is_never_read_as_whole(index: str | None) -> None:
 
 @pytest.mark.clause("OPR-07")
 def test_source_that_gives_less_than_its_size_is_a_cut_object() -> None:
-    class Lying(BytesSource):
-        @property
-        def size(self) -> int:
-            return 10_000_000
-
-    assert code_of(read, Lying(SAMPLE[:100])) is MetadataIssue.TRUNCATED_OBJECT
+    assert code_of(read, Claiming(SAMPLE[:100], 10_000_000)) is MetadataIssue.TRUNCATED_OBJECT

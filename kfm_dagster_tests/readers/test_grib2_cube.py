@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -194,26 +195,14 @@ def test_columns_and_rows_are_those_of_the_grid() -> None:
 
 def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
     found = fields(layer(step="0-6 hour acc fcst"), layer(step="5-6 hour acc fcst"), layer(level="2 m above ground"))
-    assert found["cube:variables"] == {
-        "TMP": {
-            "dimensions": ["valid_time", "level", "y", "x"],
-            "type": "data",
-            "unit": "K",
-            "description": "Temperature",
-            "dimension_domains": {"level": ["surface", "2 m above ground"]},
-            "time_bounds": [
-                ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"],
-                ["2025-08-01T05:00:00Z", "2025-08-01T06:00:00Z"],
-            ],
-        }
-    }
-    assert found["cube:dimensions"]["level"] == {"type": "level", "values": ["surface", "2 m above ground"]}
-
-
-def test_a_grid_that_is_not_even_is_no_cube() -> None:
-    uneven = Grid(
-        template=40, shape=(3, 4), wkt2="", transform=None, proj_bbox=None, geometry={}, native={}
-    )  # fmt: skip
+    levels = ["surface", "2 m above ground"]
+    windows = [[f"2025-08-01T{hour:02}:00:00Z", "2025-08-01T06:00:00Z"] for hour in (0, 5)]
+    described = {"type": "data", "unit": "K", "description": "Temperature", "time_bounds": windows}
+    shape = {"dimensions": ["valid_time", "level", "y", "x"], "dimension_domains": {"level": levels}}
+    assert found["cube:variables"] == {"TMP": described | shape}
+    assert found["cube:dimensions"]["level"] == {"type": "level", "values": levels}
+    # A grid that is not even is no cube.
+    uneven = replace(GRID, template=40, transform=None, proj_bbox=None)
     assert cube(uneven, (layer(),), reference=RUN, valid=COVERED) == {}
 
 
@@ -224,10 +213,7 @@ def test_more_names_than_an_item_should_have_are_not_listed(characters: int, lis
     found = fields(*(layer(level=level) for level in levels))
     assert ("cube:variables" in found, "level" in found["cube:dimensions"]) == (listed, listed)
     assert len(orjson.dumps(found)) < 3 * MAX_CHARACTERS
-
-
-def test_native_levels_take_a_few_kilobytes() -> None:
-    """As many messages as HRRR's native levels have: 22 variables on each of 50 levels, and a hundred on one."""
+    # As many messages as HRRR's native levels have: 22 variables on each of 50 levels, and a hundred on one.
     hybrid = [layer(f"V{name}", f"{number} hybrid level") for number in range(1, 51) for name in range(22)]
     found = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
     assert len(found["cube:variables"]) == 122

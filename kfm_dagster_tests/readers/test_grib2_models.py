@@ -14,8 +14,8 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.key_values import contradictions
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples import gefs, gfs, nbm
-from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.grib_index import parse_index
+from kfm_dagster_tests.readers.reading import match_of
 from kfm_dagster_tests.readers.test_grib2 import read
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
@@ -75,8 +75,7 @@ def test_lines_of_real_indexes_name_the_member_of_their_key(shared_data: Path, c
 @pytest.mark.parametrize(("dataset", "make"), MADE)
 def test_sample_is_read_without_a_finding(dataset: str, make: Callable[[], Made], contracts: ContractRegistry) -> None:
     key, content, index = make()
-    match = contracts.grammars[dataset].match(key)
-    assert match is not None
+    match = match_of(dataset, key)
     source = CountingSource(content)
     found = read(source, key=key, groups=match.groups, index=index)
     assert found.findings == ()
@@ -87,31 +86,21 @@ def test_sample_is_read_without_a_finding(dataset: str, make: Callable[[], Made]
     assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()
 
 
-def properties_of(found: HeaderMetadata, model: str) -> dict[str, Any]:
-    return {name: value for name, value in found.properties.items() if name.startswith(f"{model}:")}
-
-
-def test_what_keys_say_stands_under_the_name_of_the_dataset(contracts: ContractRegistry) -> None:
-    said = []
+def test_what_keys_say_stands_under_the_name_of_the_dataset() -> None:
+    properties = []
     for dataset, (key, content, index) in (
         ("gfs", gfs.make_gfs(run=RUN, lead=9, model="gdas")),
         ("gfs", gfs.make_gfs_wave(run=RUN, lead=3)),
         ("gefs", gefs.make_gefs(run=RUN, lead=6, member="p07")),
         ("nbm", nbm.make_nbm(run=RUN, lead=6, product="qmd", region="hi")),
     ):
-        match = contracts.grammars[dataset].match(key)
-        assert match is not None
-        said.append(properties_of(read(content, key=key, groups=match.groups, index=index), dataset))
-    assert said == [
+        found = read(content, key=key, groups=match_of(dataset, key).groups, index=index)
+        properties.append({name: one for name, one in found.properties.items() if name.startswith(f"{dataset}:")})
+    shared = {"gefs:product": "pgrb2s", "gefs:resolution": "0p25", "gefs:cycle": 6, "gefs:lead-hours": 6}
+    assert properties == [
         {"gfs:model": "gdas", "gfs:product": "pgrb2", "gfs:resolution": "0p25", "gfs:cycle": 6, "gfs:lead-hours": 9},
         {"gfs:model": "gfs", "gfs:region": "atlocn", "gfs:resolution": "0p16", "gfs:cycle": 6, "gfs:lead-hours": 3},
-        {
-            "gefs:member": "p07",
-            "gefs:product": "pgrb2s",
-            "gefs:resolution": "0p25",
-            "gefs:cycle": 6,
-            "gefs:lead-hours": 6,
-        },
+        {"gefs:member": "p07", **shared},
         {"nbm:region": "hi", "nbm:product": "qmd", "nbm:cycle": 6, "nbm:lead-hours": 6},
     ]
 
@@ -168,8 +157,7 @@ NEIGHBOURS: list[tuple[str, str, KeyKind]] = [
 def test_data_keys_are_understood(bucket: str, key: str, item_id: str, contracts: ContractRegistry) -> None:
     route = contracts.route(bucket=bucket, key=key)
     assert route.contract is not None
-    match = contracts.grammars[route.contract.id].match(key)
-    assert match is not None
+    match = match_of(route.contract.id, key)
     assert (route.kind, match.item_id) == (KeyKind.DATA, item_id)
     assert match.end - match.start == timedelta(hours=int(match.groups.get("lead", 0)))
 

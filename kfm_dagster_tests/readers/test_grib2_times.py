@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.grib2_messages import (
     Field,
     ForecastStep,
@@ -24,6 +23,7 @@ from kfm_dagster.demo.samples.mrms import make_mrms
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster_tests.readers import test_grib2, test_grib2_gzip
+from kfm_dagster_tests.readers.reading import match_of
 
 RUN = datetime(2025, 12, 3, 18, tzinfo=UTC)
 GRID = lat_lon_grid(4, 3, first=(2_000_000, 0), last=(0, 3_000_000), step=1_000_000)
@@ -119,8 +119,9 @@ def test_a_field_without_a_time_that_is_read_holds_at_the_keys_lead(
     assert (held_times(header), header.properties.get("forecast:horizon")) == (expected, "PT12H" if groups else None)
 
 
-def test_every_field_of_a_message_counts() -> None:
+def test_every_field_of_a_message_counts_and_of_many_messages_the_fields_that_are_walked() -> None:
     """Sections 4 to 7 again, as NAM packs the winds, and the same with a grid of its own (regulation 92.6.2)."""
+    expected = ("04T00:00", "04T06:00", "04T00:00", "PT6H")
     content, _ = made([at_hour(12)])
     other, _ = made([at_hour(6)])
     grid, product = other.index(GRID.section), other.index(GRID.section) + len(GRID.section)
@@ -128,15 +129,11 @@ def test_every_field_of_a_message_counts() -> None:
         both = content[:-4] + other[begin:-4] + b"7777"
         both = both[:8] + struct.pack(">Q", len(both)) + both[16:]
         header = test_grib2.read(both)
-        assert held(header) == ("04T00:00", "04T06:00", "04T00:00", "PT6H")
+        assert held(header) == expected
         assert header.properties["grib:message-count"] == 1
-
-
-def test_fields_that_are_walked_give_the_time_of_an_object_with_more() -> None:
-    content, _ = made([at_hour(6), *[at_hour(12)] * WALK_MESSAGES])
-    header = test_grib2.read(content)
+    header = test_grib2.read(made([at_hour(6), *[at_hour(12)] * WALK_MESSAGES])[0])
     assert "grib:message-count" not in header.properties
-    assert held(header) == ("04T00:00", "04T06:00", "04T00:00", "PT6H")
+    assert held(header) == expected
 
 
 @pytest.mark.clause("OPR-24")
@@ -152,13 +149,10 @@ def test_fields_that_are_walked_give_the_time_of_an_object_with_more() -> None:
         ("LightningProbabilityNext30minGrid_scale_1", None), ("MergedAzShear_0-2kmAGL_00.50", None),
     ],
 )  # fmt: skip
-def test_an_accumulation_of_mrms_has_the_window_of_its_name(
-    product: str, begin: str | None, contracts: ContractRegistry
-) -> None:
+def test_an_accumulation_of_mrms_has_the_window_of_its_name(product: str, begin: str | None) -> None:
     valid = test_grib2_gzip.VALID
     key = f"CONUS/{product}/{valid:%Y%m%d}/MRMS_{product}_{valid:%Y%m%d-%H%M%S}.grib2.gz"
-    match = contracts.grammars["mrms"].match(key)
-    assert match is not None
+    match = match_of("mrms", key)
     header = test_grib2_gzip.read(test_grib2_gzip.SAMPLE, key=key, groups=match.groups)
     assert f"{header.start:%Y-%m-%dT%H:%M}" == (begin or "2025-12-03T06:02")
     assert header.end == header.datetime == valid == match.start == match.end

@@ -105,10 +105,8 @@ def test_any_number_of_names_is_found(version: str, count: int) -> None:
             file[f"variable {number}"] = np.int16(-number)
 
     def found(root: Hdf5Group) -> list[tuple[float | None, float | None]]:
-        return [
-            (root.number(f"attribute {number}"), dataset(root, f"variable {number}").element(0))
-            for number in range(count)
-        ]
+        names = [(f"attribute {number}", f"variable {number}") for number in range(count)]
+        return [(root.number(attribute), dataset(root, variable).element(0)) for attribute, variable in names]
 
     assert read_hdf5(BytesSource(buffer.getvalue()), found) == [(number, -number) for number in range(count)]
 
@@ -120,13 +118,12 @@ def test_every_kind_of_number_is_read_exactly(dtype: str) -> None:
     with h5py.File(buffer, "w") as file:
         file["values"] = values
         file["values"].attrs["one"] = values[2]
-    found = read_hdf5(
-        BytesSource(buffer.getvalue()),
-        lambda root: (
-            [dataset(root, "values").element(index) for index in range(3)] + [dataset(root, "values").number("one")]
-        ),
-    )
-    assert found == [*map(float, values), float(values[2])]
+
+    def numbers(root: Hdf5Group) -> list[float | None]:
+        variable = dataset(root, "values")
+        return [*map(variable.element, range(3)), variable.number("one")]
+
+    assert read_hdf5(BytesSource(buffer.getvalue()), numbers) == [*map(float, values), float(values[2])]
 
 
 def heap_of(file: bytes) -> GlobalHeap:
@@ -156,16 +153,10 @@ def collection(*lengths: int, size: int | None = None) -> bytes:
         (b"GCOL\x02" + collection(8)[5:], 1, MetadataIssue.UNREADABLE_FORMAT),
     ],
     ids=[
-        "no such object",
-        "huge collection",
-        "past the end",
-        "object past its heap",
-        "huge object",
-        "object past the end",
-        "no heap",
-        "version",
+        "no such object", "huge collection", "past the end", "object past its heap", "huge object",
+        "object past the end", "no heap", "version",
     ],
-)
+)  # fmt: skip
 def test_a_global_heap_that_claims_too_much_is_refused(file: bytes, index: int, code: MetadataIssue) -> None:
     assert code_of(heap_of(file).read, 0, index, 8) is code
 
@@ -174,10 +165,8 @@ def test_a_global_heap_that_claims_too_much_is_refused(file: bytes, index: int, 
 def test_global_heaps_that_overlap_come_to_an_end() -> None:
     step = 4096
     heap = heap_of(collection(*[0] * (step // 16 - 1)) * 2 * (MAX_OBJECTS * 16 // step))
-    assert (
-        code_of(lambda: [heap.read(address, 1, 0) for address in range(0, 2 * MAX_OBJECTS * 16, step)])
-        is MetadataIssue.RESOURCE_LIMIT
-    )
+    addresses = range(0, 2 * MAX_OBJECTS * 16, step)
+    assert code_of(lambda: [heap.read(address, 1, 0) for address in addresses]) is MetadataIssue.RESOURCE_LIMIT
 
 
 def test_names_hash_as_lookup3_does() -> None:
@@ -188,25 +177,18 @@ def test_names_hash_as_lookup3_does() -> None:
 
 @pytest.mark.clause("OPR-07")
 def test_an_index_that_leads_to_the_same_node_over_and_over_comes_to_an_end() -> None:
-    width = 32
-    depth = 3
-
-    def node(level: int, child: int) -> bytes:
+    def node(level: int, child: int, width: int) -> bytes:
         return struct.pack("<4sBBHQQ", b"TREE", 0, level, width, 0, 0) + struct.pack("<QQ", 0, child) * width + bytes(8)
 
-    size = len(node(0, 0))
-    nodes = b"".join(node(depth - level, (level + 1) * size) for level in range(depth + 1))
-    file = FileBytes(BlockCache(BytesSource(nodes)))
-    assert code_of(list, tree_1_children(file, 0, kind=0, key_bytes=8)) is MetadataIssue.RESOURCE_LIMIT
+    def refusal(nodes: bytes) -> MetadataIssue:
+        file = FileBytes(BlockCache(BytesSource(nodes)))
+        return code_of(list, tree_1_children(file, 0, kind=0, key_bytes=8))
 
-
-@pytest.mark.clause("OPR-07")
-def test_an_index_that_bites_its_tail_is_refused() -> None:
-    node = struct.pack("<4sBBHQQQQ", b"TREE", 0, 255, 1, 0, 0, 0, 0)
-    assert (
-        code_of(list, tree_1_children(FileBytes(BlockCache(BytesSource(node))), 0, kind=0, key_bytes=8))
-        is MetadataIssue.UNREADABLE_FORMAT
-    )
+    depth, size = 3, len(node(0, 0, 32))
+    nodes = b"".join(node(depth - level, (level + 1) * size, 32) for level in range(depth + 1))
+    assert refusal(nodes) is MetadataIssue.RESOURCE_LIMIT
+    # One that bites its tail.
+    assert refusal(node(255, 0, 1)) is MetadataIssue.UNREADABLE_FORMAT
 
 
 def written(version: str, *, filled: bool) -> bytearray:

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.isd import Station, isd_samples, make_isd, sample_station
 from kfm_dagster.readers import isd
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata
 from kfm_dagster.readers.isd import FIRST_BYTES, MAX_OBJECT_BYTES, READ_BYTES
-from kfm_dagster_tests.readers.reading import code_of, header_of
+from kfm_dagster_tests.readers.reading import code_of, header_of, match_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, RealObject, real_objects
 
 STATION = Station(usaf="724580", wban="13984", latitude=39.55, longitude=-97.65, elevation_m=452, call_sign="KCNK")
@@ -135,10 +134,13 @@ def test_a_station_that_moved_has_every_place_and_stands_at_the_last_one_that_it
     assert not {"isd:positions", "isd:elevation-m"} & placeless.properties.keys()
 
 
-def test_a_drifting_platform_lists_no_places_but_counts_them() -> None:
+@pytest.mark.clause("OPR-07")
+def test_a_drifting_platform_lists_no_places_but_counts_them_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     drift = [moved([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(isd.MAX_POSITIONS + 1)]
     found = read(packed(*drift)).properties
     assert ("isd:positions" in found, found["isd:position-count"]) == (False, isd.MAX_POSITIONS + 1)
+    monkeypatch.setattr(isd, "MAX_KINDS", 10)
+    assert refusal(packed(*drift[:11])) is MetadataIssue.RESOURCE_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -190,11 +192,8 @@ def test_what_is_no_station_year_is_refused(reports: Reports, code: MetadataIssu
 @pytest.mark.clause("OPR-20")
 def test_a_report_of_another_length_than_it_says_is_suspect() -> None:
     for odd in (REPORTS[3][:-7] + b"\n", REPORTS[3][:-1] + b"x\n", b"    " + REPORTS[3][4:]):
-        [(code, text)] = read(packed(*REPORTS[:3], odd, *REPORTS[4:])).findings
-        assert (code, text) == (
-            MetadataIssue.COMPLETENESS_UNCHECKED,
-            "1 of 8 reports are not as long as they say",
-        )
+        [finding] = read(packed(*REPORTS[:3], odd, *REPORTS[4:])).findings
+        assert finding == (MetadataIssue.COMPLETENESS_UNCHECKED, "1 of 8 reports are not as long as they say")
 
 
 # --- cut objects
@@ -209,27 +208,19 @@ def test_text_that_was_cut_before_it_was_packed_is_truncated_unless_its_last_rep
 
 
 @pytest.mark.clause("OPR-07", "OPR-20")
-@pytest.mark.parametrize("tail", [b"\0", SAMPLE, b"x" * 2_000_000])
-def test_what_follows_the_gzip_stream_is_refused(tail: bytes) -> None:
-    assert refusal(SAMPLE + tail) is MetadataIssue.UNREADABLE_FORMAT
-
-
-@pytest.mark.clause("OPR-07", "OPR-20")
-def test_what_follows_is_refused_where_stream_and_request_end_together() -> None:
-    # A name in the header (RFC 1952, 2.3.1) makes the object as long as one request.
+def test_what_follows_the_gzip_stream_and_a_wrong_checksum_or_length_are_refused() -> None:
+    for tail in (b"\0", SAMPLE, b"x" * 2_000_000):
+        assert refusal(SAMPLE + tail) is MetadataIssue.UNREADABLE_FORMAT
+    # Stream and request end together: a name in the header (RFC 1952, 2.3.1) makes the object as long as one request.
     name = b"x" * (FIRST_BYTES - len(SAMPLE) - 1) + b"\0"
     whole = SAMPLE[:3] + b"\x08" + SAMPLE[4:10] + name + SAMPLE[10:]
     assert len(whole) == FIRST_BYTES
     assert is_whole(read(whole))
     assert refusal(whole + SAMPLE) is MetadataIssue.UNREADABLE_FORMAT
-
-
-@pytest.mark.clause("OPR-07")
-@pytest.mark.parametrize("place", [-1, -5])
-def test_a_wrong_checksum_or_length_is_refused(place: int) -> None:
-    broken = bytearray(SAMPLE)
-    broken[place] ^= 1
-    assert refusal(bytes(broken)) is MetadataIssue.UNREADABLE_FORMAT
+    for place in (-1, -5):
+        broken = bytearray(SAMPLE)
+        broken[place] ^= 1
+        assert refusal(bytes(broken)) is MetadataIssue.UNREADABLE_FORMAT
 
 
 # --- bounds
@@ -284,26 +275,17 @@ def test_text_beyond_the_bound_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, 
         assert 0 < found.native["records"] * len(report) <= limit * isd.STEP_BYTES
 
 
-@pytest.mark.clause("OPR-07")
-def test_more_places_than_are_told_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isd, "MAX_KINDS", 10)
-    drift = [moved([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(11)]
-    assert refusal(packed(*drift)) is MetadataIssue.RESOURCE_LIMIT
-
-
 # --- samples
 
 
 @pytest.mark.clause("OPR-14")
-def test_samples_are_distinct_and_of_a_later_day_the_same_keys_hold_more(contracts: ContractRegistry) -> None:
-    grammar = contracts["surface-obs"]
+def test_samples_are_distinct_and_of_a_later_day_the_same_keys_hold_more() -> None:
     earlier = {key: content for _, key, content in isd_samples(DAY, 20)}
     later = {key: content for _, key, content in isd_samples(DAY + timedelta(days=1), 20)}
     assert earlier.keys() == later.keys()
     assert len(earlier) == 20
     for number, (key, content) in enumerate(later.items()):
-        match = contracts.grammars[grammar.id].match(key)
-        assert match is not None
+        match = match_of("surface-obs", key)
         assert match.start == datetime(2025, 1, 1, tzinfo=UTC)
         found, before = read(content, match.item_id), read(earlier[key], match.item_id)
         assert found.end - before.end == timedelta(days=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tracemalloc
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -20,7 +19,7 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples import netcdf4
 from kfm_dagster.demo.samples.oisst import make_oisst
-from kfm_dagster_tests.readers.reading import Change, code_of, deleted, header_of, rewritten
+from kfm_dagster_tests.readers.reading import Change, allocating_at_most, code_of, deleted, header_of, rewritten
 
 DAY = date(2025, 12, 3)
 read = partial(header_of, "netcdf-grid", key="grid.nc")
@@ -52,11 +51,6 @@ def grid(
         netcdf4.attach(file, field, ("time", "lat", "lon"))
         netcdf4.annotate(field, {"standard_name": "air_temperature", "units": "K"})
     return buffer.getvalue()
-
-
-def test_a_key_of_another_day_is_a_time_mismatch() -> None:
-    _, content = make_oisst(DAY)
-    assert refusal(content, {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
 
 
 # --- axes
@@ -109,6 +103,15 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
     assert found.properties["cube:dimensions"]["lon"]["step"] == 1.875
     # Half of the outer spacing outside, which leaves a quarter of a degree to the pole.
     assert bounding_box(found.geometry) == pytest.approx((-180, -89.7478, 180, 89.7478), abs=1e-4)
+    # Uneven in its middle alone.
+    uneven = read(grid([1, 2, 3.5, 4, 5])).properties
+    assert uneven["cube:dimensions"]["lon"]["step"] is None
+    assert "proj:transform" not in uneven
+    assert uneven["proj:bbox"] == [0.5, 10, 5.5, 12]
+    # An axis of doubles keeps its digits.
+    twelfths = read(grid(np.arange(1, 8) / 12)).properties
+    assert twelfths["proj:bbox"] == pytest.approx([1 / 24, 10, 15 / 24, 12], abs=1e-9)
+    assert twelfths["proj:transform"][0] == pytest.approx(1 / 12, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -147,19 +150,6 @@ def test_packed_axes_are_unpacked(packing: dict[str, float], box: tuple[float, .
         assert refusal(content) is MetadataIssue.INVALID_GEOMETRY
     else:
         assert bounding_box(read(content).geometry) == pytest.approx(box)
-
-
-def test_an_axis_of_doubles_keeps_its_digits() -> None:
-    properties = read(grid(np.arange(1, 8) / 12)).properties
-    assert properties["proj:bbox"] == pytest.approx([1 / 24, 10, 15 / 24, 12], abs=1e-9)
-    assert properties["proj:transform"][0] == pytest.approx(1 / 12, abs=1e-9)
-
-
-def test_an_axis_that_is_uneven_in_its_middle_has_no_step() -> None:
-    found = read(grid([1, 2, 3.5, 4, 5]))
-    assert found.properties["cube:dimensions"]["lon"]["step"] is None
-    assert "proj:transform" not in found.properties
-    assert found.properties["proj:bbox"] == [0.5, 10, 5.5, 12]
 
 
 # --- times
@@ -239,23 +229,19 @@ def test_stated_coverage_comes_before_the_axis_and_must_hold_it() -> None:
     assert refusal(grid(attributes=backwards)) is MetadataIssue.INVALID_TIME_RANGE
 
 
-def test_the_reference_time_of_a_forecast_is_no_valid_time() -> None:
+def test_the_valid_time_of_several_axes_is_neither_the_reference_time_nor_an_unnamed_one() -> None:
     def forecast(file: h5py.File) -> None:
         units = {"units": "hours since 1999-01-01", "standard_name": "forecast_reference_time"}
         netcdf4.axis(file, "analysis", np.zeros(1), 3, units)
 
-    found = read(rewritten(grid(), forecast))
-    assert found.start == datetime(2000, 1, 1, tzinfo=UTC)
-    extent = found.properties["cube:dimensions"]["analysis"]["extent"]
-    assert extent == ["1999-01-01T00:00:00.000000Z"] * 2
-
-
-def test_of_several_axes_of_time_the_one_that_says_so_is_the_valid_time() -> None:
     def others(file: h5py.File) -> None:
         netcdf4.axis(file, "epoch", np.zeros(1), 3, {"units": "hours since 1998-01-01"})
         netcdf4.annotate(file["time"], {"standard_name": "time"})
 
-    assert read(rewritten(grid(), others)).start == datetime(2000, 1, 1, tzinfo=UTC)
+    of_forecast, of_others = (read(rewritten(grid(), change)) for change in (forecast, others))
+    assert of_forecast.start == of_others.start == datetime(2000, 1, 1, tzinfo=UTC)
+    extent = of_forecast.properties["cube:dimensions"]["analysis"]["extent"]
+    assert extent == ["1999-01-01T00:00:00.000000Z"] * 2
 
 
 # --- what the catalog says
@@ -342,14 +328,10 @@ def _axes(file: h5py.File, number: int) -> None:
     netcdf4.axis(file, f"axis {number}", np.zeros(2), number + 3, {})
 
 
-def _long(file: h5py.File, number: int) -> None:
-    for name in range(40):
-        file[f"axis {number}"].attrs[f"text {name}"] = np.bytes_(b"x" * 4000)
-
-
 def _longer(file: h5py.File, number: int) -> None:
     _axes(file, number)
-    _long(file, number)
+    for name in range(40):
+        file[f"axis {number}"].attrs[f"text {name}"] = np.bytes_(b"x" * 4000)
 
 
 def _second_latitude(file: h5py.File) -> None:
@@ -376,10 +358,9 @@ def _second_latitude(file: h5py.File) -> None:
 )
 def test_impossible_headers_are_refused_with_a_code(change: Change, code: MetadataIssue) -> None:
     assert refusal(rewritten(grid(libver="v108"), change)) is code
-
-
-def test_netcdf_3_is_refused() -> None:
+    # NetCDF 3, and a key of another day.
     assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
+    assert refusal(make_oisst(DAY)[1], {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
 
 
 @pytest.mark.clause("OPR-07")
@@ -393,9 +374,5 @@ def test_a_decompressed_axis_stays_small() -> None:
         netcdf4.axis(file, "lon", values, 2, attributes, chunks=(1 << 16,), compression="gzip", shuffle=True)
 
     content = rewritten(grid(), packed)
-    tracemalloc.start()
-    try:
+    with allocating_at_most(16_000_000):
         assert read(content).properties["proj:shape"] == [2, 1 << 16]
-        assert tracemalloc.get_traced_memory()[1] < 16_000_000
-    finally:
-        tracemalloc.stop()

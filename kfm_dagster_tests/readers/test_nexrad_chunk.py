@@ -218,9 +218,12 @@ def test_a_chunk_of_another_time_than_its_key_s_is_a_time_mismatch(
         assert found.start == named.replace(microsecond=0) <= found.end
 
 
-def test_a_volume_ends_no_earlier_than_it_begins_although_its_first_radials_precede_its_name(
-    middle: tuple[str, bytes],
-) -> None:
+def test_radials_of_type_1_are_read_and_end_no_earlier_than_their_volume_begins(middle: tuple[str, bytes]) -> None:
+    found = read(middle[0], ldm(message_1(START) + message_1(START + timedelta(seconds=30))))
+    assert (found.properties["nexrad:message-type"], found.properties["nexrad:vcp"]) == (1, 21)
+    assert found.properties["nexrad:position-source"] == "site table"
+    assert found.end == START + timedelta(seconds=30)
+    # The first radials precede the name.
     found = read(middle[0], ldm(message_1(START - timedelta(seconds=12)) + message_1(START - timedelta(seconds=11))))
     assert found.start == found.end == START.replace(microsecond=0)
 
@@ -255,13 +258,6 @@ def test_a_first_chunk_of_a_site_in_no_table_misses_its_geolocation_and_the_next
     found = read(key, renamed, site="KZZZ")
     assert "nexrad:site-name" not in found.properties
     assert found.properties["nexrad:position-source"] == "volume data block"
-
-
-def test_radials_of_type_1_are_read_as_well(middle: tuple[str, bytes]) -> None:
-    found = read(middle[0], ldm(message_1(START) + message_1(START + timedelta(seconds=30))))
-    assert (found.properties["nexrad:message-type"], found.properties["nexrad:vcp"]) == (1, 21)
-    assert found.properties["nexrad:position-source"] == "site table"
-    assert found.end == START + timedelta(seconds=30)
 
 
 # --- hostile bytes

@@ -6,7 +6,7 @@ import bz2
 import gzip
 import random
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,6 @@ CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, Metadata
 
 
 # --- what the ends of a volume say
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["stored", "gzipped"])
-@pytest.mark.parametrize("packed", [True, False], ids=["records", "frames"])
-def test_a_sample_ends_with_its_last_radial_in_every_packing(
-    pack: Callable[[bytes], bytes], packed: bool, volume: bytes, uncompressed: bytes
-) -> None:
-    found = read(pack(volume if packed else uncompressed))
-    assert (found.start, found.end, found.findings) == (START, START + DURATION, ())
-    assert found.properties["nexrad:moments"] == list(MOMENTS)
 
 
 def ends_of(uncompressed: bytes) -> list[int]:
@@ -130,7 +120,7 @@ def test_a_real_volume_of_type_1_that_is_cut_between_radials_is_suspect_and_with
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_sample_that_is_cut_at_any_byte_is_never_ok(volume: bytes) -> None:
+def test_a_sample_that_is_cut_at_any_byte_is_never_ok(volume: bytes, uncompressed: bytes) -> None:
     metadata, *ends, whole = record_ends(volume)
     near = {end + away for end in (metadata, *ends, whole) for away in range(-9, 10)}
     for end in sorted({*range(0, whole, 11), *near} & {*range(whole)}):
@@ -138,26 +128,16 @@ def test_a_sample_that_is_cut_at_any_byte_is_never_ok(volume: bytes) -> None:
         assert is_unchecked(found) if end in ends else found in CUT, end
     assert read(volume[:whole]).findings == ()
     assert refusal(volume[:metadata]) in CUT
-
-
-@pytest.mark.clause("OPR-20")
-def test_an_uncompressed_sample_that_is_cut_at_any_radial_is_suspect_and_between_them_refused(
-    uncompressed: bytes,
-) -> None:
-    starts = [place - 28 for place in ends_of(uncompressed)]
-    for end in starts[1:]:
-        assert is_unchecked(outcome(uncompressed[:end])), end
-        for around in (end - 1, end + 1, end + 27, end + 29):
-            assert outcome(uncompressed[:around]) in CUT, around
-
-
-@pytest.mark.clause("OPR-20")
-def test_a_volume_that_was_cut_before_it_was_gzipped_is_never_ok(volume: bytes) -> None:
-    _, *ends, _ = record_ends(volume)
+    # Cut before it was gzipped.
     for end in ends:
         assert is_unchecked(outcome(gzip.compress(volume[:end]))), end
         for around in (end - 1, end + 5):
             assert outcome(gzip.compress(volume[:around])) in CUT, around
+    # Without packed records it is suspect at a radial, and refused between them.
+    for end in [place - 28 for place in ends_of(uncompressed)][1:]:
+        assert is_unchecked(outcome(uncompressed[:end])), end
+        for around in (end - 1, end + 1, end + 27, end + 29):
+            assert outcome(uncompressed[:around]) in CUT, around
 
 
 @pytest.mark.clause("OPR-15", "OPR-20")
@@ -202,22 +182,22 @@ def test_a_last_record_larger_than_the_tail_is_found_with_one_more_request(volum
     assert (found.end, found.findings, len(source.requests)) == (START + DURATION, (), 3)
 
 
-def test_a_volume_whose_last_record_has_no_radial_does_not_know_its_end(volume: bytes) -> None:
+def test_a_volume_without_its_last_radial_is_suspect(volume: bytes) -> None:
     found = read(volume + ldm(bytes(2432)))
     assert is_unchecked(found)
     assert found.properties["nexrad:end-known"] is False
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["stored", "gzipped"])
-@pytest.mark.clause("OPR-07")
-def test_a_last_record_that_unpacks_without_end_is_refused(pack: Callable[[bytes], bytes], volume: bytes) -> None:
-    assert refusal(pack(volume + ldm(bytes(10_000_000), last=True))) is MetadataIssue.RESOURCE_LIMIT
+    # Of one radial of type 1, which is not the last one.
+    found = read(header() + message_1(START))
+    assert is_unchecked(found)
+    assert found.end == START
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_gzipped_volume_that_unpacks_without_end_is_refused(
-    uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
+def test_a_volume_or_a_last_record_that_unpacks_without_end_is_refused(
+    volume: bytes, uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    endless = volume + ldm(bytes(10_000_000), last=True)
+    assert refusal(endless) is refusal(gzip.compress(endless)) is MetadataIssue.RESOURCE_LIMIT
     monkeypatch.setattr(nexrad_end, "MAX_VOLUME_BYTES", 8_000_000)
     assert read(gzip.compress(uncompressed)).findings == ()
     assert refusal(gzip.compress(uncompressed + bytes(9_000_000))) is MetadataIssue.RESOURCE_LIMIT
@@ -239,9 +219,3 @@ def test_a_last_record_whose_size_was_made_to_fit_its_cut_data_is_refused(volume
     for length in range(10, end - start - 4, 25):
         content = volume[:start] + struct.pack(">i", -length) + volume[start + 4 : start + 4 + length]
         assert outcome(content) in CUT, length
-
-
-def test_a_volume_of_one_type_1_radial_that_is_not_the_last_one_is_suspect() -> None:
-    found = read(header() + message_1(START))
-    assert is_unchecked(found)
-    assert found.end == START

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
-from kfm_dagster_tests.readers.reading import code_of
+from kfm_dagster_tests.readers.reading import Claiming, code_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 DATA = bytes(range(251)) * 4
@@ -33,6 +33,11 @@ def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> No
     source.asked.clear()
     cache.read(50, 500)
     assert source.asked == [(0, 200), (300, 300)]
+    # The first block of a small object comes alone.
+    source = CountingSource(DATA[:250])
+    cache = BlockCache(source, block_bytes=100, tail_blocks=3)
+    assert [cache.read(start, 1) for start in (0, 240, 100)] == [DATA[:1], DATA[240:241], DATA[100:101]]
+    assert source.asked == [(0, 100), (100, 200)]
 
 
 @pytest.mark.parametrize(
@@ -52,23 +57,13 @@ def test_the_last_blocks_come_in_one_request(reads: list[tuple[int, int]], reque
     assert source.asked == requests
 
 
-def test_a_small_object_s_first_block_comes_alone() -> None:
-    source = CountingSource(DATA[:250])
-    cache = BlockCache(source, block_bytes=100, tail_blocks=3)
-    assert [cache.read(start, 1) for start in (0, 240, 100)] == [DATA[:1], DATA[240:241], DATA[100:101]]
-    assert source.asked == [(0, 100), (100, 200)]
-
-
-@pytest.mark.parametrize(("start", "length"), [(0, 401), (0, 1 << 62)])
-def test_one_read_of_too_many_blocks_is_refused_before_any_request(start: int, length: int) -> None:
-    source = CountingSource(DATA)
-    assert (
-        code_of(BlockCache(source, block_bytes=100, max_blocks=4).read, start, length) is MetadataIssue.RESOURCE_LIMIT
-    )
-    assert source.asked == []
-
-
-def test_scattered_reads_of_too_many_blocks_are_refused() -> None:
+def test_too_many_blocks_are_refused_before_they_are_requested() -> None:
+    for start, length in ((0, 401), (0, 1 << 62)):
+        source = CountingSource(DATA)
+        cache = BlockCache(source, block_bytes=100, max_blocks=4)
+        assert code_of(cache.read, start, length) is MetadataIssue.RESOURCE_LIMIT
+        assert source.asked == []
+    # Scattered reads.
     cache = BlockCache(BytesSource(DATA), block_bytes=100, max_blocks=3)
     for start in (0, 300, 600):
         cache.read(start, 1)
@@ -77,9 +72,4 @@ def test_scattered_reads_of_too_many_blocks_are_refused() -> None:
 
 
 def test_a_source_that_ends_before_its_announced_size_is_truncated() -> None:
-    class Short(BytesSource):
-        @property
-        def size(self) -> int:
-            return len(DATA) + 1
-
-    assert code_of(BlockCache(Short(DATA)).read, 0, 10) is MetadataIssue.TRUNCATED_OBJECT
+    assert code_of(BlockCache(Claiming(DATA, len(DATA) + 1)).read, 0, 10) is MetadataIssue.TRUNCATED_OBJECT
