@@ -56,8 +56,8 @@ Register = Callable[..., list[StacResult]]
 
 @pytest.fixture
 def register(catalog: Catalog, contracts: ContractRegistry) -> Register:
-    """Register envelopes of one dataset."""
-    return lambda *envelopes: catalog.register(candidates(contracts, envelopes), fence=open_fence)
+    """Register envelopes of one dataset, under a fence that refuses none unless another one is named."""
+    return lambda *envelopes, fence=open_fence: catalog.register(candidates(contracts, envelopes), fence=fence)
 
 
 Write = Callable[..., list[StacResult]]

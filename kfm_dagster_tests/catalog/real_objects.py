@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
-from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import may_register, stac_register
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
+from kfm_dagster_tests.readers.reading import CONTRACTS, unit_of
 
 
 def item_of_file(contracts: ContractRegistry, root: Path, path: str) -> dict[str, Any]:
@@ -22,8 +22,12 @@ def item_of_file(contracts: ContractRegistry, root: Path, path: str) -> dict[str
     bucket, key = path.split("/", 1)
     contract = contracts.route(bucket=bucket, key=key).contract
     assert contract is not None
-    envelope = extracted(contracts, contract.id, root / path, f"s3://{path}")
-    return dict(stac_register(envelope, contract=contract, grammar=contracts.grammars[contract.id]).item)
+    return _item(contracts, extracted(contract.id, root, path))
+
+
+def _item(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
+    contract, grammar = contracts[envelope.dataset], contracts.grammars[envelope.dataset]
+    return dict(stac_register(envelope, contract=contract, grammar=grammar).item)
 
 
 def items_of_real_objects(contracts: ContractRegistry, objects: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -34,40 +38,27 @@ def items_of_real_objects(contracts: ContractRegistry, objects: Path) -> Iterato
         route = contracts.route(bucket=bucket, key=key)
         if route.kind is not KeyKind.DATA or route.contract is None:
             continue
-        envelope = extracted(contracts, route.contract.id, file, f"s3://{path}")
+        envelope = extracted(route.contract.id, objects, path)
         if may_register(envelope):
-            grammar = contracts.grammars[route.contract.id]
-            yield path, dict(stac_register(envelope, contract=route.contract, grammar=grammar).item)
+            yield path, _item(contracts, envelope)
 
 
-def extracted(contracts: ContractRegistry, dataset: str, path: Path, uri: str) -> Envelope:
-    """The envelope of an object as metadata-extract leaves it."""
-    grammar = contracts.grammars[dataset]
-    match = grammar.match(uri.split("/", 3)[3])
-    assert match is not None
-    content = path.read_bytes()
+def extracted(dataset: str, root: Path, path: str) -> Envelope:
+    """The envelope of the file `root/bucket/key` as metadata-extract leaves it."""
+    bucket, key = path.split("/", 1)
+    content = (root / path).read_bytes()
     etag = hashlib.md5(content).hexdigest()
-    envelope = Envelope(
-        wal_id=wal_id(dataset=dataset, object_uri=uri, time_range_start=match.start, object_version=etag),
-        dataset=dataset,
-        object_uri=uri,
-        provider="aws",
-        queue="kfm-nodd-primary",
-        event_time=match.end,
-        time_range_start=match.start,
-        time_range_end=match.end,
-        schema_version="2.1",
-        integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=len(content), actual_etag=etag),
-    )
+    checked = Integrity(status=CheckStatus.OK, actual_size_bytes=len(content), actual_etag=etag)
+    envelope = unit_of(dataset, key, bucket=bucket, object_version=etag, object_size=None, integrity=checked)
 
     def sidecar(suffix: str) -> BytesSource | None:
-        beside = path.with_name(path.name + suffix)
+        beside = root / (path + suffix)
         return BytesSource(beside.read_bytes()) if beside.is_file() else None
 
     metadata = metadata_extract(
         envelope,
-        contract=contracts[dataset],
-        grammar=grammar,
+        contract=CONTRACTS[dataset],
+        grammar=CONTRACTS.grammars[dataset],
         source=BytesSource(content),
         open_sidecar=sidecar,
         readers=READERS,

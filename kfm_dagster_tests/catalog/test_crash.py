@@ -117,13 +117,9 @@ def test_rivals_lose_nothing_and_a_reader_never_sees_a_torn_or_invalid_file(
     ],
 )
 def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
-    open_catalog: Callable[[], Catalog],
-    contracts: ContractRegistry,
-    database: Database,
-    root: Path,
-    standing: Envelope,
-    rival: Envelope,
-) -> None:
+    open_catalog: Callable[[], Catalog], contracts: ContractRegistry, database: Database, root: Path,
+    standing: Envelope, rival: Envelope,
+) -> None:  # fmt: skip
     """One writer stops with its pages and its root composed but not written, and a rival comes."""
     open_catalog().register(candidates(contracts, [standing]), fence=open_fence)
     composed, finished = threading.Event(), threading.Event()
@@ -136,10 +132,8 @@ def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
     results: list[StacStatus] = []
 
     def register(envelope: Envelope) -> None:
-        results.extend(
-            result.write_status
-            for result in open_catalog().register(candidates(contracts, [envelope]), fence=open_fence)
-        )
+        [result] = open_catalog().register(candidates(contracts, [envelope]), fence=open_fence)
+        results.append(result.write_status)
 
     first = threading.Thread(target=register, args=(goes(0),))
     second = threading.Thread(target=register, args=(rival,))

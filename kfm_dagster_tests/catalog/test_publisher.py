@@ -73,18 +73,13 @@ def test_a_catalog_in_a_bucket_behaves_like_one_in_a_folder(
     for name, target in (("folder", str(tmp_path / "catalog")), ("s3", s3_url)):
         database = Database.open(f"sqlite:///{tmp_path / name}.db")
         catalog = Catalog(database, open_publisher(target), contracts, page_size=3)
-        statuses = [
-            [result.write_status for result in catalog.register(candidates(contracts, batch), fence=open_fence)]
-            for batch in (
-                [goes(number) for number in range(5)],
-                [goes(0), goes(1, platform="goes-18"), goes(9)],
-            )
-        ]
+        statuses: list[StacStatus] = []
+        for batch in ([goes(number) for number in range(5)], [goes(0), goes(1, platform="goes-18"), goes(9)]):
+            results = catalog.register(candidates(contracts, batch), fence=open_fence)
+            statuses += [result.write_status for result in results]
         database.dispose()
-        assert statuses == [
-            [StacStatus.CREATED] * 5,
-            [StacStatus.NO_OP, StacStatus.UPDATED, StacStatus.CREATED],
-        ]
+        again = [StacStatus.NO_OP, StacStatus.UPDATED, StacStatus.CREATED]
+        assert statuses == [*[StacStatus.CREATED] * 5, *again]
         trees.append(_folder(tmp_path / "catalog") if name == "folder" else _bucket(s3_url))
     assert trees[0] == trees[1]
     assert all(json.loads(content) for content in trees[1].values())
@@ -138,9 +133,7 @@ def test_a_leftover_is_removed_and_a_living_stage_is_not(tmp_path: Path) -> None
             assert first.promote(["a"]) == second.promote(["b"]) == {}
         assert len(list((tmp_path / STAGING).iterdir())) == 1
     assert not list((tmp_path / STAGING).iterdir())
-
-
-def test_a_root_that_cannot_be_written_is_an_io_error(tmp_path: Path) -> None:
+    # A root that cannot be written is an I/O error.
     (tmp_path / "file").write_bytes(b"")
     folder = FolderPublisher(tmp_path / "file")
     with pytest.raises(PublishError) as refused, folder.staging({"a": b"1"}):

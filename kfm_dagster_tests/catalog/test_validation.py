@@ -73,18 +73,13 @@ def test_a_wrong_item_is_refused_with_its_reason(item: dict[str, Any]) -> None:
         assert any(name in text for text in validate_item(lacking)), name
 
 
-def test_what_is_no_stac_document_is_refused() -> None:
+@pytest.mark.clause("OPR-08")
+def test_what_is_no_stac_document_is_refused_and_no_schema_is_fetched(item: dict[str, Any]) -> None:
     for document in [{}, {"type": "Feature"}, {"type": "Catalog"}, {"type": "Nothing"}]:
         assert validate_document(document) != []
         assert validate_item(document) != []
-
-
-@pytest.mark.clause("OPR-08")
-def test_a_schema_that_is_not_shipped_is_refused_and_never_fetched() -> None:
     with pytest.raises(jsonschema_rs.ValidationError, match="Retrieval is disabled"):
         validation._compile({"$ref": "https://schemas.stacspec.org/v9.9.9/nothing.json"}, None)
-
-
-def test_an_unknown_dataset_prefix_needs_no_code(item: dict[str, Any]) -> None:
+    # A prefix of an unknown dataset needs no code.
     item["properties"] |= {"buoy:station": "46042", "buoy:depths": [1.0, 2.5]}
     assert validate_item(item) == []
