@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +58,20 @@ def test_each_failed_attempt_is_a_start_and_a_fail_that_fit_every_schema(
     work(pipeline, tmp_path / "objects")
     events = published(pipeline, tmp_path / "lineage")
     records = {record.wal_id: record for record in own_tx(pipeline.ledger).find()}
-    ends = [event for event in events if event["eventType"] == "FAIL"]
-    found = {event["run"]["facets"]["kfmWal"]["wal_id"]: event for event in ends}
+    ends = {event["run"]["facets"]["kfmWal"]["wal_id"]: event for event in events if event["eventType"] == "FAIL"}
     failed = {wal_id: record for wal_id, record in records.items() if record.status != "succeeded"}
     assert len(failed) == 2
-    assert found.keys() == failed.keys()
+    assert ends.keys() == failed.keys()
     codes = {"missing_object": RUNS[0], "worker_lost": RUNS[1]}
-    assert {event["run"]["facets"]["errorMessage"]["message"] for event in ends} == codes.keys()
-    for wal_id, event in found.items():
+    assert {event["run"]["facets"]["errorMessage"]["message"] for event in ends.values()} == codes.keys()
+    for wal_id, event in ends.items():
         mine = event["run"]["facets"]
-        code = mine["kfmWal"]["last_error_code"]
-        assert (mine["kfmRunState"]["outcome"], mine["kfmRunState"]["run_id"]) == ("failed", codes[code])
+        run_id = codes[mine["kfmWal"]["last_error_code"]]
+        assert (mine["kfmRunState"]["outcome"], mine["kfmRunState"]["run_id"]) == ("failed", run_id)
         [given] = event["inputs"]
         assert f"{given['namespace']}/{given['name']}" == failed[wal_id].object_uri
-        [start] = [
-            one for one in events if one["eventType"] == "START" and one["run"]["runId"] == event["run"]["runId"]
-        ]
+        own = [one for one in events if one["run"]["runId"] == event["run"]["runId"]]
+        [start] = [one for one in own if one["eventType"] == "START"]
         assert start["eventTime"] <= event["eventTime"]
         for one in (start, event):
             validate(OFFICIAL, one, official)
@@ -85,21 +83,15 @@ def test_each_failed_attempt_is_a_start_and_a_fail_that_fit_every_schema(
 def test_a_failure_is_published_once_however_many_publish(pipeline: Pipeline, tmp_path: Path) -> None:
     work(pipeline, tmp_path / "objects")
     root = tmp_path / "lineage"
-    workers = [threading.Thread(target=published, args=(pipeline, root)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: published(pipeline, root), range(4)))
     events = published(pipeline, root)
     assert len(events) == len({(event["run"]["runId"], event["eventType"]) for event in events}) == 4
     # Failed again, the unit has another run of OpenLineage.
     own_tx(pipeline.ledger).requeue([record.wal_id for record in own_tx(pipeline.ledger).find(code="missing_object")])
     run_chain(pipeline, DATASET, DAY.isoformat(), RUNS[2], Source.LEDGER)
-    attempts = [
-        (event["run"]["facets"]["kfmWal"]["attempt"], event["run"]["facets"]["kfmRunState"]["run_id"])
-        for event in published(pipeline, root)
-        if event["eventType"] == "FAIL"
-    ]
+    ends = [event["run"]["facets"] for event in published(pipeline, root) if event["eventType"] == "FAIL"]
+    attempts = [(end["kfmWal"]["attempt"], end["kfmRunState"]["run_id"]) for end in ends]
     assert sorted(attempts) == [(1, RUNS[0]), (1, RUNS[1]), (2, RUNS[2])]
 
 

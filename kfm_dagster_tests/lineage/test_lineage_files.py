@@ -29,9 +29,13 @@ def test_publishing_again_changes_nothing(files: LineageFiles) -> None:
 
 def test_a_file_that_cannot_take_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "prov").write_text("a file where a folder has to be")
+    files = open_files(str(tmp_path))
+    assert isinstance(files, FolderFiles)
     with pytest.raises(OSError, match="prov"):
-        FolderFiles(tmp_path).publish(HREF, b"content")
+        files.publish(HREF, b"content")
     assert list((tmp_path / ".staging").iterdir()) == []
+    with pytest.raises(ConfigurationError, match="ftp://"):
+        open_files("ftp://somewhere")
 
 
 def test_files_that_dead_processes_left_unfinished_are_removed_by_age(tmp_path: Path) -> None:
@@ -45,9 +49,3 @@ def test_files_that_dead_processes_left_unfinished_are_removed_by_age(tmp_path: 
         os.utime(path, (long_ago, long_ago))
     FolderFiles(tmp_path).publish(HREF, b"content")
     assert sorted(staging.iterdir()) == [foreign, young]
-
-
-def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
-    assert isinstance(open_files(str(tmp_path)), FolderFiles)
-    with pytest.raises(ConfigurationError, match="ftp://"):
-        open_files("ftp://somewhere")

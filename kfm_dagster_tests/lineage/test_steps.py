@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from kfm_dagster.telemetry.measures import Spent
 from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, rebuilt
 from kfm_dagster_tests.lineage.receiver import backend_at, receiving
 from kfm_dagster_tests.lineage.schemas import facets, validate
+from kfm_dagster_tests.lineage.units import publish_staged
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND_RUN = "1f0e0d0c-0b0a-4908-8706-050403020100"
@@ -254,19 +256,13 @@ def test_several_tellers_tell_each_step_once(
         run_node(nodes, node, run_id=RUN, code=CODE)
     database.dispose()
     context = multiprocessing.get_context("spawn")
-    tellers = [context.Process(target=_tell, args=(database_url, str(root))) for _ in range(4)]
+    tellers = [context.Process(target=publish_staged, args=(database_url, str(root))) for _ in range(4)]
     for teller in tellers:
         teller.start()
     for teller in tellers:
         teller.join(timeout=300)
     assert [teller.exitcode for teller in tellers] == [0] * 4
     assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)) == 40
-
-
-def _tell(database_url: str, root: str) -> None:
-    database = Database.open(database_url)
-    Lineage(database, root, clock=lambda: NOON).publish_staged()
-    database.dispose()
 
 
 def test_a_backend_gets_the_steps(
@@ -391,21 +387,20 @@ def test_a_grid_without_figures_is_refused_before_anything_is_made(
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("grid", ["DEU", "USA", "USA/virginia", "USA/new york", "USA/district of columbia"])
 def test_a_pipeline_measures_energy_on_the_grid_of_its_settings(
-    grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("codecarbon")
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("KFM_ENERGY_GRID", grid)
-    pipeline = Pipeline.open(Settings.load())
-    assert pipeline.nodes.meter._energy is pipeline.energy
-    assert isinstance(pipeline.energy, CodecarbonMeter)
-    assert pipeline.energy._method.endswith(f", {grid}")
-    pipeline.close()
+    for grid in ("DEU", "USA", "USA/virginia", "USA/new york", "USA/district of columbia"):
+        monkeypatch.setenv("KFM_ENERGY_GRID", grid)
+        with closing(Pipeline.open(Settings.load())) as pipeline:
+            assert pipeline.nodes.meter._energy is pipeline.energy
+            assert isinstance(pipeline.energy, CodecarbonMeter)
+            assert pipeline.energy._method.endswith(f", {grid}")
 
 
-def test_a_meter_that_does_not_work_costs_no_step(
+def test_a_meter_that_does_not_work_costs_no_step_and_a_missing_one_is_refused(
     database: Database, lineage: Lineage, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codecarbon = pytest.importorskip("codecarbon")
@@ -416,9 +411,6 @@ def test_a_meter_that_does_not_work_costs_no_step(
     [end] = ends(root)
     assert end["status"] == "APPLIED"
     assert end["measured_by"].startswith("assumed: ")
-
-
-def test_energy_without_codecarbon_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kfm_dagster.telemetry.energy.find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'kfm-dagster\[energy\]'"):
         open_energy_meter("DEU")
